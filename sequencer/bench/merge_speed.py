@@ -90,13 +90,13 @@ class BenchReplicas:
     """Directory by session id."""
     marks: dict[tuple[int, SegmentId], BatchIndex] = field(default_factory=dict)
 
-    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        return self.marks[session_id, segment].stretch(start, end)
+    def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+        return self.marks[session_id, segment].range_info(start, end)
 
     def open(self, session_id: int, segment: SegmentId) -> File:
         return REAL.open(segment_path(self.paths[session_id], segment))
 
-    def on_bad_copy(self, block: BlockWrite, got: str) -> None:
+    def on_bad_replica(self, block: BlockWrite, got: str) -> None:
         raise AssertionError((block, got))
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
-from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_marks, unpack_marks
+from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_boundaries, unpack_boundaries
 from sequencer.state.write_plan import SessionEnd
 
 FINE_MARKS_MAX: Final = 1 << 16
@@ -84,7 +84,7 @@ class DurableEnds:
             key = SegmentKey(one.session_id, one.run, one.roll)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            held.add(unpack_marks(one.marks))
+            held.add(unpack_boundaries(one.marks))
             if one.HasField("announced"):
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
@@ -165,7 +165,7 @@ class DurableEnds:
                 session_id=key.session_id,
                 run=key.run,
                 roll=key.roll,
-                marks=pack_marks(marks),
+                marks=pack_boundaries(marks),
                 announced=self._announced.get(key.session_id, _NONE).get(key.run),
                 final=self._finals.get(key.session_id, _NONE).get(key.run),
             )

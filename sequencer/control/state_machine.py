@@ -24,7 +24,7 @@ from sequencer.state.command_codec import decode_command
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
-from sequencer.state.write_plan import WritePlan, decode_order, encode_order
+from sequencer.state.write_plan import WritePlan, decode_write_plan, encode_write_plan
 
 _LENGTH: Final = struct.Struct("<I")
 TAIL_BYTES_MAX: Final = 2 << 30
@@ -48,7 +48,7 @@ class TailEntry:
     def content(self) -> bytes:
         """May be called from any thread."""
         if self._content is None:
-            self._content = encode_order(self._order)
+            self._content = encode_write_plan(self._order)
         return self._content
 
 
@@ -112,7 +112,7 @@ class SequencerStateMachine:
         pieces = _split(data)
         state = decode_state(next(pieces))
         for content in pieces:
-            self.tail.append(TailEntry(decode_order(content), content))
+            self.tail.append(TailEntry(decode_write_plan(content), content))
         return state
 
 

@@ -33,8 +33,8 @@ DECIDED_S: Final = 2.0
 class CommandClient:
     """Proposes requests through the control process and waits for their outcomes."""
 
-    def __init__(self, replica: StateFollower, propose: Callable[[bytes], None]) -> None:
-        self._replica, self._propose = replica, propose
+    def __init__(self, follower: StateFollower, propose: Callable[[bytes], None]) -> None:
+        self._follower, self._propose = follower, propose
         self._waiting: dict[bytes, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
@@ -56,12 +56,12 @@ class CommandClient:
         `rt.Timeout` if it was not executed, or if that is unknown. `Unreachable` before the node has joined
         its cluster, and while it knows no leader.
         """
-        state = self._replica.state
+        state = self._follower.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
-        if not self._replica.standing.leader:
+        if not self._follower.standing.leader:
             raise Unreachable("this node knows no leader", hint="Try again, or another node.")
-        until_ns = clock_ns(self._replica.standing, state) + int(timeout_s * 1e9)
+        until_ns = clock_ns(self._follower.standing, state) + int(timeout_s * 1e9)
         ask = SubmitRequest(os.urandom(REQUEST_BYTES), until_ns, operation)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask.id] = outcome

@@ -90,12 +90,12 @@ class HoldTracker:
 
     def __init__(
         self,
-        replica: StateFollower,
+        follower: StateFollower,
         propose: Callable[[commands.Command], None],
         on_refused: Callable[[str, str], None] = lambda _name, _why: None,
     ) -> None:
         """`on_refused` gets the subscriber's name and the reason, each time a hold is refused."""
-        self._replica, self._propose, self._on_refused = replica, propose, on_refused
+        self._follower, self._propose, self._on_refused = follower, propose, on_refused
         self._requested = RequestedHolds()
         self._refused: dict[str, tuple[str, float]] = {}
         """By name: the reason, and until when it is reported."""
@@ -159,12 +159,12 @@ class HoldTracker:
             self.propose_due(time.monotonic())
 
     def propose_due(self, now_s: float) -> None:
-        state = self._replica.state
-        if state is None or not any(state.cluster) or not self._replica.standing.leader:
+        state = self._follower.state
+        if state is None or not any(state.cluster) or not self._follower.standing.leader:
             return  # Without a leader a proposal waits, and is applied when it is out of date.
         for name, position in self._requested.due(state.holds, state.position, now_s):
             self._propose(commands.HoldPosition(name, position, time.time_ns()))
 
     def _is_held(self, name: str) -> bool:
-        state = self._replica.state
+        state = self._follower.state
         return state is not None and name in state.holds

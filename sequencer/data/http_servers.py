@@ -1,7 +1,6 @@
 """The two HTTP ports of a node: REST with certificates, and health and metrics without.
 
-For one event loop. `Node` is where a node is looked at: it copies what may change, so that answers can be
-made beside the loop.
+For one event loop. `snapshot` copies everything that may change, so that answers can be made in a thread.
 """
 
 from __future__ import annotations
@@ -42,30 +41,30 @@ from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.state import SequencerState
 
-LOOK_S: Final = 1.0
-"""How often clients and certificates are looked at."""
+POLL_S: Final = 1.0
+"""How often clients and certificates are checked."""
 
 
 class DataView(Protocol):
-    """The data process, as far as it is told about."""
+    """The parts of the data process that these servers need."""
 
     config: NodeConfig
-    replica: StateFollower
+    follower: StateFollower
     link: ControlLink
     trims: TrimCounter
     lease_counts: LeaseCounter
 
     @property
-    def commanding(self) -> CommandPort:
-        """What has the cluster carry out commands."""
+    def commands(self) -> CommandPort:
+        """Executes operators' commands."""
 
     @property
     def resets(self) -> ResetPort:
-        """What resets the cluster."""
+        """Resets the cluster."""
 
     @property
-    def holding(self) -> HoldTracker:
-        """What named subscribers hold back."""
+    def hold_tracker(self) -> HoldTracker:
+        """The holds of named subscribers."""
 
     @property
     def merger(self) -> Merger | None:
@@ -73,23 +72,23 @@ class DataView(Protocol):
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
-        """The segments of the merged log that are damaged."""
+        """The segments of the merged log that are corrupt and not trimmed."""
 
     @property
     def failure(self) -> RtError | None:
-        """Why the process ends."""
+        """The error that ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What serves the node's streams, and what was refused at its door."""
+    """The servicers of streams, and the calls that the gRPC server rejected."""
 
     push: PushServicer
     pull: PullServicer
     clients: ClientTracker
     syncs: Durations
     refused_calls: Mapping[str, int]
-    """At the door of the gRPC server, by the error's class."""
+    """Calls that the gRPC server rejected, by class of the error."""
 
 
 class HttpServers:
@@ -98,23 +97,23 @@ class HttpServers:
     def __init__(self, data: DataView, services: Services, tls: TLS) -> None:
         self._data, self._services = data, services
         self._tls = tls
-        self._contexts = TlsContexts(tls, reload_s=LOOK_S)
+        self._contexts = TlsContexts(tls, reload_s=POLL_S)
         self._certificate_end_s = 0.0
         self._started_ns = time.time_ns()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rt-rest")
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         config = data.config
         public = [endpoint for endpoint in ENDPOINTS if endpoint.is_public]
         self.answering: Final = {
             "rest": Dispatcher(
                 ENDPOINTS,
-                self.look,
+                self.snapshot,
                 self._pool,
                 stream=config.stream,
                 actions=ACTIONS,
-                operations=AdminPorts(data.commanding, data.resets),
+                operations=AdminPorts(data.commands, data.resets),
             ),
-            "health": Dispatcher(public, self.look, self._pool, stream=None),
+            "health": Dispatcher(public, self.snapshot, self._pool, stream=None),
         }
         """By port."""
         self._runners: list[web.ServerRunner] = []
@@ -122,12 +121,12 @@ class HttpServers:
         """By name, "rest" and "health"; a port that is 0 has none."""
 
     async def start(self) -> None:
-        """Serve. A port that is taken is tried for again, and stops nothing."""
+        """Serve. A port that is in use is tried again and stops nothing else."""
         config = self._data.config
         for name, port in (("rest", config.rest_port), ("health", config.health_port)):
             if port:
                 await self._serve(name, port)
-        self._looking = asyncio.get_running_loop().create_task(self._look_around())
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _serve(self, name: str, port: int) -> None:
         runner = App(self.answering[name]).runner()
@@ -146,10 +145,10 @@ class HttpServers:
         listener.start()
 
     async def close(self) -> None:
-        """Stop; answers under way have half a second."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """Stop; answers in progress have half a second."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         for runner in self._runners:
             await runner.cleanup()
         for listener in self.listeners.values():
@@ -157,36 +156,34 @@ class HttpServers:
         self._pool.shutdown()
         self._contexts.close()
 
-    async def _look_around(self) -> None:
+    async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         described: ssl.SSLContext | None = None
         while True:
-            state = self._data.replica.state
-            self._services.clients.look(self._services.pull.pulls, 0 if state is None else state.position)
+            state = self._data.follower.state
+            self._services.clients.update(self._services.pull.pulls, 0 if state is None else state.position)
             self._contexts.refresh(loop.time())
             if self._contexts.server is not described:
                 described = self._contexts.server
-                with contextlib.suppress(CertificateError):  # In the middle of a rotation.
+                with contextlib.suppress(CertificateError):  # During a rotation.
                     loaded = await loop.run_in_executor(self._pool, self._tls.load)
                     self._certificate_end_s = loaded.not_after.timestamp()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
-    # Looking at the node
-
-    def look(self) -> NodeSnapshot:
-        """The node, now."""
+    def snapshot(self) -> NodeSnapshot:
+        """The state of the node now."""
         data, services = self._data, self._services
-        services.clients.note_pulls(services.pull.pulls)
+        services.clients.record_pulls(services.pull.pulls)
         return NodeSnapshot(
             stream=data.config.stream,
             node=data.config.name,
             now_ns=time.time_ns(),
             started_ns=self._started_ns,
-            standing=data.replica.standing,
+            standing=data.follower.standing,
             is_control_up=data.link.is_up,
-            applied_index=data.replica.index,
-            state=None if data.replica.state is None else _copy(data.replica.state),
-            merging=None if data.merger is None else _merging(data.merger),
+            applied_index=data.follower.index,
+            state=None if data.follower.state is None else _copy(data.follower.state),
+            merging=None if data.merger is None else _merge_status(data.merger),
             damaged=data.damaged,
             failure="" if data.failure is None else str(data.failure),
             reset=data.resets.status(),
@@ -225,13 +222,13 @@ class HttpServers:
             certificate_end_s=self._certificate_end_s,
             trims=self._data.trims,
             overtaken=services.pull.overtaken,
-            refused_holds=self._data.holding.refused,
+            refused_holds=self._data.hold_tracker.refused,
             leases=self._data.lease_counts,
         )
 
 
 def _copy(state: SequencerState) -> SequencerState:
-    """The state as it is now; what is in it is never changed, only replaced."""
+    """A copy of the state. Its values are replaced, never changed, so a shallow copy is enough."""
     merged = replace(state.merged, declared=set())
     return replace(
         state,
@@ -250,8 +247,8 @@ def _copy(state: SequencerState) -> SequencerState:
     )
 
 
-def _merging(merger: Merger) -> MergeStatus:
-    """Without the merger's lock: it is held while a log is opened."""
+def _merge_status(merger: Merger) -> MergeStatus:
+    """Read without the merger's lock, which is held while a log is opened."""
     missing, failure, damage = merger.missing, merger.failure, merger.damage
     return MergeStatus(
         instruction=merger.written.instruction,

@@ -34,9 +34,9 @@ class LeaseManager:
     """`propose` may lose a command. `is_up` says whether the control process is connected."""
 
     def __init__(
-        self, replica: StateFollower, propose: Callable[[Command], None], is_up: Callable[[], bool]
+        self, follower: StateFollower, propose: Callable[[Command], None], is_up: Callable[[], bool]
     ) -> None:
-        self._replica, self._propose, self._is_up = replica, propose, is_up
+        self._follower, self._propose, self._is_up = follower, propose, is_up
         self._waiting: dict[LeaseCommand, asyncio.Future[Outcome]] = {}
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
@@ -47,10 +47,10 @@ class LeaseManager:
 
     def state(self) -> SequencerState:
         """The applied state; `Unreachable` unless this node gets what is committed."""
-        state = self._replica.state
+        state = self._follower.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
-        if not (self._is_up() and self._replica.standing.leader and self._replica.is_caught_up):
+        if not (self._is_up() and self._follower.standing.leader and self._follower.is_caught_up):
             raise Unreachable("this node knows no leader", hint="Try again, or another node.")
         return state
 

@@ -1,7 +1,9 @@
-"""The gRPC service `Leases`: who may hold which, and what is asked for as a command.
+"""The gRPC service `Leases`: checks who may hold which leases, and turns requests into commands.
 
-Laws. Who asks stands in the certificate: it holds and sees leases of the groups in it alone, in its own name.
-What is asked for is checked whole before anything is proposed. An identity has so many calls at a time.
+Invariants:
+- A client holds and sees only leases of the groups in its certificate, in its own name.
+- A request is checked completely before anything is proposed.
+- The number of calls in progress is bounded for each identity.
 """
 
 from __future__ import annotations
@@ -25,28 +27,26 @@ from sequencer.state.lease_commands import AcquireLeases, HeldLease, ReleaseLeas
 import grpc
 
 CALLS_PER_IDENTITY_MAX: Final = 4
-"""An owner asks for one thing at a time; several of one certificate do so seldom."""
+"""An owner makes one call at a time, and few owners share a certificate."""
 REQUEST_BYTES_MAX: Final = 2**17
-"""As many of the longest names as a command may have, and room to spare. Each row of a request takes far more
-memory once it is decoded."""
+"""Enough for a command with the longest names. A decoded request takes far more memory."""
 LEASE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
     f"/{LEASE_SERVICE}/{method}": LEASE_ROLES for method in ("Acquire", "Renew", "Release", "List")
 }
-"""Who may call it, for `rt.net.grpc_channel.serve`; of these only who has a group of leases in its
-certificate."""
+"""Roles that may call each method, for `rt.net.grpc_channel.serve`. Their certificates also need a group of
+leases."""
 
 T = TypeVar("T", bound=Message)
 
 
 class LeaseService:
-    """Answers by `leasing`."""
+    """Executes calls with `leasing`."""
 
     def __init__(self, leasing: LeaseManager, *, identify: Callable[[], Identity] = caller) -> None:
         self._leasing, self._identify = leasing, identify
         self._caps = StreamCaps(CALLS_PER_IDENTITY_MAX)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the service to a server."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Acquire": grpc.unary_unary_rpc_method_handler(self.acquire),
             "Renew": grpc.unary_unary_rpc_method_handler(self.renew),
@@ -56,7 +56,7 @@ class LeaseService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(LEASE_SERVICE, handlers),))
 
     async def acquire(self, data: bytes, _: Context | None = None) -> bytes:
-        """Messages come and go as bytes, as in all of these."""
+        """All methods take and return serialized messages."""
         asked = _decode(pb.LeaseRequest, data)
         names = tuple(one.name for one in asked.leases)
         return await self._run(
@@ -64,17 +64,15 @@ class LeaseService:
         )
 
     async def renew(self, data: bytes, _: Context | None = None) -> bytes:
-        """See `RenewLeases`."""
         asked = _decode(pb.LeaseRequest, data)
         return await self._run(asked, lambda: RenewLeases(asked.request, asked.owner, _held(asked)))
 
     async def release(self, data: bytes, _: Context | None = None) -> bytes:
-        """See `ReleaseLeases`."""
         asked = _decode(pb.LeaseRequest, data)
         return await self._run(asked, lambda: ReleaseLeases(asked.request, asked.owner, _held(asked)))
 
     async def list(self, data: bytes, _: Context | None = None) -> bytes:
-        """What is held, as this node has applied it."""
+        """The leases that are held, as far as this node has applied commands."""
         prefix = _decode(pb.LeaseListRequest, data).prefix
         if "/" not in prefix:
             raise ProtocolViolation(
@@ -103,7 +101,7 @@ class LeaseService:
         except InvalidName:
             raise
         except ValueError as error:
-            raise ProtocolViolation(f"leases are asked for as nobody may: {error}") from error
+            raise ProtocolViolation(f"the request for leases is not valid: {error}") from error
         with self._caps.counted(identity):
             leased = await self._leasing.run(command)
         return pb.LeaseReply(tokens=leased.tokens).SerializeToString()

@@ -12,16 +12,16 @@ from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.merged_log import MergedLog
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 
 
 class PhaseReporter:
     """Looks at merging from `run`, and tells of it: at once if it has changed, else now and then."""
 
     def __init__(
-        self, replica: StateFollower, merging: MergedLog, catching_up: CatchUp, reports: DataReports
+        self, follower: StateFollower, merged_log: MergedLog, catch_up: CatchUp, reports: DataReports
     ) -> None:
-        self._replica, self._merging, self._catching_up = replica, merging, catching_up
+        self._follower, self._merged_log, self._catch_up = follower, merged_log, catch_up
         self._reports = reports
         self._phases = DataPhases()
 
@@ -34,13 +34,13 @@ class PhaseReporter:
             if step != told or now_s - told_s >= DISK_S:
                 told, told_s = step, now_s
                 self._reports.step(step)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def poll(self, now_ns: int) -> Phase:
         """Where this process is now."""
-        state, merger = self._replica.state, self._merging.merger
+        state, merger = self._follower.state, self._merged_log.merger
         if state is None or merger is None:
             return self._phases.update(None, now_ns)
         is_cut_off = merger.gap is not None or merger.damage is not None
-        merged = MergedLogView(merger.written.position, state.position, self._catching_up.copied, is_cut_off)
+        merged = MergedLogView(merger.written.position, state.position, self._catch_up.copied, is_cut_off)
         return self._phases.update(merged, now_ns)

@@ -1,7 +1,7 @@
-"""The data process: push and pull servers, session copies, the merger, and what control hears of them.
+"""The data process: its servers, session replicas and merger, and the wiring between them.
 
-One event loop; a thread merges, a few sync, and nothing slow happens in the loop. Here is what there is, and
-who hears of what; what is done about it is in the modules beside this one.
+One event loop. A thread merges, a few threads sync, and nothing slow runs in the loop. This module decides
+which part handles which message; the modules beside it do the work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicator.protocol.messages import LogOffset
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, Corrupt, RtError
+from rt.errors import ClusterMismatch, Corrupt, LogNotFound, RtError
 from rt.net.grpc_channel import RpcServer, serve
 from rt.net.memory_guard import MemoryGuard
 from rt.net.tls import TLS
@@ -39,7 +39,6 @@ from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.catch_up import CatchUp
-from sequencer.merged.log_provider import NodeLogs
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
@@ -71,11 +70,11 @@ from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import WritePlan
 
 THREADS: Final = 8
-"""Twice what opening copies may take."""
+"""Twice the number that opening session replicas may use."""
 
 
 class DataProcess:
-    """One node's data process. `run` serves until `stop`; it raises what ends the process."""
+    """One node's data process. `run` serves until `stop`, or raises the error that ends the process."""
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
@@ -86,10 +85,10 @@ class DataProcess:
         pool = self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rt-data")
         self._sync = TimedGroupCommit()
         tasks = self.tasks = TaskGroup()
-        replica = self.replica = StateFollower(self._on_snapshot, self._on_applied)
+        follower = self.follower = StateFollower(self._on_snapshot, self._on_applied)
         self.link = ControlLink(config.control_socket, self._hello, self._on_message, self._on_lost)
         self.reports = DataReports(self.link)
-        copies = self.copies = SessionReplicas(
+        replicas = self.replicas = SessionReplicas(
             config.sessions_directory,
             self._sync,
             pool,
@@ -97,38 +96,40 @@ class DataProcess:
             on_durable=self._on_durable,
             on_failed=tasks.fail,
             is_released=self._is_released,
-            on_damaged=self._on_bad_copy,
+            on_corrupt=self._on_bad_replica,
         )
-        self.intakes = SessionIngest(
-            replica, copies, len(config.members), self._propose, lambda: self.link.is_up
+        self.ingest = SessionIngest(
+            follower, replicas, len(config.members), self._propose, lambda: self.link.is_up
         )
-        self.healing = RepairService(config, tls, pool, replica, copies, tasks.fail)
-        mender = self.healing.mender
-        self.merging = MergedLog(config, pool, copies, self.reports, mender, tasks.fail)
-        self.catching_up = CatchUp(
-            config, tls, pool, replica, copies, self.merging, mender.damages, tasks.fail
+        self.repair = RepairService(config, tls, pool, follower, replicas, tasks.fail)
+        repairer = self.repair.repairer
+        self.merged_log = MergedLog(config, pool, replicas, self.reports, repairer, tasks.fail)
+        self.catch_up = CatchUp(
+            config, tls, pool, follower, replicas, self.merged_log, repairer.corrupt_files, tasks.fail
         )
-        self.opener = Opener(replica, copies, self.reports, spawn=tasks.spawn, on_damaged=mender.on_damaged)
-        self.idle_copies = IdleReplicas(replica, copies, self._is_released)
-        self.closed_copies = ClosedReplicas(
+        self.opener = Opener(
+            follower, replicas, self.reports, spawn=tasks.spawn, on_corrupt=repairer.on_corrupt
+        )
+        self.idle_replicas = IdleReplicas(follower, replicas, self._is_released)
+        self.closed_replicas = ClosedReplicas(
             config.sessions_directory,
-            replica,
-            copies,
+            follower,
+            replicas,
             pool,
-            lambda: self.merging.released,
-            self.merging.on_copy_removed,
+            lambda: self.merged_log.released,
+            self.merged_log.on_replica_removed,
         )
-        self.fetcher = PeerFetcher(config, tls, replica, copies, self.opener.opened)
-        self.commanding = CommandClient(replica, self._propose)
-        self.leasing = LeaseManager(replica, self.commanding.propose, lambda: self.link.is_up)
+        self.fetcher = PeerFetcher(config, tls, follower, replicas, self.opener.opened)
+        self.commands = CommandClient(follower, self._propose)
+        self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
         self.pull_servicer: PullServicer | None = None
-        self.holding = HoldTracker(replica, self.commanding.propose, self._on_hold_refused)
-        self.stepping = PhaseReporter(replica, self.merging, self.catching_up, self.reports)
-        self.belonging = EpochGuard(
+        self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
+        self.phase_reporter = PhaseReporter(follower, self.merged_log, self.catch_up, self.reports)
+        self.epoch_guard = EpochGuard(
             config.name, self._disk, config.sessions_directory, config.merged_directory
         )
-        self.clearing = HardResetter(config.sessions_directory, config.merged_directory, config.stream)
-        self.resets = ResetService(config.name, replica, self.clearing, self._propose, tasks.spawn)
+        self.hard_resetter = HardResetter(config.sessions_directory, config.merged_directory, config.stream)
+        self.resets = ResetService(config.name, follower, self.hard_resetter, self._propose, tasks.spawn)
         self.trims = TrimCounter()
         self.lease_counts = LeaseCounter()
         self.server: RpcServer | None = None
@@ -137,44 +138,43 @@ class DataProcess:
     # Serving
 
     async def run(self) -> None:
-        """Serve until `stop`."""
         for work in (
             self.link.run(),
-            self.merging.keep_durable(),
+            self.merged_log.keep_durable(),
             self.reports.keep_reporting_disk(self.config.directory),
-            self.catching_up.run(),
-            self.healing.mender.run(),
-            self.healing.scrubber.run(),
-            self.holding.run(),
-            self.idle_copies.run(),
-            self.closed_copies.run(),
-            self.reports.keep_reporting_connected(self.copies.connected),
-            self.stepping.run(),
+            self.catch_up.run(),
+            self.repair.repairer.run(),
+            self.repair.scrubber.run(),
+            self.hold_tracker.run(),
+            self.idle_replicas.run(),
+            self.closed_replicas.run(),
+            self.reports.keep_reporting_connected(self.replicas.connected),
+            self.phase_reporter.run(),
         ):
             self.tasks.keep(work)
         clients = ClientTracker()
-        logs = NodeLogs(self.config, self.replica, self.copies, self.intakes)
-        push = PushServicer(TrackedStores(self.intakes, clients), self.config.stream)
+        logs = NodeLogs(self.config, self.follower, self.replicas, self.ingest)
+        push = PushServicer(TrackedStores(self.ingest, clients), self.config.stream)
         pull = self.pull_servicer = PullServicer(
             logs,
             self.config.stream,
             self._pool,
-            on_acknowledged=self.holding.on_acknowledged,
-            confirm_hold=self.holding.confirm,
-            check_reach=self.healing.disk.check_reach,
-            disk=self.healing.disk,
+            on_acknowledged=self.hold_tracker.on_acknowledged,
+            confirm_hold=self.hold_tracker.confirm,
+            check_reach=self.repair.disk.check_reach,
+            disk=self.repair.disk,
         )
         self.server = await serve(
             _address(self.config.listen, self.config.data_port),
             [
                 replication_service(push=push.push, pull=partial(self._pull, pull)),
                 rest_service(lambda: None if self.rest is None else self.rest.answering["rest"]),
-                LeaseService(self.leasing).register,
+                LeaseService(self.lease_manager).register,
             ],
             roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES},
             tls=self._tls,
         )
-        self.tasks.keep(MemoryGuard(self.server.calls, self.copies.unfinished.make_room).run())
+        self.tasks.keep(MemoryGuard(self.server.calls, self.replicas.unfinished.make_room).run())
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
         try:
             self.rest = HttpServers(self, services, self._tls)
@@ -186,31 +186,30 @@ class DataProcess:
             raise self.failure
 
     def stop(self) -> None:
-        """End `run`; in the loop."""
+        """End `run`. Called in the event loop."""
         self.tasks.stopping.set()
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
-        """The segments of the merged log that are damaged."""
-        return self.healing.damaged_segments()
+        return self.repair.damaged_segments()
 
     @property
     def failure(self) -> RtError | None:
-        """What ends `run`."""
+        """The error that ends `run`."""
         return self.tasks.failure
 
     @property
     def merger(self) -> Merger | None:
         """None before the node has joined its cluster."""
-        return self.merging.merger
+        return self.merged_log.merger
 
     async def _pull(self, servicer: PullServicer, requests: Any, context: Call) -> None:
-        """Serve a pull; what it finds damaged is mended."""
+        """Serve a pull. Corruption that it finds is repaired."""
         try:
             await servicer.pull(requests, context)
         except Corrupt as error:
-            self.healing.mender.on_damaged(error)
-            raise self.healing.told(error) from error
+            self.repair.repairer.on_corrupt(error)
+            raise self.repair.client_error(error) from error
 
     async def _close(self) -> None:
         if self.rest is not None:
@@ -220,46 +219,46 @@ class DataProcess:
         await self.tasks.cancel()
         await self.fetcher.close()
         await self._sync.close()
-        await self.merging.close(sync=self.failure is None)
-        await self.copies.close()
+        await self.merged_log.close(sync=self.failure is None)
+        await self.replicas.close()
         self._pool.shutdown()
 
-    # From the copies, which are made before what merges them
+    # From the session replicas, which are constructed before the parts that merge them
 
     def _on_hold_refused(self, name: str, why: str) -> None:
         if self.pull_servicer is not None:
             self.pull_servicer.refuse_hold(name, why)
 
     def _on_durable(self) -> None:
-        self.merging.wake()
+        self.merged_log.wake()
 
-    def _on_bad_copy(self, damaged: Corrupt) -> None:
-        """From the merger's thread."""
+    def _on_bad_replica(self, damaged: Corrupt) -> None:
+        """Called by the merger's thread."""
         with contextlib.suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(self.healing.mender.on_damaged, damaged)
+            self._loop.call_soon_threadsafe(self.repair.repairer.on_corrupt, damaged)
 
     def _is_released(self, session_id: int) -> bool:
-        return self.merging.is_released(session_id)
+        return self.merged_log.is_released(session_id)
 
     # From and to the control process
 
     def _hello(self) -> pb.DataHello:
-        return pb.DataHello(boot=self._boot, instruction=self.merging.instruction, disk=self._disk)
+        return pb.DataHello(boot=self._boot, instruction=self.merged_log.instruction, disk=self._disk)
 
     def _propose(self, command: bytes) -> None:
         self.link.send(pb.ToControl(propose=command))
 
     def _on_message(self, message: pb.ToData) -> None:
         if self.failure is not None:
-            return  # What control goes on to say may be of another line of epochs than what is known here.
+            return  # Later messages may belong to another line of epochs than the state here.
         if message.HasField("snapshot") and self._is_forced_apart(message.snapshot.epoch_id):
-            self._end(RestartLater("the cluster was forced to go on: whoever is connected is to come again"))
+            self._end(RestartLater("the cluster was reset by force: clients must connect again"))
             return
-        self.replica.on_message(message)
+        self.follower.on_message(message)
         if message.HasField("standing"):
             nodes = message.standing.nodes
-            self.merging.on_merged({one.name: one.summary.merged.instruction for one in nodes})
-            self.intakes.on_changed()
+            self.merged_log.on_merged({one.name: one.summary.merged.instruction for one in nodes})
+            self.ingest.on_changed()
             self.resets.on_changed()
         elif message.HasField("reset_refused"):
             self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)
@@ -268,67 +267,64 @@ class DataProcess:
 
     def _on_lost(self) -> None:
         self.resets.on_lost()
-        self.opener.begin()
-        self.intakes.on_changed()
+        self.opener.on_control_lost()
+        self.ingest.on_changed()
 
     def _on_snapshot(self, orders: list[WritePlan] | None) -> None:
-        state = self.replica.state
+        state = self.follower.state
         assert state is not None
         if not any(state.cluster) or not self._is_in_place(state):
             return
         if orders is not None:
-            self.merging.begin(state, orders)
-        self.merging.report()
-        self.opener.begin()
-        left = [order for order in orders or () if order.instruction > self.merging.instruction]
+            self.merged_log.start(state, orders)
+        self.merged_log.report()
+        self.opener.on_control_lost()
+        left = [order for order in orders or () if order.instruction > self.merged_log.instruction]
         needed = {end.session_id for order in left for end in order.consumed}
         for session in state.sessions.values():
-            self.opener.take_up(session, is_input=session.id in needed)
-            life = session.life
-            if life is not None and life.is_fenced and life.end is not None:
-                x, end = life.run, life.end
+            self.opener.report_session(session, is_input=session.id in needed)
+            opened = session.active
+            if opened is not None and opened.is_fenced and opened.end is not None:
+                x, end = opened.run, opened.end
                 self.tasks.spawn(self.fetcher.complete(session.id, LogOffset(x, end.roll, end.offset)))
         self.opener.confirm(state.joins)
-        self.closed_copies.on_snapshot()
-        self.intakes.on_snapshot()
+        self.closed_replicas.on_snapshot()
+        self.ingest.on_snapshot()
 
     def _is_forced_apart(self, epoch: int) -> bool:
-        """Whether control is in another line of epochs than before.
-
-        Streams that are open have told their publishers and subscribers of the old one.
-        """
-        return self.replica.epoch != 0 and line_of(epoch) != line_of(self.replica.epoch)
+        """Whether control joined another line of epochs. Open streams gave their clients the old one."""
+        return self.follower.epoch != 0 and line_of(epoch) != line_of(self.follower.epoch)
 
     def _end(self, why: RtError) -> None:
         self.tasks.failure = why
         self.tasks.stopping.set()
 
     def _is_in_place(self, state: SequencerState) -> bool:
-        """Whether what is in the directories is what this state goes on with; else the process ends."""
+        """Whether this state may continue with the files in the directories. If not, the process ends."""
         try:
-            self.belonging.check(state)
+            self.epoch_guard.check(state)
         except ClusterMismatch as error:
             self._end(error)
             return False
         return self._is_cleared(state)
 
     def _is_cleared(self, state: SequencerState) -> bool:
-        """Whether nothing is here any more that the last hard reset let go of; else the process ends."""
-        if not self.clearing.is_due(state):
+        """Whether everything that the last hard reset dropped is deleted here. If not, the process ends."""
+        if not self.hard_resetter.is_due(state):
             return True
-        if self.merger is not None or self.copies.all():
-            self._end(RestartLater("the cluster was reset: what it let go of goes at the start"))
+        if self.merger is not None or self.replicas.all():
+            self._end(RestartLater("the cluster was reset: the dropped data is deleted at the next start"))
             return False
-        self.clearing.clear(state)
+        self.hard_resetter.clear(state)
         return True
 
     def _on_applied(self, command: Command, outcome: Outcome) -> None:
         match outcome:
             case ClusterReset():
-                assert self.replica.state is not None
-                self._is_cleared(self.replica.state)
+                assert self.follower.state is not None
+                self._is_cleared(self.follower.state)
             case RangesMerged(order):
-                self.merging.add(order)
+                self.merged_log.add(order)
                 for end in order.consumed:
                     self.opener.on_merged(end)
             case RunOpened(session_id):
@@ -338,21 +334,57 @@ class DataProcess:
             case RunClosed(session_id, run, end):
                 self.tasks.spawn(self.fetcher.complete(session_id, LogOffset(run, end.roll, end.offset)))
             case DiskJoined():
-                assert self.replica.state is not None
-                self.opener.confirm(self.replica.state.joins)
+                assert self.follower.state is not None
+                self.opener.confirm(self.follower.state.joins)
             case SegmentsTrimmed():
-                assert self.replica.state is not None
-                self.merging.on_trimmed(self.replica.state, outcome)
-        self.closed_copies.on_applied(outcome)
+                assert self.follower.state is not None
+                self.merged_log.on_trimmed(self.follower.state, outcome)
+        self.closed_replicas.on_applied(outcome)
         if isinstance(outcome, Forgotten):
-            self.merging.forget_sessions(outcome.session_ids)
-            self.catching_up.forget_sessions(outcome.session_ids)
+            self.merged_log.forget_sessions(outcome.session_ids)
+            self.catch_up.forget_sessions(outcome.session_ids)
         self.trims = self.trims.after(outcome)
         self.lease_counts = self.lease_counts.after(outcome)
-        self.commanding.on_applied(command, outcome)
-        self.holding.on_applied(command, outcome)
-        self.leasing.on_applied(command, outcome)
-        self.intakes.on_applied(command, outcome)
+        self.commands.on_applied(command, outcome)
+        self.hold_tracker.on_applied(command, outcome)
+        self.lease_manager.on_applied(command, outcome)
+        self.ingest.on_applied(command, outcome)
+
+
+class NodeLogs:
+    """The logs of this node for the pull server: a `replicator.pull.server.LogProvider`."""
+
+    def __init__(
+        self, config: NodeConfig, follower: StateFollower, replicas: SessionReplicas, ingest: SessionIngest
+    ) -> None:
+        self._config, self._follower, self._replicas, self._ingest = config, follower, replicas, ingest
+
+    @property
+    def cluster(self) -> bytes:
+        return self._ingest.cluster
+
+    @property
+    def epoch(self) -> int:
+        return self._follower.epoch
+
+    @property
+    def node(self) -> str:
+        return self._config.name
+
+    @property
+    def merged(self) -> str:
+        return self._config.merged_directory
+
+    @property
+    def is_empty(self) -> bool:
+        state = self._follower.state
+        return state is not None and self._follower.is_caught_up and state.position == 0
+
+    def session(self, session_id: int) -> str:
+        path = self._replicas.path(session_id)
+        if not os.path.isdir(path):
+            raise LogNotFound("this node has no replica of that session", where=self.node, got=session_id)
+        return path
 
 
 def _address(listen: str, port: int) -> str:

@@ -43,12 +43,12 @@ class ResetService:
     def __init__(
         self,
         node: str,
-        replica: StateFollower,
+        follower: StateFollower,
         clearing: HardResetter,
         propose: Callable[[bytes], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        self._node, self._replica, self._clearing = node, replica, clearing
+        self._node, self._follower, self._clearing = node, follower, clearing
         self._propose, self._spawn = propose, spawn
         self._pending: _PendingReset | None = None
         self._ended_ns: dict[int, int] = {}
@@ -73,10 +73,10 @@ class ResetService:
 
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
         """See `Resets`."""
-        status, standing = self.status(), self._replica.standing
+        status, standing = self.status(), self._follower.standing
         if status.state == "running":
             raise NotReady("a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status.")
-        state = self._replica.state
+        state = self._follower.state
         if state is None or not any(state.cluster):
             raise NotReady("this node has not joined its cluster yet", hint="Try again, or another node.")
         is_forced = not standing.leader
@@ -139,14 +139,14 @@ class ResetService:
 
     @property
     def _last(self) -> LastReset | None:
-        state = self._replica.state
+        state = self._follower.state
         return None if state is None else state.last_reset
 
     def _has_begun(self, last: LastReset) -> bool:
-        return self._replica.standing.epoch >= last.epoch
+        return self._follower.standing.epoch >= last.epoch
 
     def _status_of(self, last: LastReset) -> ResetStatus:
-        state = self._replica.state
+        state = self._follower.state
         assert state is not None
         is_cleared = not last.is_hard or not self._clearing.is_due(state)
         is_done = self._has_begun(last) and is_cleared
@@ -163,7 +163,7 @@ class ResetService:
         )
 
     def _may_lose(self) -> str:
-        state = self._replica.state
+        state = self._follower.state
         position = 0 if state is None else state.position
         return (
             f"Commits that this node did not receive are lost: positions from {position} on may be given to "

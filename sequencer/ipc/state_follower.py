@@ -16,7 +16,7 @@ from sequencer.state.command_codec import decode_command
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState, Session
 from sequencer.state.state_codec import decode_state
-from sequencer.state.write_plan import WritePlan, decode_order
+from sequencer.state.write_plan import WritePlan, decode_write_plan
 
 
 class StateFollower:
@@ -64,4 +64,4 @@ class StateFollower:
             self._on_snapshot(None)
             return
         self.index, self.state = snapshot.index, state
-        self._on_snapshot([decode_order(order) for order in snapshot.orders])
+        self._on_snapshot([decode_write_plan(order) for order in snapshot.orders])

@@ -1,8 +1,8 @@
-"""Which nodes merged something else than the others: the chains of merged bytes that nodes report, compared.
+"""Compares the running checksums of merged bytes that nodes report, to find nodes that merged other bytes.
 
-Pure. The law: a node is found to differ only where a majority agrees without it. Each node computes its chain
-from what it wrote; the leader compares it with what it has agreed on itself for the same instruction. Chains
-run over everything before, so one that differs once differs ever after, and it does not matter which
+Pure. Invariant: a node counts as diverged only if a majority agrees without it. Each node computes its
+checksum from what it wrote. The leader compares it with the committed one of the same instruction. The
+checksums cover everything before, so one that differs once differs from then on, and it does not matter which
 instructions are compared.
 """
 
@@ -15,39 +15,38 @@ from typing import Final
 from sequencer.state.write_plan import WritePlan
 
 CHAINS_MAX: Final = 1 << 16
-"""Instructions whose chain is kept; those of nodes further behind are compared when they have caught up."""
+"""Instructions whose checksum is kept. Nodes that are further back are compared when they have caught up."""
 NOT_KNOWN: Final = 0
-"""Reported as chain by a node that began in the middle."""
+"""The checksum that a node reports if it started in the middle of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What a node merged up to an instruction is not what the others have there."""
+    """A node merged other bytes up to an instruction than the others."""
 
     node: str | None
-    """None: the leader's own state is what differs."""
+    """None: the leader's own state differs."""
     instruction: int
     got: int
     wanted: int
 
 
 class DivergenceDetector:
-    """The chains of one leadership."""
+    """The running checksums that nodes reported to one leader."""
 
     def __init__(self, members: int) -> None:
         self._majority = members // 2 + 1
         self._chains: OrderedDict[int, int] = OrderedDict()
         self._found: dict[str, Divergence | None] = {}
-        """By node, of its last report that could be compared: None if it agrees."""
+        """By node, for its last report that could be compared: None if it agrees."""
 
-    def on_order(self, order: WritePlan) -> None:
-        """An instruction was applied here."""
+    def on_plan(self, order: WritePlan) -> None:
         self._chains[order.instruction] = order.chain
         if len(self._chains) > CHAINS_MAX:
             self._chains.popitem(last=False)
 
     def on_reported(self, node: str, instruction: int, chain: int) -> list[Divergence]:
-        """A node has merged up to `instruction`, with that chain; the nodes that must stop."""
+        """A node merged up to `instruction` with this checksum. Returns the nodes that must stop."""
         wanted = self._chains.get(instruction)
         if wanted is None or chain == NOT_KNOWN:
             return []

@@ -1,13 +1,13 @@
-"""Which sessions the leader closes because no publisher came for too long, and whose records it lets go.
+"""Decides which sessions the leader closes as idle, and which records of closed sessions it deletes.
 
 Pure. Invariants:
-- A session is closed only after `session_idle_minutes` in which no node had a stream of its publisher, nor
-  reported anything new of it. The time begins again with each leader, for only the leader hears of streams.
-  Time in which the leader itself stood still does not count.
-- Of closed sessions the last `CLOSED_KEPT` are remembered whole. The record of an older one goes once a
-  majority has merged durably all that was merged of it, so that every node can get it from those.
-- A hard reset closes all sessions at once. Their publishers have `session_idle_minutes` to come again before
-  such a record goes. That time begins again with each leader, too.
+- A session is closed only after `session_idle_minutes` in which no node had a stream of its publisher or
+  reported new bytes. The time restarts with each leader, because only the leader gets the reports.
+  Time in which the leader's process was stopped does not count.
+- The records of the last `CLOSED_KEPT` closed sessions are kept. An older one is deleted once a majority has
+  merged its session durably, so that every node can copy it from them.
+- A hard reset closes all sessions. Such a record is deleted only after `session_idle_minutes` in which the
+  publisher did not come back. This time restarts with each leader, too.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from sequencer.state.commands import FORGET_MAX, Forget
 from sequencer.state.state import CLOSED_KEPT, SequencerState
 
 MINUTE_NS: Final = 60 * 10**9
-LOOK_NS: Final = 10 * 10**9
+POLL_NS: Final = 10 * 10**9
 FORGET_AT_ONCE: Final = 64
-"""So many records go together, if so many are too many: fewer commands."""
+"""Minimum number of records that are deleted together, to save commands."""
 
 
 class IdleSessions:
-    """When the leader last heard of the publisher of each open session."""
+    """When the publisher of each open session was last active."""
 
     def __init__(self, state: SequencerState, now_ns: int) -> None:
         self._state, self._began_ns = state, now_ns
         self._heard_ns: dict[int, int] = {}
-        """By session id; of the others nothing was heard since the beginning."""
-        self._look_ns = now_ns + LOOK_NS
+        """By session id. The others were not active since the start."""
+        self._poll_ns = now_ns + POLL_NS
         self._still_ns = 0
-        """How long this process stood still. What is noted is the time without it."""
+        """How long this process was stopped. Recorded times do not include it."""
 
     def on_heard(self, session_ids: Iterable[int], now_ns: int) -> None:
-        """Their publishers push to a node, or something new of them came."""
+        """Record that the publishers of these sessions are active."""
         self._heard_ns.update(dict.fromkeys(session_ids, now_ns - self._still_ns))
 
     def on_applied(self, outcome: Outcome, now_ns: int) -> None:
-        """A command was applied."""
         match outcome:
             case RunOpened(session_id):
                 self._heard_ns[session_id] = now_ns - self._still_ns
@@ -50,11 +49,11 @@ class IdleSessions:
                     self._heard_ns.pop(session_id, None)
 
     def plan(self, now_ns: int) -> list[int]:
-        """The open sessions that were idle for too long; looked at now and then."""
-        if now_ns < self._look_ns:
+        """The open sessions that were idle for too long; none if no check is due."""
+        if now_ns < self._poll_ns:
             return []
-        late_ns, self._look_ns = now_ns - self._look_ns, now_ns + LOOK_NS
-        if late_ns > LOOK_NS:
+        late_ns, self._poll_ns = now_ns - self._poll_ns, now_ns + POLL_NS
+        if late_ns > POLL_NS:
             self._still_ns += late_ns
         state, minutes = self._state, self._state.configuration.session_idle_minutes
         if not minutes:
@@ -65,45 +64,44 @@ class IdleSessions:
         return [
             session_id
             for session_id, session in state.sessions.items()
-            if session.lives and self._heard_ns.get(session_id, self._began_ns) <= before_ns
+            if session.active_runs and self._heard_ns.get(session_id, self._began_ns) <= before_ns
         ]
 
 
 class OldSessions:
-    """The closed sessions that are too many to be remembered."""
+    """The closed sessions whose records exceed the limit."""
 
     def __init__(self, state: SequencerState, now_ns: int, *, kept: int = CLOSED_KEPT) -> None:
         self._state, self._began_ns, self._kept = state, now_ns, kept
-        self._look_ns = now_ns
+        self._poll_ns = now_ns
         self._begin = state.instruction
         self._merged: dict[int, int] = {}
-        """By session id: at which instruction it was closed; the others, at `_begin` or before."""
+        """By session id: the instruction at which it was closed; the others, at `_begin` or before."""
 
     def on_applied(self, outcome: Outcome) -> None:
-        """A command was applied."""
         match outcome:
             case RunClosed(session_id):
-                self._note(session_id)
+                self._record(session_id)
             case RangesMerged(order):
                 for end in order.consumed:
-                    self._note(end.session_id)
+                    self._record(end.session_id)
             case Forgotten(session_ids):
                 for session_id in session_ids:
                     self._merged.pop(session_id, None)
 
-    def _note(self, session_id: int) -> None:
+    def _record(self, session_id: int) -> None:
         if session_id in self._state.closed:
             self._merged[session_id] = self._state.instruction
 
     def plan(self, merged: Collection[int], majority: int, now_ns: int) -> Forget | None:
-        """The records to let go of; `merged`: up to which instruction nodes have merged durably."""
+        """The records to delete. `merged`: the last instruction that each node has merged durably."""
         too_many = len(self._state.closed) - self._kept
-        if too_many < FORGET_AT_ONCE or len(merged) < majority or now_ns < self._look_ns:
+        if too_many < FORGET_AT_ONCE or len(merged) < majority or now_ns < self._poll_ns:
             return None
         closed = [one for one in self._state.closed if not self._is_awaited(one, now_ns)]
         too_many = len(closed) - self._kept
         if too_many < FORGET_AT_ONCE:
-            self._look_ns = now_ns + LOOK_NS  # Each look costs as much as there are records.
+            self._poll_ns = now_ns + POLL_NS  # The cost of a check grows with the number of records.
             return None
         durable = sorted(merged, reverse=True)[majority - 1]
         oldest = closed[: min(too_many, FORGET_MAX)]
@@ -111,7 +109,7 @@ class OldSessions:
         return Forget(gone) if gone else None
 
     def _is_awaited(self, session_id: int, now_ns: int) -> bool:
-        """Whether a hard reset closed it, and its publisher may still come."""
+        """Whether a hard reset closed the session and its publisher may still come back."""
         session, minutes = self._state.sessions[session_id], self._state.configuration.session_idle_minutes
         is_early = not minutes or now_ns < self._began_ns + minutes * MINUTE_NS
         return is_early and not session.is_superseded and session.last_run < session.fenced_end

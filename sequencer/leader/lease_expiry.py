@@ -1,9 +1,9 @@
-"""Which leases are over: how long each was seen without a renewal, by the leader's own clock.
+"""Decides which leases have expired: the leader's own clock measures the time since their last renewal.
 
-Pure; the clock never goes back, and is no wall clock: those of all nodes may jump, and no lease is shorter
-for it. The law: a lease is over at the earliest when its duration has passed since this leader first saw it
-as it is. So a leader that comes new gives every lease its whole time once more; and an owner may count on its
-lease for its duration from when it *began to ask* for it, by its own clock.
+Pure. The clock is monotonic: a jump of the nodes' wall clocks shortens no lease. Invariant: a lease does not
+expire before its duration has passed since this leader first saw its current token and renewals. So a new
+leader gives every lease its whole duration again. An owner may rely on its lease for its duration, counted by
+its own clock from when it *sent* the request.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Final
 from sequencer.state.lease_commands import LEASES_PER_COMMAND_MAX, ExpireLeases, IdleLease
 from sequencer.state.state import SequencerState
 
-LOOK_NS: Final = 250 * 10**6
-"""How often it looks: a lease may last so much longer, twice over."""
+POLL_NS: Final = 250 * 10**6
+"""How often leases are checked. A lease may last up to twice this time longer."""
 _MS: Final = 10**6
 
 
 class LeaseExpiry:
-    """What one leader saw of leases, in one term."""
+    """The leases as one leader saw them, in one term."""
 
     def __init__(self, state: SequencerState) -> None:
         self.state = state
         self._seen: dict[str, tuple[int, int, int]] = {}
-        """By name: token, renewals, and since when they are so."""
-        self._look_ns = 0
+        """By name: token, renewals, and when this leader first saw both."""
+        self._poll_ns = 0
 
     def due(self, now_ns: int) -> ExpireLeases | None:
-        """What is over; None: nothing, or it is not time to look. It is said again until it is applied."""
-        if now_ns < self._look_ns or not (self.state.leases or self._seen):
+        """The expired leases; None if there are none or no check is due. Repeated until they are applied."""
+        if now_ns < self._poll_ns or not (self.state.leases or self._seen):
             return None
-        self._look_ns = now_ns + LOOK_NS
+        self._poll_ns = now_ns + POLL_NS
         seen, self._seen = self._seen, {}
         over: list[IdleLease] = []
         for name, lease in self.state.leases.items():

@@ -1,8 +1,10 @@
-"""The leader's board: what the nodes reported of the session bytes they hold durably.
+"""Tracks for the leader which session bytes each node holds durably.
 
-Pure. The law: an end counts only for nodes that reported this very boundary with this very chain, so a
-majority for it holds the same bytes up to there. Where nodes disagree about a boundary the session stops.
-A final end is such a boundary: nodes that agree on where an X ends, but not on its bytes, do not agree.
+Pure. Invariants:
+- A node counts for a boundary only if it reported this boundary with the same running checksum. So a majority
+  for a boundary holds the same bytes up to it.
+- If nodes disagree about a boundary, nothing more of the session is planned.
+- A final end is such a boundary: nodes that agree on the end of a run, but not on its bytes, disagree.
 """
 
 from __future__ import annotations
@@ -22,33 +24,31 @@ MARK: Final = struct.Struct("<QQI")
 
 
 class BatchBoundary(NamedTuple):
-    """A batch boundary: the offset, the number behind it, the segment's chain there."""
+    """A batch boundary: its offset, the number of the next message, and the segment's running checksum."""
 
     offset: int
     number: int
     chain: int
 
 
-def pack_marks(marks: Iterable[BatchBoundary]) -> bytes:
-    """Marks as reports carry them."""
+def pack_boundaries(marks: Iterable[BatchBoundary]) -> bytes:
+    """Encode boundaries for a report."""
     return b"".join(MARK.pack(*mark) for mark in marks)
 
 
-def unpack_marks(data: bytes) -> list[BatchBoundary]:
-    """Marks of a report, ascending; `rt.FormatError`."""
+def unpack_boundaries(data: bytes) -> list[BatchBoundary]:
+    """Decode the boundaries of a report, ascending; `rt.FormatError`."""
     if len(data) == MARK.size:
         return [BatchBoundary._make(MARK.unpack(data))]
     if len(data) % MARK.size:
-        raise FormatError("marks of a report are cut short", got=f"{len(data)} bytes")
+        raise FormatError("the boundaries of a report are truncated", got=f"{len(data)} bytes")
     marks = list(map(BatchBoundary._make, MARK.iter_unpack(data)))
     if len(marks) > 1 and any(earlier.offset >= later.offset for earlier, later in pairwise(marks)):
-        raise FormatError("marks of a report do not ascend", got=[mark.offset for mark in marks[:4]])
+        raise FormatError("boundaries of a report do not ascend", got=[mark.offset for mark in marks[:4]])
     return marks
 
 
 class SegmentKey(NamedTuple):
-    """A segment of a session."""
-
     session_id: int
     run: int
     roll: int
@@ -58,7 +58,7 @@ class SegmentKey(NamedTuple):
 class _Boundary:
     mark: BatchBoundary
     nodes: int = 0
-    """Those that hold it, a bit each."""
+    """The nodes that hold it, one bit each."""
 
 
 @dataclass(slots=True)
@@ -68,18 +68,18 @@ class _Segment:
     offsets: list[int] = field(default_factory=list)
     """Ascending."""
     tops: dict[str, int] = field(default_factory=dict)
-    """The furthest offset that each node reported."""
+    """By node: the last offset that it reported."""
     held: int = -1
-    """The furthest that a majority was ever found to hold; -1: none."""
+    """The last offset that a majority was found to hold; -1 if none."""
 
     def reached_by(self, count: int) -> int:
-        """An offset beyond which no boundary is held by so many nodes; -1 if so many reported nothing."""
+        """The last offset that `count` nodes may hold; -1 if fewer nodes reported any."""
         tops = sorted(self.tops.values(), reverse=True)
         return tops[count - 1] if len(tops) >= count else -1
 
 
 @dataclass(frozen=True, slots=True)
-class CopyDisagreement:
+class ReplicaDisagreement:
     """Two nodes hold different bytes up to the same boundary."""
 
     key: SegmentKey
@@ -91,31 +91,29 @@ class CopyDisagreement:
 
 
 class ReplicationTracker:
-    """What is known of every session, from all nodes' reports."""
+    """Everything that nodes reported of all sessions."""
 
     def __init__(self, members: int) -> None:
         self.members, self.majority = members, members // 2 + 1
-        # By session id first: what is asked of one session costs nothing of the others.
+        # By session id first, so that a query about one session does not scan the others.
         self._segments: dict[int, dict[tuple[int, int], _Segment]] = {}
         self._announced: dict[int, dict[int, SessionEnd]] = {}
         self._finals: dict[int, dict[int, dict[str, SessionEnd]]] = {}
         self._bits: dict[str, int] = {}
-        self.disagreements: dict[int, CopyDisagreement] = {}
-        """By session id: nothing more of these is planned."""
+        self.disagreements: dict[int, ReplicaDisagreement] = {}
+        """By session id. Nothing more of these sessions is planned."""
         self.news: set[int] = set()
-        """Sessions of which something is new that a plan may depend on: see `take_news`."""
+        """Sessions with changes on which a plan may depend: see `take_news`."""
         self.fresh_bytes = 0
-        """So much a majority came to hold; whoever plans takes off what it planned."""
+        """Bytes that a majority came to hold. The planner subtracts what it planned."""
 
     def take_news(self) -> set[int]:
-        """The sessions of which a majority holds more, or an end became known, since this was last asked."""
+        """Sessions of which a majority holds more, or an end became known, since the last call."""
         news, self.news = self.news, set()
         return news
 
-    # What nodes report
-
     def on_marks(self, node: str, key: SegmentKey, marks: Iterable[BatchBoundary]) -> None:
-        """A node holds these boundaries durably."""
+        """Record boundaries that a node holds durably."""
         segment = self._segments.setdefault(key.session_id, {}).setdefault(key[1:], _Segment())
         bit = self._bits.setdefault(node, 1 << len(self._bits))
         boundaries, top = segment.boundaries, segment.tops.get(node, -1)
@@ -129,7 +127,7 @@ class ReplicationTracker:
                 else:
                     insort(segment.offsets, offset)
             elif known.mark != mark:
-                found = CopyDisagreement(key, offset, node, mark, self._names(known.nodes), known.mark)
+                found = ReplicaDisagreement(key, offset, node, mark, self._names(known.nodes), known.mark)
                 self.disagreements.setdefault(key.session_id, found)
                 continue
             if not known.nodes & bit:
@@ -151,16 +149,16 @@ class ReplicationTracker:
         return tuple(sorted(name for name, bit in self._bits.items() if nodes & bit))
 
     def on_announced(self, end: SessionEnd) -> None:
-        """The sender says that this X ends there, on the publisher's disk."""
+        """Record the end of a run that its publisher announced."""
         known = self._announced.setdefault(end.session_id, {})
         if known.get(end.run) != end:
             known[end.run] = end
             self.news.add(end.session_id)
 
     def on_final(self, node: str, end: SessionEnd, chain: int | None) -> None:
-        """X is fenced on a node, and that is all the node has of it, with that chain; None: it has nothing.
+        """Record a node's end of a fenced run, with the running checksum; None if the node has nothing of it.
 
-        Whoever asks for `finals` may go by it alone, before the node's marks have come.
+        The caller of `finals` may rely on it alone, before the node's boundaries have arrived.
         """
         if chain is not None:
             key = SegmentKey(end.session_id, end.run, end.roll)
@@ -171,7 +169,7 @@ class ReplicationTracker:
             self.news.add(end.session_id)
 
     def forget_node(self, node: str) -> None:
-        """Whatever the node reported does not count any more: its data process began anew."""
+        """Drop everything that a node reported: its data process was restarted."""
         others = ~self._bits.get(node, 0)
         for segments in self._segments.values():
             for place, segment in list(segments.items()):
@@ -183,18 +181,18 @@ class ReplicationTracker:
                 segment.tops.pop(node, None)
                 if not segment.offsets:
                     del segments[place]
-        for lives in self._finals.values():
-            for finals in lives.values():
+        for active_runs in self._finals.values():
+            for finals in active_runs.values():
                 finals.pop(node, None)
 
     def forget_session(self, session_id: int) -> None:
-        """Nothing more comes of it."""
+        """Drop a session of which nothing more can arrive."""
         for kind in (self._segments, self._announced, self._finals, self.disagreements):
             kind.pop(session_id, None)
         self.news.discard(session_id)
 
-    def forget_below(self, session_id: int, run: int, roll: int, offset: int) -> None:
-        """What is below that place is merged, and never planned again."""
+    def prune_before(self, session_id: int, run: int, roll: int, offset: int) -> None:
+        """Drop what is known of bytes before this offset, which are merged and never planned again."""
         segments = self._segments.get(session_id, {})
         for place in [place for place in segments if place < (run, roll)]:
             del segments[place]
@@ -205,14 +203,12 @@ class ReplicationTracker:
                 del segment.boundaries[gone]
             del segment.offsets[:below]
         for kind in (self._announced, self._finals):
-            lives = kind.get(session_id, {})
-            for earlier in [earlier for earlier in lives if earlier < run]:
-                del lives[earlier]
+            active_runs = kind.get(session_id, {})
+            for earlier in [earlier for earlier in active_runs if earlier < run]:
+                del active_runs[earlier]
 
-    # What the planner asks
-
-    def mark_at(self, key: SegmentKey, offset: int) -> BatchBoundary | None:
-        """The boundary there, if a majority holds it."""
+    def boundary_at(self, key: SegmentKey, offset: int) -> BatchBoundary | None:
+        """The boundary at `offset`, if a majority holds it."""
         segment = self._segment(key)
         boundary = segment.boundaries.get(offset) if segment is not None else None
         if boundary is None or boundary.nodes.bit_count() < self.majority:
@@ -222,10 +218,10 @@ class ReplicationTracker:
     def furthest(
         self, key: SegmentKey, start: int, bytes_max: int, number_max: int = NUMBER_MAX
     ) -> BatchBoundary | None:
-        """The last boundary behind `start` that a majority holds, `bytes_max` ahead at most.
+        """The last boundary after `start` that a majority holds, at most `bytes_max` further on.
 
-        If a majority holds none so near, the first one further on: a range holds at least one batch. The
-        number there is at most `number_max`.
+        If there is none within that distance, the first one after it, because a range has at least one batch.
+        The number of the boundary is at most `number_max`.
         """
         segment = self._segment(key)
         if segment is None:
@@ -241,21 +237,21 @@ class ReplicationTracker:
         return None
 
     def announced(self, session_id: int, run: int) -> SessionEnd | None:
-        """Where the sender says that the X ends."""
+        """The end of a run that its publisher announced."""
         return self._announced.get(session_id, {}).get(run)
 
     def finals(self, session_id: int, run: int) -> Mapping[str, SessionEnd]:
-        """What nodes hold of a fenced X, by node."""
+        """By node: the end of what it holds of a fenced run."""
         return self._finals.get(session_id, {}).get(run, {})
 
     def number_at(self, key: SegmentKey, offset: int) -> int | None:
-        """The number behind the boundary there, if any node holds it."""
+        """The number of the message after the boundary, if any node holds the boundary."""
         segment = self._segment(key)
         boundary = segment.boundaries.get(offset) if segment is not None else None
         return boundary.mark.number if boundary is not None else None
 
     def top(self, node: str, session_id: int, run: int) -> tuple[int, int] | None:
-        """Segment and offset of the furthest boundary that a node reported of an X; None: of no one."""
+        """Roll and offset of the last boundary that a node reported of a run; None if there is none."""
         tops = (
             (roll, segment.tops[node])
             for (at, roll), segment in self._segments.get(session_id, {}).items()
@@ -264,7 +260,7 @@ class ReplicationTracker:
         return max(tops, default=None)
 
     def tops(self, session_id: int, run: int) -> list[tuple[int, int]]:
-        """Segment and offset of what any node reported furthest of each segment of an X."""
+        """For each segment of a run, its roll and the last offset that any node reported."""
         return [
             (roll, max(segment.tops.values()))
             for (at, roll), segment in self._segments.get(session_id, {}).items()

@@ -1,7 +1,10 @@
-"""What the leader proposes so that of the merged log as much is kept as the policy says.
+"""Plans trims of the merged log, and changes of the replicated configuration, for one leader.
 
-Law: nothing is trimmed while only a minority of nodes is heard of; and after a trim for want of space disks
-are looked at again only once nodes have had the time to trim, and to say so. The consensus thread uses it.
+Invariants:
+- Nothing is trimmed while only a minority of the nodes reports.
+- After a trim to free disk space, disk use counts again only when nodes had time to trim and report it.
+
+The consensus thread calls it.
 """
 
 from __future__ import annotations
@@ -19,46 +22,45 @@ from sequencer.state.commands import Configure, TrimSegments
 from sequencer.state.retention import held_positions, policy_of
 from sequencer.state.state import SequencerState
 
-LOOK_NS: Final = 10**9
+POLL_NS: Final = 10**9
 DISK_AGAIN_NS: Final = 10 * 10**9
-"""So long what was trimmed may still count as used in reports of disks: several times what they take."""
+"""How long reports of disks may still count trimmed bytes as used: several times the usual delay."""
 
 
 class NodeUsage(NamedTuple):
-    """What a node said just now: its clock, moved on to now, and its disk."""
+    """The latest report of a node: its clock, advanced to now, and its disk."""
 
     clock_ns: int
     disk: DiskUse
 
 
 class RetentionPlanner:
-    """What one leader knows of trims. `wanted` is what its node is told of the replicated configuration."""
+    """The trims of one leader. `wanted` are the replicated settings in its node's own configuration."""
 
     def __init__(self, state: SequencerState, members: int, wanted: Mapping[str, int], now_ns: int) -> None:
         self._state, self._members, self._wanted = state, members, wanted
-        self._look_ns = 0
-        self._disk_ns = now_ns + DISK_AGAIN_NS  # The leader before may have trimmed just now.
+        self._poll_ns = 0
+        self._disk_ns = now_ns + DISK_AGAIN_NS  # The previous leader may have trimmed just now.
         self._freed: deque[tuple[int, int]] = deque()
-        """When so many bytes were trimmed, as long as reports may not show it."""
+        """Time and bytes of each trim that reports may not show yet."""
 
     def on_applied(self, outcome: Outcome, now_ns: int) -> None:
-        """A command was applied."""
         if isinstance(outcome, SegmentsTrimmed):
             self._freed.append((now_ns, outcome.size_bytes))
             if outcome.reason is TrimReason.DISK:
                 self._disk_ns = now_ns + DISK_AGAIN_NS
 
     def configure(self) -> Configure | None:
-        """What is to be changed for the configuration to be what this node is told; None: nothing."""
+        """The change that makes the replicated configuration equal to this node's; None if it is."""
         now = self._state.configuration
         changes = {name: value for name, value in self._wanted.items() if getattr(now, name) != value}
         return Configure(**changes) if changes else None
 
     def plan(self, heard: Collection[NodeUsage], now_ns: int) -> TrimSegments | None:
-        """What is to be trimmed, by what was heard of nodes; None: nothing now."""
-        if now_ns < self._look_ns:
+        """The trim to propose, given the reports of the nodes; None if there is none now."""
+        if now_ns < self._poll_ns:
             return None
-        self._look_ns = now_ns + LOOK_NS
+        self._poll_ns = now_ns + POLL_NS
         state = self._state
         clocks = [one.clock_ns for one in heard]
         clock_ns = reached_ns(clocks, self._members)

@@ -1,35 +1,36 @@
-"""Which lives of publishers the leader ends, and where: fences and closes.
+"""Decides which runs the leader ends, and where: it proposes fences and closes.
 
-Pure. A life that has a successor is fenced on all nodes; then each reports the final end of what it holds,
-and the furthest of enough of them is where the life ends. The law: nothing that was acknowledged as
-replicated is behind that end. A sealed run needs neither, as its end was known before a byte of it was taken;
-it is fenced only if its bytes may never come (`sequencer.state.run_lifecycle`).
+Pure. A run with a successor is fenced on all nodes. Then each node reports the final end of what it holds,
+and the furthest of enough of these ends becomes the end of the run. Invariant: no bytes that were
+acknowledged as replicated are after that end. A sealed run needs neither, because its end was known before a
+byte of it was accepted. It is fenced only if its bytes may never come (`sequencer.state.run_lifecycle`).
 
-Why it holds: what was acknowledged up to an end `e` was durable on a majority. Any other majority has a node
-of that one, which reports at least `e`, unless its disk was lost since. So a node whose disk took the place
-of another while lives were open has no say (its disk is not *whole*) until it has again what the other one
-might have told. Then, at any time, every majority of nodes with whole disks has one that holds `e`, or `e` is
+Proof: bytes acknowledged up to an end `e` were durable on a majority. Any other majority shares a node with
+it, which reports at least `e`, unless its disk was lost since. So a node whose disk replaced another one
+while runs were open does not count (its disk is not *whole*) until it has again what the lost disk might have
+reported. Then, at any time, every majority of nodes with whole disks has one that holds `e`, or `e` is
 merged:
 
-- When `e` is acknowledged, a majority holds it, and every majority of whole disks meets that one.
-- A disk that is lost is replaced by one that is not whole; what is left of the majorities is as before.
-- A disk is restored when, for each life, it holds all that a majority of whole disks held after it had joined
-  (or that is merged, or up to where the life was closed since). What the lost disk had acknowledged was
-  acknowledged before that; so one of that majority held `e`, and now the restored disk does. What was
-  acknowledged later, the new disk was there for.
+- When `e` is acknowledged, a majority holds it, and every majority of whole disks shares a node with it.
+- A lost disk is replaced by one that is not whole. The rest of each majority stays as it was.
+- A disk is restored when, for each run, it holds everything that a majority of whole disks held after it had
+  joined (or that is merged, or up to where the run was closed since). Bytes that the lost disk acknowledged
+  were acknowledged before that, so one of that majority held `e`, and now the restored disk does. For bytes
+  acknowledged later, the new disk was present.
 
-For the bytes that merge instructions name it is alike. When an instruction is committed, a majority holds its
-input, and each of these nodes keeps it at least until its own merged log holds it (`session_retention`). A
-disk is restored only once its node has merged, durably, all that was committed when the disk had joined. So
-nodes that hold the input, or merged it, and disks that were lost and are not restored make up a majority, at
-any time; while less than a majority of disks is not whole some node has the bytes.
+The same holds for the bytes that merge instructions name. When an instruction is committed, a majority holds
+its input, and each of these nodes keeps it at least until its own merged log holds it (`session_retention`).
+A disk is restored only once its node has merged, durably, everything that was committed when the disk joined.
+So at any time, the nodes that hold the input or merged it, and the lost disks that are not restored, make up
+a majority. While fewer than a majority of the disks are not whole, some node has the bytes.
 
-Where all nodes have their say, whole or not, nobody is left who may know more, so that is enough as well; and
-so it is, to restore a disk, if it holds all that all others held.
+If all nodes report, whole or not, no other node can know more, so that is enough too. In the same way a disk
+is restored if it holds everything that all others held.
 
-What only one node held of a closed life may be lost with its disk before others have copied it. It was not
-acknowledged then, for no majority held it; so once all nodes have said what they hold, and no sender has
-more, the life is closed anew at the furthest end that is left: else nothing behind it would ever be merged.
+Bytes of a closed run that only one node held may be lost with its disk before others have copied them. They
+were not acknowledged, because no majority held them. So once all nodes have reported, and no publisher has
+more, the run is closed again at the furthest end that is left. Otherwise nothing after it would ever be
+merged.
 """
 
 from __future__ import annotations
@@ -53,45 +54,45 @@ from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
 
 
-def are_enough(state: SequencerState, board: ReplicationTracker, nodes: Collection[str]) -> bool:
-    """Whether nobody else can know of more than these nodes do, of what was acknowledged as replicated."""
-    if len(nodes) >= board.members:
+def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes: Collection[str]) -> bool:
+    """Whether these nodes know all bytes that were acknowledged as replicated."""
+    if len(nodes) >= tracker.members:
         return True
     whole = sum(node in state.disks and state.disks[node].is_whole for node in nodes)
-    return whole >= board.majority
+    return whole >= tracker.majority
 
 
 class SessionCloser:
-    """The lives that are to end, looked at again when something is new that their ends depend on."""
+    """The runs that must end, checked again when something changes on which their ends depend."""
 
-    def __init__(self, state: SequencerState, board: ReplicationTracker) -> None:
-        self._state, self._board = state, board
+    def __init__(self, state: SequencerState, tracker: ReplicationTracker) -> None:
+        self._state, self._tracker = state, tracker
         self.due = set(state.sessions)
-        """The sessions that are looked at next."""
+        """The sessions to check next."""
         self._closed = {
             session.id
             for session in state.sessions.values()
-            if session.life is not None and session.life.is_fenced and session.life.end is not None
+            if session.active is not None and session.active.is_fenced and session.active.end is not None
         }
-        """Those whose life is closed, and not merged whole."""
+        """Sessions whose current run is closed and not merged completely."""
         self._given_up: set[int] = set()
-        """Those whose publisher is not waited for: none came for too long, or an operator says so."""
+        """Sessions whose publisher is not waited for: it was idle too long, or an operator closed them."""
 
     def on_news(self, session_ids: Iterable[int]) -> None:
-        """Nodes told more of these sessions."""
+        """Nodes reported more of these sessions."""
         self.due.update(session_id for session_id in session_ids if self._is_ending(session_id))
 
     def give_up(self, session_ids: Iterable[int]) -> None:
-        """End what is open of these: nobody waits for their publishers any more."""
+        """End the open runs of these sessions without waiting for their publishers."""
         self._given_up.update(session_ids)
         self.due.update(self._given_up)
 
     def on_heard(self, session_ids: Iterable[int]) -> None:
-        """The publishers of these are connected: they may still bring what nodes are missing."""
+        """The publishers of these sessions are connected: they may still send what nodes are missing."""
         self._given_up.difference_update(session_ids)
 
     def on_applied(self, outcome: Outcome) -> None:
-        """Take note of the sessions that a command may have brought nearer to an end."""
+        """Record which sessions a command may have brought closer to an end."""
         match outcome:
             case RunOpened(session_id):
                 self.due |= {session_id, self._state.sessions[session_id].waits_for} - {0}
@@ -112,121 +113,125 @@ class SessionCloser:
                 self.due.update(self._state.sessions)
 
     def plan(self) -> list[FenceRun | CloseRun]:
-        """What can be proposed now, again and again until it is applied; each session's one by one."""
+        """The commands to propose now, one for a session; repeated until they are applied."""
         commands: list[FenceRun | CloseRun] = []
         for session_id in list(self.due):
-            command = self._look(session_id)
+            command = self._next_command(session_id)
             if isinstance(command, FenceRun | CloseRun):
                 commands.append(command)
             elif not command:
                 self.due.discard(session_id)
         return commands
 
-    def plan_lost(self, told: Mapping[str, int]) -> list[CloseRun]:
-        """Nearer ends of the lives whose end no node can reach; `told` as for `DiskRestoration.plan`."""
-        if len(told) < self._board.members or min(told.values()) < self._state.joins:
+    def plan_lost(self, joins: Mapping[str, int]) -> list[CloseRun]:
+        """Nearer ends of runs whose end no node can reach; `joins` as for `DiskRestoration.plan`."""
+        if len(joins) < self._tracker.members or min(joins.values()) < self._state.joins:
             return []
         return [
             close for session_id in list(self._closed) if (close := self._nearer_end(session_id)) is not None
         ]
 
     def _nearer_end(self, session_id: int) -> CloseRun | None:
-        session, board = self._state.sessions.get(session_id), self._board
-        life = session.life if session is not None else None
-        if session is None or life is None or life.end is None or not life.is_fenced:
+        session, tracker = self._state.sessions.get(session_id), self._tracker
+        active = session.active if session is not None else None
+        if session is None or active is None or active.end is None or not active.is_fenced:
             self._closed.discard(session_id)
             return None
         left = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
-        for roll, offset in board.tops(session_id, life.run):
-            number = board.number_at(SegmentKey(session_id, life.run, roll), offset)
+        for roll, offset in tracker.tops(session_id, active.run):
+            number = tracker.number_at(SegmentKey(session_id, active.run, roll), offset)
             if number is not None and (roll, offset) > left[:2]:
                 left = End(roll, offset, number)
-        announced = board.announced(session_id, life.run)
+        announced = tracker.announced(session_id, active.run)
         is_left = session.is_superseded or session_id in self._given_up
         if not is_left and (announced is None or (announced.roll, announced.offset) > left[:2]):
-            return None  # A sender has it yet.
-        return CloseRun(session_id, life.run, *left) if left[:2] < life.end[:2] else None
+            return None  # Its publisher still has the rest.
+        return CloseRun(session_id, active.run, *left) if left[:2] < active.end[:2] else None
 
     def _is_ending(self, session_id: int) -> bool:
         session = self._state.sessions.get(session_id)
         if session is None:
             return False
-        is_fenced = session.life is not None and session.life.is_fenced
-        return session.is_superseded or len(session.lives) > 1 or is_fenced or session_id in self._given_up
+        is_fenced = session.active is not None and session.active.is_fenced
+        return (
+            session.is_superseded or len(session.active_runs) > 1 or is_fenced or session_id in self._given_up
+        )
 
-    def _look(self, session_id: int) -> FenceRun | CloseRun | bool:
-        """The command that a session needs; or whether it only waits for an older incarnation."""
-        state, board = self._state, self._board
+    def _next_command(self, session_id: int) -> FenceRun | CloseRun | bool:
+        """The command that a session needs. True: check it again; it waits for an older incarnation."""
+        state, tracker = self._state, self._tracker
         session = state.sessions.get(session_id)
-        life = session.life if session is not None else None
-        if session is None or life is None or session.id in board.disagreements:
+        active = session.active if session is not None else None
+        if session is None or active is None or session.id in tracker.disagreements:
             return False
-        if not self._is_ending(session_id) or (life.is_fenced and life.end is not None):
+        if not self._is_ending(session_id) or (active.is_fenced and active.end is not None):
             return False
-        if not life.is_fenced:
+        if not active.is_fenced:
             is_given_up = session.id in self._given_up
-            if life.end is not None and not _falls_short(session, life.run, life.end, board):
-                # All of a sealed run may be there, or come: then it needs no fence.
-                end = SessionEnd(session.id, life.run, *life.end)
+            if active.end is not None and not _falls_short(session, active.run, active.end, tracker):
+                # A sealed run may be complete, or become so: then it needs no fence.
+                end = SessionEnd(session.id, active.run, *active.end)
                 return (
                     (is_given_up or session.is_superseded)
-                    and not _has(session, board, end)
-                    and FenceRun(session.id, life.run)
+                    and not _has(session, tracker, end)
+                    and FenceRun(session.id, active.run)
                 )
-            may_fence = is_given_up or _may_be_fenced(session, life.run, board)
-            return may_fence and FenceRun(session.id, life.run)
-        finals = board.finals(session.id, life.run)
-        if not are_enough(state, board, finals):
+            may_fence = is_given_up or _may_be_fenced(session, active.run, tracker)
+            return may_fence and FenceRun(session.id, active.run)
+        finals = tracker.finals(session.id, active.run)
+        if not is_quorum_of_disks(state, tracker, finals):
             return False
         if waits(state, session):
             return True
-        # A node that was built anew, or trimmed its copy, holds less than what is merged.
+        # A new disk, or a replica that was trimmed, holds less than what is merged.
         merged = [session.consumed.end] if session.consumed is not None else []
-        return CloseRun(session.id, life.run, *max(merged + [End(*final[2:]) for final in finals.values()]))
+        return CloseRun(session.id, active.run, *max(merged + [End(*final[2:]) for final in finals.values()]))
 
 
-def _may_be_fenced(session: Session, run: int, board: ReplicationTracker) -> bool:
-    """Whether a majority has all that the sender still had of it, or no sender will come.
+def _may_be_fenced(session: Session, run: int, tracker: ReplicationTracker) -> bool:
+    """Whether a majority holds everything that the publisher still had, or no publisher will come.
 
-    A life whose sender may still come is not fenced before a majority has all that the sender says it has:
-    what it keeps on its own disk is not given up, however long it is cut off.
+    A run whose publisher may come back is not fenced before a majority holds everything that it announced:
+    messages on its own disk are not abandoned, however long it is disconnected.
     """
     if session.is_superseded:
         return True
-    announced = board.announced(session.id, run)
-    return announced is not None and _has(session, board, announced)
+    announced = tracker.announced(session.id, run)
+    return announced is not None and _has(session, tracker, announced)
 
 
-def _falls_short(session: Session, x: int, end: End, board: ReplicationTracker) -> bool:
-    """Whether the sender now says that a sealed run ends before the end that it was opened with."""
-    announced = board.announced(session.id, x)
+def _falls_short(session: Session, x: int, end: End, tracker: ReplicationTracker) -> bool:
+    """Whether the publisher now announces an end of a sealed run before the one that it was opened with."""
+    announced = tracker.announced(session.id, x)
     return announced is not None and (announced.roll, announced.offset) < end[:2]
 
 
-def _has(session: Session, board: ReplicationTracker, end: SessionEnd) -> bool:
+def _has(session: Session, tracker: ReplicationTracker, end: SessionEnd) -> bool:
     if session.consumed is not None and session.consumed.end.number >= end.number:
         return True
     if (end.roll, end.offset) == BEGIN:
         return True
-    return board.mark_at(SegmentKey(end.session_id, end.run, end.roll), end.offset) is not None
+    return tracker.boundary_at(SegmentKey(end.session_id, end.run, end.roll), end.offset) is not None
 
 
 class DiskRestoration:
-    """Watches how disks that are not whole get what the ones before them had."""
+    """Tracks how disks that are not whole get the bytes of the disks that they replaced."""
 
-    def __init__(self, state: SequencerState, board: ReplicationTracker) -> None:
-        self._state, self._board = state, board
+    def __init__(self, state: SequencerState, tracker: ReplicationTracker) -> None:
+        self._state, self._tracker = state, tracker
         self._wanted: dict[bytes, dict[tuple[int, int], tuple[int, int]]] = {}
-        """By disk: where, of each life, it must have come to."""
+        """By disk: for each run, the end that it must reach."""
         self._merged: dict[bytes, int] = {}
-        """By disk: the instruction up to which its node must have merged durably."""
+        """By disk: the instruction that its node must have merged durably."""
 
-    def plan(self, told: Mapping[str, int], merged: Mapping[str, int], planned: int = 0) -> list[RestoreDisk]:
-        """The disks that are whole again.
+    def plan(
+        self, joins: Mapping[str, int], merged: Mapping[str, int], planned: int = 0
+    ) -> list[RestoreDisk]:
+        """Restore the disks that are whole again.
 
-        `told`: how many disks had joined when each node last held nothing that is not on the board by now.
-        `merged`: the last instruction that each node has merged durably. `planned`: the last one that is in
-        flight. It may count on what the disk before held.
+        `joins`: by node, the number of joined disks at its last report that the tracker has completely.
+        `merged`: by node, the last instruction that it has merged durably. `planned`: the last instruction in
+        flight, which may rely on bytes of a lost disk.
         """
         state = self._state
         broken = [(node, disk) for node, disk in state.disks.items() if not disk.is_whole]
@@ -236,39 +241,39 @@ class DiskRestoration:
         commands: list[RestoreDisk] = []
         for node, disk in broken:
             if disk.id not in self._wanted:
-                others = [one for one in told if one != node and told[one] >= disk.joined]
+                others = [one for one in joins if one != node and joins[one] >= disk.joined]
                 whole = [one for one in others if one in state.disks and state.disks[one].is_whole]
-                if len(whole) < self._board.majority and len(others) < self._board.members - 1:
+                if len(whole) < self._tracker.majority and len(others) < self._tracker.members - 1:
                     continue
-                self._wanted[disk.id] = self._held(whole if len(whole) >= self._board.majority else others)
+                self._wanted[disk.id] = self._held(whole if len(whole) >= self._tracker.majority else others)
             wanted = self._wanted[disk.id]
             for place in [place for place, end in wanted.items() if self._is_there(node, place, end)]:
                 del wanted[place]
-            # What is said of merging may be of the disk before, until this one has told what it holds.
-            reached = merged.get(node, 0) if told.get(node, 0) >= disk.joined else 0
+            # Until the new disk was reported, the reported merged end may be of the disk before.
+            reached = merged.get(node, 0) if joins.get(node, 0) >= disk.joined else 0
             if not wanted and reached >= self._merged[disk.id]:
                 commands.append(RestoreDisk(node, disk.id))
         return commands
 
     def _held(self, nodes: list[str]) -> dict[tuple[int, int], tuple[int, int]]:
-        """The furthest that any of these nodes holds, of each life that is not merged whole."""
+        """For each run that is not merged completely, the furthest end that any of these nodes holds."""
         held: dict[tuple[int, int], tuple[int, int]] = {}
         for session in self._state.sessions.values():
-            for life in session.lives:
-                tops = (self._board.top(node, session.id, life.run) for node in nodes)
+            for active in session.active_runs:
+                tops = (self._tracker.top(node, session.id, active.run) for node in nodes)
                 end = max((top for top in tops if top is not None), default=None)
                 if end is not None:
-                    held[session.id, life.run] = end
+                    held[session.id, active.run] = end
         return held
 
     def _is_there(self, node: str, place: tuple[int, int], end: tuple[int, int]) -> bool:
         session = self._state.sessions.get(place[0])
-        life = session.life_of(place[1]) if session is not None else None
-        if session is None or life is None:
+        active = session.run_of(place[1]) if session is not None else None
+        if session is None or active is None:
             return True
-        if life.end is not None:
-            end = min(end, life.end[:2])
-        if session.life is life and session.consumed is not None and session.consumed.end[:2] >= end:
+        if active.end is not None:
+            end = min(end, active.end[:2])
+        if session.active is active and session.consumed is not None and session.consumed.end[:2] >= end:
             return True
-        top = self._board.top(node, *place)
+        top = self._tracker.top(node, *place)
         return top is not None and top >= end

@@ -1,6 +1,6 @@
-"""The merged log of this node: begun with the state, synced, told of; and what may be let go of for it.
+"""The merged log of this node: starts the merger, keeps its log durable, and releases merged input.
 
-For one event loop, beside the merger's own thread. The law: bytes of a session are let go of only once they
+For one event loop; the merger has its own thread. Invariant: bytes of a session are released only when they
 are durable in the merged logs of this node and of a majority.
 """
 
@@ -32,47 +32,45 @@ from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import WritePlan
 
 SYNC_S: Final = 0.2
-"""How often merged bytes are synced; nobody waits for it, but for the tail of orders to become short."""
+"""How often merged bytes are synced. No client waits for this sync; it bounds the tail of pending plans."""
 
 logger = logging.getLogger("sequencer")
 
 
 class MergedLog:
-    """Has the merger, from the first state on that belongs to a cluster."""
+    """Owns the merger, from the first state that belongs to a cluster."""
 
     def __init__(
         self,
         config: NodeConfig,
         pool: Executor,
-        copies: SessionReplicas,
+        replicas: SessionReplicas,
         reports: DataReports,
-        mender: Repairer,
+        repairer: Repairer,
         on_failed: Callable[[RtError], None],
     ) -> None:
-        """`on_failed` gets what must end the process."""
+        """`on_failed` gets the error that must end the process."""
         self._directory, self._stream = config.merged_directory, config.stream
-        self._pool, self._copies, self._reports, self._mender = pool, copies, reports, mender
+        self._pool, self._replicas, self._reports, self._repairer = pool, replicas, reports, repairer
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._consumed = ConsumedRanges()
         self._retention = SessionRetention(config.name, len(config.members))
         self._released = 0
-        """The instruction up to which input was let go of."""
+        """Input up to this instruction was released."""
         self.fetched = FetchedRanges()
         """Input that came from peers."""
         self._reported = MergeProgress(0, 0, 0, 0)
         self.trims: Counter[TrimReason] = Counter()
-        """Segments that the cluster trimmed since this process began, by reason."""
+        """Segments that the cluster trimmed since the start of this process, by reason."""
         self.overridden: Counter[str] = Counter()
-        """How often it trimmed what was held back for a subscriber, by name."""
+        """How often a trim overrode a subscriber's hold, by name of the subscriber."""
         self.merger: Merger | None = None
 
-    # What the process hears
-
-    def begin(self, state: SequencerState, orders: Sequence[WritePlan]) -> None:
-        """Go on with a snapshot's state and the orders that led to it. `rt.Corrupt` if nobody can mend it."""
+    def start(self, state: SequencerState, orders: Sequence[WritePlan]) -> None:
+        """Continue with a snapshot's state and its latest plans. `rt.Corrupt` if the log is beyond repair."""
         merger = self.merger or self._open(state)
-        self._consumed.begin(state, orders)
+        self._consumed.start(state, orders)
         self._released = 0
         merged = state.merged
         end = LogOffset(*merged.segment, merged.offset) if merged.segment is not None else None
@@ -81,18 +79,18 @@ class MergedLog:
         self._trim(state)
 
     def report(self) -> None:
-        """Control begins anew, and knows nothing."""
+        """Report the durable end to a control process that was restarted."""
         assert self.merger is not None, "no cluster yet"
         self._reports.merged(self.merger.durable)
 
     def add(self, order: WritePlan) -> None:
-        """An instruction was merged by the cluster."""
+        """Merge what the cluster's next merge instruction says."""
         assert self.merger is not None, "no cluster yet"
         self._consumed.add(order)
         self.merger.add(order)
 
     def on_trimmed(self, state: SequencerState, trimmed: SegmentsTrimmed) -> None:
-        """The cluster trimmed segments: so does this node, as soon as they are sealed here."""
+        """Trim what the cluster trimmed, as soon as it is sealed here."""
         self.trims[trimmed.reason] += trimmed.segments
         if trimmed.overridden:
             self.overridden.update(trimmed.overridden)
@@ -109,42 +107,37 @@ class MergedLog:
         self.merger.trim(tuple(takewhile(lambda one: one.is_trimmed, state.segments)))
 
     def wake(self) -> None:
-        """Input became durable: the merger may go on."""
+        """Let the merger continue: input became durable."""
         if self.merger is not None:
             self.merger.wake()
 
     @property
     def instruction(self) -> int:
-        """The last one that is durable here."""
+        """The last instruction that is durable here."""
         return self.merger.durable.instruction if self.merger is not None else 0
 
     def is_released(self, session_id: int) -> bool:
-        """Whether all that the cluster merged of a session is durable in merged logs, here and elsewhere.
-
-        Then its input need not be kept.
-        """
+        """Whether everything merged of a session is durable in enough merged logs, so its input can go."""
         released = self.released
         return released is not None and self._consumed.is_durable(session_id, released)
 
     @property
     def released(self) -> int | None:
-        """The last instruction whose input need not be kept; None if merging cannot go on from here now."""
+        """The last instruction whose input is not needed; None while merging cannot continue from here."""
         merger = self.merger
         if merger is None or merger.gap is not None or merger.damage is not None:
             return None
         return self._retention.released(merger.durable.instruction)
 
     def on_merged(self, merged: Mapping[str, int]) -> None:
-        """Nodes reported the last instruction that they have merged durably."""
+        """Record, by node, the last instruction that it reported as merged durably."""
         self._retention.on_merged(merged)
 
-    def on_copy_removed(self, session_id: int) -> None:
-        """Its files are gone."""
+    def on_replica_removed(self, session_id: int) -> None:
         if self.merger is not None:
             self.merger.close_files(session_id)
 
     def forget_sessions(self, session_ids: Iterable[int]) -> None:
-        """Their records are gone."""
         self._consumed.forget(session_ids)
 
     # Opening and closing
@@ -152,23 +145,21 @@ class MergedLog:
     def _open(self, state: SequencerState) -> Merger:
         identity = LogIdentity(LogKind.MERGED, state.cluster, self._stream)
         merger = self.merger = Merger(
-            self._directory, identity, self._copies, on_failed=self._wake_on_failed, fetched=self.fetched
+            self._directory, identity, self._replicas, on_failed=self._wake_on_failed, fetched=self.fetched
         )
         if merger.damage is not None:
-            self.have_mended(merger.damage)
+            self.request_repair(merger.damage)
         return merger
 
-    def have_mended(self, damage: Corrupt) -> None:
-        """The merged log cannot be opened: have it mended. `rt.Corrupt` if it is no segment that is damaged.
+    def request_repair(self, damage: Corrupt) -> None:
+        """Request the repair of the merged log, which cannot be opened. `rt.Corrupt` if it is no segment.
 
-        Without peers it is up to an operator, to whom the node goes on telling so: who puts good bytes in
-        place, or resets the stream.
+        Without peers an operator must act: put good bytes in place, or reset the stream. The alarm stays.
         """
-        if not self._mender.on_damaged(damage):
+        if not self._repairer.on_corrupt(damage):
             raise damage
 
     async def close(self, *, sync: bool) -> None:
-        """End the merger."""
         merger, self.merger = self.merger, None
         if merger is None:
             return
@@ -177,7 +168,7 @@ class MergedLog:
         await self._loop.run_in_executor(self._pool, merger.close)
 
     def _wake_on_failed(self) -> None:
-        """From the merger's thread."""
+        """Called by the merger's thread."""
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(self._on_merger_failed)
 
@@ -189,7 +180,7 @@ class MergedLog:
     # Keeping it durable
 
     async def keep_durable(self) -> None:
-        """Sync what is merged, say so, and let go of what it was made of. Storage errors are final."""
+        """Sync merged bytes, report them and release their input. Storage errors are final."""
         while True:
             await asyncio.sleep(SYNC_S)
             if self.merger is None or self.merger.failure is not None:
@@ -201,16 +192,16 @@ class MergedLog:
             released = self._retention.released(durable.instruction)
             if released > self._released:
                 self._released = released
-                await self.let_go(released)
+                await self.release_input(released)
 
-    async def let_go(self, instruction: int) -> None:
-        """Whole segments of copies that are merged durably up to there are not needed any more."""
-        for end in self._consumed.take(instruction):
-            copy = self._copies.get(end.session_id)
-            if copy is None:
+    async def release_input(self, instruction: int) -> None:
+        """Trim whole segments of replicas that are merged durably up to `instruction`."""
+        for end in self._consumed.drain(instruction):
+            replica = self._replicas.get(end.session_id)
+            if replica is None:
                 continue
             try:
-                await self._copies.trim(copy, LogOffset(end.run, end.roll, end.offset))
+                await self._replicas.trim(replica, LogOffset(end.run, end.roll, end.offset))
             except DiskFull as error:
                 logger.warning("trim_deferred session_id=%d error=%r", end.session_id, str(error))
                 self._consumed.put_back(instruction, end)

@@ -54,13 +54,13 @@ logger = logging.getLogger("sequencer")
 class ReplicaSource(Protocol):
     """The session replicas. The merger's thread calls these methods."""
 
-    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+    def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
         """The checksums and times of a range; None unless all of it is here and durable."""
 
     def open(self, session_id: int, segment: SegmentId) -> File:
         """Open the segment's file. The caller closes it."""
 
-    def on_bad_copy(self, block: BlockWrite, got: str) -> None:
+    def on_bad_replica(self, block: BlockWrite, got: str) -> None:
         """The replica's bytes are not those that the plan names, or changed since they were verified.
 
         Must fetch good bytes. May be called again until they are here.
@@ -463,7 +463,7 @@ class Merger:
             try:
                 writer.append(runs)
             except Corrupt as error:
-                self._sources.on_bad_copy(_input_of(order, error.path), str(error.got))
+                self._sources.on_bad_replica(_input_of(order, error.path), str(error.got))
                 raise
             self._files.close_idle()
         return True
@@ -503,19 +503,19 @@ class Merger:
         found = self._wait_for(block, segment)
         if found is None:
             return None
-        stretch, fetched = found
+        range_info, fetched = found
         if fetched is None:
             file = self._files.open(block.session_id, segment)
             content: CopyRange | memoryview = CopyRange(
-                file, block.start, block.size, _name_of(block), stretch.content
+                file, block.start, block.size, _name_of(block), range_info.content
             )
         else:
             content = fetched.bytes_of(block)
         return BatchFrames(
             [block.head, content],
             position + block.message_count,
-            stretch.timestamp_low_ns,
-            stretch.timestamp_high_ns,
+            range_info.timestamp_low_ns,
+            range_info.timestamp_high_ns,
         )
 
     def _wait_for(
@@ -526,16 +526,16 @@ class Merger:
         while True:
             inputs = self._inputs
             fetched = self._fetched.find(block)
-            if fetched is not None and (stretch := fetched.stretch(block)) is not None:
+            if fetched is not None and (range_info := fetched.range_info(block)) is not None:
                 self.missing = None
-                return stretch, fetched
-            stretch = self._sources.stretch(block.session_id, segment, block.start, block.end)
-            if stretch is not None and stretch.chain_end == block.chain_end:
+                return range_info, fetched
+            range_info = self._sources.range_info(block.session_id, segment, block.start, block.end)
+            if range_info is not None and range_info.chain_end == block.chain_end:
                 self.missing = None
-                return stretch, None
-            if stretch is not None and not is_reported:
+                return range_info, None
+            if range_info is not None and not is_reported:
                 is_reported = True
-                self._sources.on_bad_copy(block, f"chain {stretch.chain_end:#010x}")
+                self._sources.on_bad_replica(block, f"chain {range_info.chain_end:#010x}")
             self._trim()  # Input may take long to arrive.
             with self._changed:
                 self.missing = MissingInput(block.session_id, segment, block.start, block.end)

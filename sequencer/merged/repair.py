@@ -1,7 +1,9 @@
-"""What keeps the files of this node good: which are read again, and where good bytes come from.
+"""Keeps the files of this node sound: what is scrubbed, where good bytes come from, when to give up.
 
-For one event loop. Laws. Of the merged log nothing is ever given up. A session's copy that nobody can mend is
-set aside, and the node then counts as one that has lost its disk of copies: it said to hold what it has not.
+For one event loop. Invariants:
+- No part of the merged log is given up.
+- A session replica that no peer can repair is moved aside. The node then counts as one that lost its disk of
+  session replicas, because it reported bytes that it does not have.
 """
 
 from __future__ import annotations
@@ -28,59 +30,58 @@ from sequencer.merged.scrubber import Scrubber, ScrubTarget
 from sequencer.rest.base.node_snapshot import DamagedSegment
 from sequencer.sessions.disk_id import forget_disk_id
 from sequencer.sessions.merge_progress import consumed_place
-from sequencer.sessions.peer_pull import fetch_copy, fetch_segment
+from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import SequencerState
 
 GIVE_UP_TRIES: Final = 6
-"""To mend a session's copy, over some 20 s: a peer that was started at the same time is there by then."""
+"""Attempts to repair a session replica, over about 20 s: peers that started at the same time are up then."""
 
 
 class RepairService:
-    """`mender` and `scrubber` are to be run; through `disk` nobody reads what is damaged."""
+    """Run `repairer` and `scrubber`; servers read through `disk`, which refuses corrupt bytes."""
 
     def __init__(
         self,
         config: NodeConfig,
         tls: TLS,
         pool: Executor,
-        replica: StateFollower,
-        copies: SessionReplicas,
+        follower: StateFollower,
+        replicas: SessionReplicas,
         on_failed: Callable[[RtError], None],
     ) -> None:
-        self._config, self._tls, self._replica, self._copies = config, tls, replica, copies
+        self._config, self._tls, self._follower, self._replicas = config, tls, follower, replicas
         self._on_failed = on_failed
         self._endpoints = [config.members[peer].data for peer in config.peers]
         self._merged = os.path.abspath(config.merged_directory)
         self._sessions = os.path.abspath(config.sessions_directory)
         beside = os.path.dirname(self._merged)
         self._kept = os.path.join(beside, "damaged")
-        self.mender = Repairer(
+        self.repairer = Repairer(
             os.path.join(beside, "mending"), pool, self._fetch, on_failed=on_failed, give_up=self._give_up
         )
-        self.scrubber = Scrubber(self._targets, self.mender.on_damaged, pool)
-        self.disk = VerifiedDisk(self.mender.damages)
+        self.scrubber = Scrubber(self._targets, self.repairer.on_corrupt, pool)
+        self.disk = VerifiedDisk(self.repairer.corrupt_files)
 
-    def told(self, error: Corrupt) -> RtError:
-        """What others are told of damage: of the merged log, which positions are not to be had here."""
+    def client_error(self, error: Corrupt) -> RtError:
+        """The error for clients: for a corrupt merged segment, it names the positions that are missing."""
         directory, name = os.path.split(os.path.abspath(error.path))
-        segment, state = parse_segment_name(name), self._replica.state
+        segment, state = parse_segment_name(name), self._follower.state
         found = None if segment is None or state is None else _positions_of(state, segment)
         if directory != self._merged or found is None:
             return error
         return CorruptRange(
-            f"{name} is damaged here from offset {error.offset} on",
+            f"{name} is corrupt on this node from offset {error.offset} on",
             where=self._config.name,
             start=found[0],
             end=found[1],
-            hint="Other nodes are asked for good bytes. If none has any, the alarm segment-corrupt says what "
-            "helps.",
+            hint="The node asks its peers for good bytes. If none has any, see the alarm segment-corrupt.",
         )
 
     def damaged_segments(self) -> tuple[DamagedSegment, ...]:
-        """The segments of the merged log that are damaged, and not trimmed."""
-        state, found = self._replica.state, []
-        for one in self.mender.patients:
+        """The segments of the merged log that are corrupt and not trimmed."""
+        state, found = self._follower.state, []
+        for one in self.repairer.corrupt_segments:
             positions = None if state is None else _positions_of(state, one.segment)
             if os.path.dirname(one.path) == self._merged and positions is not None and state is not None:
                 is_growing = one.segment == state.merged.segment
@@ -89,51 +90,53 @@ class RepairService:
         return tuple(found)
 
     def _targets(self) -> Iterator[ScrubTarget]:
-        """What is read again and again: the merged log, and what is not merged durably yet."""
-        if self._replica.state is None:
-            return  # What a segment must be, and that it can be mended, is not known yet.
+        """What to scrub: the merged log, and the input that is not merged durably yet."""
+        if self._follower.state is None:
+            return  # Without the state a segment's identity is unknown, and a repair is impossible.
         if os.path.isdir(self._merged):
             yield from (ScrubTarget(self._merged, segment) for segment in list_segments(REAL, self._merged))
-        for copy in self._copies.all():
-            yield from (ScrubTarget(copy.receiver.path, segment) for segment in copy.unmerged)
+        for replica in self._replicas.all():
+            yield from (ScrubTarget(replica.receiver.path, segment) for segment in replica.unmerged)
 
     async def _fetch(self, directory: str, segment: SegmentId, aside: str, end: int) -> None:
-        """Get a good copy of a segment from a peer; see `mending.Fetch`."""
-        state = self._replica.state
+        """Copy a good replica of a segment from a peer; the `Fetch` of the repairer."""
+        state = self._follower.state
         if state is None or not self._endpoints:
             raise Unreachable("there is no peer to fetch good bytes from", where=directory)
         if directory == self._merged:
             await self._fetch_merged(state, segment, aside, end)
         else:
-            await self._fetch_copy(state, directory, segment, aside, end)
+            await self._fetch_replica(state, directory, segment, aside, end)
 
     async def _fetch_merged(self, state: SequencerState, segment: SegmentId, aside: str, end: int) -> None:
-        first = _first_of(state, segment)
-        if first is None:
-            raise Unreachable("the cluster does not keep that segment", where=self._config.name, got=segment)
+        positions = _positions_of(state, segment)
+        if positions is None:
+            raise Unreachable(
+                "the merged log of the cluster has no such segment", where=self._config.name, got=segment
+            )
         identity = LogIdentity(LogKind.MERGED, state.cluster, self._config.stream)
         try:
-            line = line_of(self._replica.epoch)
-            await fetch_segment(aside, identity, segment, first, end, self._endpoints, self._tls, line)
-        except Diverged as error:  # Of peers, among each other.
+            line = line_of(self._follower.epoch)
+            await fetch_segment(aside, identity, segment, positions[0], end, self._endpoints, self._tls, line)
+        except Diverged as error:  # Between the peers.
             raise Unreachable("peers do not agree on that segment", where=segment, got=error) from error
 
-    async def _fetch_copy(
+    async def _fetch_replica(
         self, state: SequencerState, directory: str, segment: SegmentId, aside: str, end: int
     ) -> None:
         session = state.sessions.get(int(os.path.basename(directory)))
-        known = None if session is None else session.life_of(segment.run)
+        known = None if session is None else session.run_of(segment.run)
         if session is None or known is None:
-            raise Unreachable("that is merged, and nobody keeps it", where=directory, got=segment)
-        life, peers = Run(known.run, known.run_id), (self._config.stream, self._endpoints, self._tls)
-        line = line_of(self._replica.epoch)
-        await fetch_copy(self._copies, aside, session, life, segment, end, *peers, line)
+            raise Unreachable("its run is merged, and no node keeps it", where=directory, got=segment)
+        opened, peers = Run(known.run, known.run_id), (self._config.stream, self._endpoints, self._tls)
+        line = line_of(self._follower.epoch)
+        await fetch_replica(self._replicas, aside, session, opened, segment, end, *peers, line)
 
     def _give_up(self, directory: str, tries: int) -> bool:
-        """A copy that no peer can mend is set aside: publisher and peers bring what is not merged.
+        """Move a session replica aside that no peer can repair: publisher and peers send what is not merged.
 
-        This node then has lost what it said to hold, as if its disk of copies were another one, and begins
-        anew as such. That is noted first, so that a crash cannot come between.
+        The node has then lost bytes that it reported, as if its disk of session replicas were replaced, and
+        starts again as such. The disk id is deleted first, so that a crash in between is safe.
         """
         if os.path.dirname(directory) != self._sessions:
             return False
@@ -141,12 +144,12 @@ class RepairService:
         if tries < GIVE_UP_TRIES and not self._is_merged_whole(directory, session_id):
             return False
         target = os.path.join(self._kept, f"{session_id}.{time.time_ns()}")
-        error = RtError("a damaged session copy was set aside: the node begins anew", where=target)
-        copy = self._copies.get(session_id)
-        if copy is not None:
-            copy.store.refuse(error)
+        error = RtError("a corrupt session replica was set aside: the node starts again", where=target)
+        replica = self._replicas.get(session_id)
+        if replica is not None:
+            replica.store.refuse(error)
         forget_disk_id(self._sessions)
-        with storage_errors(directory, "setting a damaged copy aside"):
+        with storage_errors(directory, "setting a corrupt session replica aside"):
             REAL.make_directory(self._kept)
             REAL.rename(directory, target)
             REAL.sync_directory(self._sessions)
@@ -154,26 +157,20 @@ class RepairService:
         return True
 
     def _is_merged_whole(self, directory: str, session_id: int) -> bool:
-        """Whether all that is synced of a copy is in enough merged logs: peers have let go of it, or will."""
-        session, durable = self._replica.session(session_id), read_durable_end(REAL, directory)
+        """Whether all synced bytes of a replica are in enough merged logs, so that peers release them."""
+        session, durable = self._follower.session(session_id), read_durable_end(REAL, directory)
         consumed = None if session is None else consumed_place(session)
         is_merged = (
             durable is not None
             and consumed is not None
             and LogOffset(*durable.id, durable.offset) <= consumed
         )
-        return is_merged and self._copies.is_released(session_id)
+        return is_merged and self._replicas.is_released(session_id)
 
 
 def _positions_of(state: SequencerState, segment: SegmentId) -> tuple[int, int] | None:
-    """The positions of a merged segment that the cluster keeps: the first, and one past the last."""
+    """The first position of a merged segment and the one past its last; None if it is trimmed."""
     if segment == state.merged.segment:
         return state.merged.first, state.position
     kept = (one for one in state.segments if one.id == segment and not one.is_trimmed)
     return next(((one.first, one.end) for one in kept), None)
-
-
-def _first_of(state: SequencerState, segment: SegmentId) -> int | None:
-    """The first position of a merged segment that the cluster keeps; None if it does not."""
-    positions = _positions_of(state, segment)
-    return None if positions is None else positions[0]

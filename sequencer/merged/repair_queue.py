@@ -1,9 +1,12 @@
-"""Damaged segments of this node: not served from the damage on, and mended by good bytes that peers have.
+"""Corrupt segments of this node: not served from the corruption on, and repaired with good bytes from peers.
 
-Laws. Of what is damaged only the part before the damage is served. It stays as it is until bytes are here
-that were verified, of this very segment; then only what differs is overwritten. A peer whose copy differs
-from what is sound here ends the process. While no peer has good bytes they are asked for again and again, and
-the rest goes on; only what can be had from elsewhere may be given up.
+Invariants:
+- Only the part of a segment before its corruption is served.
+- A corrupt segment stays as it is until verified bytes of this very segment are here. Then only the bytes
+  that differ are overwritten.
+- A peer whose replica differs from the sound part here ends the process.
+- While no peer has good bytes, peers are asked again and everything else continues. Only data that can be had
+  elsewhere may be given up.
 """
 
 from __future__ import annotations
@@ -28,16 +31,16 @@ from rt.net.grpc_errors import Unreachable
 
 AGAIN_S_MIN: Final = 0.5
 AGAIN_S_MAX: Final = 30.0
-"""Between two tries to mend a segment: the pause doubles from the least to the most."""
+"""Pause between two attempts to repair a segment: it doubles from the minimum to the maximum."""
 logger = logging.getLogger("sequencer")
 
 Fetch = Callable[[str, SegmentId, str, int], Awaitable[None]]
-"""`fetch(directory, segment, aside, end)`: get a verified copy of a directory's segment up to `end`, or as
-much of it as anybody has, into the new directory `aside`. The errors of peers."""
+"""`fetch(directory, segment, aside, end)`: copy a verified replica of a segment up to `end`, or as much of it
+as any peer has, into the new directory `aside`. Raises the errors of peers."""
 
 
 class CorruptFiles:
-    """The files that are damaged, by path; any thread may ask."""
+    """The corrupt files, by path. Any thread may call this."""
 
     def __init__(self) -> None:
         self._paths: dict[str, Corrupt] = {}
@@ -49,56 +52,55 @@ class CorruptFiles:
         return path in self._paths
 
     def add(self, path: str, error: Corrupt) -> bool:
-        """Whether it was not known yet."""
+        """Returns whether the file was not known as corrupt yet."""
         return self._paths.setdefault(path, error) is error
 
     def find(self, path: str) -> Corrupt | None:
-        """What is wrong with a file; None if nothing is known."""
         return self._paths.get(path)
 
-    def note_sound(self, path: str, offset: int) -> None:
-        """Its frames verify up to `offset`, and not behind it."""
+    def record_valid_end(self, path: str, offset: int) -> None:
+        """Record that a corrupt file verifies up to `offset` and no further."""
         known = self._paths.get(path)
         if known is not None and known.offset != offset:
             self._paths[path] = Corrupt(known.what, path=path, offset=offset)
 
     def discard(self, path: str) -> None:
-        """It is good again, or gone."""
+        """Remove a file that was repaired or trimmed."""
         self._paths.pop(path, None)
 
 
 class VerifiedDisk(RealDisk):
-    """The machine's files, of damaged ones only what lies before the damage: for who serves others."""
+    """The disk from which others are served: a corrupt file can be read up to its corruption only."""
 
-    def __init__(self, damages: CorruptFiles) -> None:
-        self._damages = damages
+    def __init__(self, corrupt_files: CorruptFiles) -> None:
+        self._corrupt_files = corrupt_files
 
     def open(self, path: str, *, write: bool = False) -> File:
-        """As the protocol says; `rt.Corrupt` if the file is known to be damaged in its header.
+        """`rt.Corrupt` if the file is known to be corrupt in its header, or is opened to write.
 
-        Of one that is damaged further on, a read at or behind the damage raises it.
+        If it is corrupt further on, a read at or after that offset raises it.
         """
-        known = self._damages.find(os.path.abspath(path)) if len(self._damages) else None
+        known = self._corrupt_files.find(os.path.abspath(path)) if len(self._corrupt_files) else None
         if known is None:
             return super().open(path, write=write)
         if write or known.offset < SEGMENT_HEADER_BYTES:
             raise _damaged(path, 0)
-        return _SoundPart(super().open(path), path, known.offset)
+        return _ValidPart(super().open(path), path, known.offset)
 
     def check_reach(self, path: str, offset: int) -> None:
-        """`rt.Corrupt` if the file is known to be damaged before `offset`: what lies there proves nothing."""
-        known = self._damages.find(os.path.abspath(path)) if len(self._damages) else None
+        """`rt.Corrupt` if the file is known to be corrupt before `offset`: its bytes there prove nothing."""
+        known = self._corrupt_files.find(os.path.abspath(path)) if len(self._corrupt_files) else None
         if known is not None and known.offset < offset:
             raise _damaged(path, known.offset)
 
 
 def _damaged(path: str, offset: int) -> Corrupt:
-    what = "the segment is damaged here, and being fetched again"
+    what = "the segment is corrupt on this node and is being repaired"
     return Corrupt(what, path=path, offset=offset, hint="Ask another node.")
 
 
-class _SoundPart:
-    """A damaged file, to be read up to `end`."""
+class _ValidPart:
+    """A corrupt file that can be read up to `end`."""
 
     def __init__(self, file: File, path: str, end: int) -> None:
         self._file, self._path, self._end = file, path, end
@@ -139,8 +141,8 @@ class _SoundPart:
         return min(size, self._end - offset)
 
 
-class Patient(NamedTuple):
-    """A damaged segment: from where on it is, and how often the peers had no good bytes of it."""
+class CorruptSegment(NamedTuple):
+    """A corrupt segment: where it is corrupt, and how many attempts found no good bytes at any peer."""
 
     path: str
     segment: SegmentId
@@ -155,14 +157,14 @@ class _CorruptFile:
     pause_s: float
     due_s: float = 0.0
     tries: int = 0
-    told: str = ""
+    last_error: str = ""
 
 
 class Repairer:
-    """Mends segments, one after the other. For one event loop; files are touched in `pool`.
+    """Repairs segments, one after the other. For one event loop; a thread of `pool` accesses files.
 
-    `aside` is a directory that nobody else uses. `on_failed` gets what must end the process. `give_up` hears
-    for which directory peers were asked in vain, and how often: True if it is not wanted any more.
+    `aside` is a directory for this repairer alone. `on_failed` gets the error that must end the process.
+    `give_up(directory, tries)` returns True if the directory was moved aside, so that no repair is needed.
     """
 
     def __init__(
@@ -177,94 +179,94 @@ class Repairer:
         disk: Disk = REAL,
     ) -> None:
         self._again_s = again_s
-        self.damages = CorruptFiles()
+        self.corrupt_files = CorruptFiles()
         self._aside, self._pool, self._fetch, self._disk = aside, pool, fetch, disk
         self._on_failed, self._give_up = on_failed, give_up
-        self._patients: dict[str, _CorruptFile] = {}
+        self._pending: dict[str, _CorruptFile] = {}
         self._changed = asyncio.Event()
 
     @property
-    def patients(self) -> list[Patient]:
-        """What is damaged and not mended yet."""
+    def corrupt_segments(self) -> list[CorruptSegment]:
+        """The segments that are corrupt and not repaired yet."""
         return [
-            Patient(path, one.segment, known.offset, one.tries)
-            for path, one in sorted(self._patients.items())
-            if (known := self.damages.find(path)) is not None
+            CorruptSegment(path, one.segment, known.offset, one.tries)
+            for path, one in sorted(self._pending.items())
+            if (known := self.corrupt_files.find(path)) is not None
         ]
 
-    def on_damaged(self, error: Corrupt) -> bool:
-        """A segment was found damaged: serve it no more, and mend it. False if it is no segment."""
+    def on_corrupt(self, error: Corrupt) -> bool:
+        """Stop serving a corrupt segment and queue its repair. False if the path is no segment."""
         path = os.path.abspath(error.path)
         directory, name = os.path.split(path)
         segment = parse_segment_name(name)
         if segment is None:
             return False
-        if self.damages.add(path, error):
+        if self.corrupt_files.add(path, error):
             logger.error("segment_corrupt path=%s offset=%d error=%r", path, error.offset, str(error))
-            self._patients[path] = _CorruptFile(directory, segment, self._again_s)
+            self._pending[path] = _CorruptFile(directory, segment, self._again_s)
             self._changed.set()
         return True
 
     async def run(self) -> None:
-        """Mend what is damaged until cancelled."""
+        """Repair corrupt segments until cancelled."""
         loop = asyncio.get_running_loop()
         await self._clear_aside()
         while True:
             self._changed.clear()
-            for path, patient in list(self._patients.items()):
-                if patient.due_s <= loop.time() and await self._resolve_pending_error(path, patient):
-                    del self._patients[path]
-                    self.damages.discard(path)
-            due_s = min((one.due_s for one in self._patients.values()), default=None)
+            for path, corrupt in list(self._pending.items()):
+                if corrupt.due_s <= loop.time() and await self._try_repair(path, corrupt):
+                    del self._pending[path]
+                    self.corrupt_files.discard(path)
+            due_s = min((one.due_s for one in self._pending.values()), default=None)
             try:
                 async with asyncio.timeout(None if due_s is None else max(0.0, due_s - loop.time())):
                     await self._changed.wait()
             except TimeoutError:
                 pass
 
-    async def _resolve_pending_error(self, path: str, patient: _CorruptFile) -> bool:
-        """Try to mend it; whether it is good, or gone, now."""
+    async def _try_repair(self, path: str, corrupt: _CorruptFile) -> bool:
+        """Try to repair a segment; returns whether it is good or no longer needed."""
         try:
-            return await self._mend(path, patient.directory, patient.segment)
+            return await self._repair(path, corrupt.directory, corrupt.segment)
         except (Diverged, StorageFailed) as error:
             self._on_failed(error)
             raise
         except RtError as error:
-            if isinstance(error, LogNotFound) and not os.path.isdir(patient.directory):
-                return True  # The copy was removed: its session is closed.
-            if str(error) != patient.told:
-                patient.told = str(error)
-                logger.error("segment_repair_failed path=%s error=%r", path, patient.told)
-            # Who was not reached may have it.
-            patient.tries += not isinstance(error, Unreachable | Timeout | TooManyFiles)
-        if self._give_up(patient.directory, patient.tries):
+            if isinstance(error, LogNotFound) and not os.path.isdir(corrupt.directory):
+                return True  # The replica was removed: its session is closed.
+            if str(error) != corrupt.last_error:
+                corrupt.last_error = str(error)
+                logger.error("segment_repair_failed path=%s error=%r", path, corrupt.last_error)
+            # A peer that was not reached may have good bytes, so such an attempt does not count.
+            corrupt.tries += not isinstance(error, Unreachable | Timeout | TooManyFiles)
+        if self._give_up(corrupt.directory, corrupt.tries):
             return True
-        patient.due_s = asyncio.get_running_loop().time() + patient.pause_s
-        patient.pause_s = min(2 * patient.pause_s, AGAIN_S_MAX)
+        corrupt.due_s = asyncio.get_running_loop().time() + corrupt.pause_s
+        corrupt.pause_s = min(2 * corrupt.pause_s, AGAIN_S_MAX)
         return False
 
-    async def _mend(self, path: str, directory: str, segment: SegmentId) -> bool:
+    async def _repair(self, path: str, directory: str, segment: SegmentId) -> bool:
         disk = self._disk
-        end, sound = await run_to_end(self._pool, lambda: self._look(directory, segment))
-        if end and sound < end:
-            self.damages.note_sound(path, sound)
+        end, valid = await run_to_end(self._pool, lambda: self._find_corruption(directory, segment))
+        if end and valid < end:
+            self.corrupt_files.record_valid_end(path, valid)
             try:
                 await self._clear_aside()
                 await self._fetch(directory, segment, self._aside, end)
                 good = await run_to_end(self._pool, partial(valid_end, disk, self._aside, segment, end))
-                if good <= sound:
-                    raise Corrupt("no peer has good bytes of it", path=path, offset=sound)
+                if good <= valid:
+                    raise Corrupt("no peer has good bytes of this segment", path=path, offset=valid)
                 changed = await run_to_end(self._pool, lambda: self._overwrite(directory, segment, good))
             finally:
                 await self._clear_aside()
-            end, sound = await run_to_end(self._pool, lambda: self._look(directory, segment))
-            if sound < end:
-                self.damages.note_sound(path, sound)
-                raise Corrupt("a peer's good bytes do not reach far enough", path=path, offset=sound)
+            end, valid = await run_to_end(self._pool, lambda: self._find_corruption(directory, segment))
+            if valid < end:
+                self.corrupt_files.record_valid_end(path, valid)
+                raise Corrupt("the good bytes of the peers end too early", path=path, offset=valid)
             logger.warning("segment_repaired path=%s changed_bytes=%d", path, changed)
         return True
 
-    def _look(self, directory: str, segment: SegmentId) -> tuple[int, int]:
+    def _find_corruption(self, directory: str, segment: SegmentId) -> tuple[int, int]:
         with storage_errors(directory, "looking for damage"):
             end = synced_end(self._disk, directory, segment)
             return end, valid_end(self._disk, directory, segment, end)

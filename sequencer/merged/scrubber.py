@@ -1,7 +1,7 @@
-"""Reading again, slowly and for ever, what lies on this node's disk: a flipped bit is found before it counts.
+"""Verifies this node's segments slowly and continuously, so that flipped bits are found before they matter.
 
-Law: only what was synced is judged, and not what is trimmed meanwhile; what is read is bounded per second, so
-nothing else waits for it.
+Only synced bytes are judged, unless they are trimmed meanwhile. The read rate is bounded, so nothing else
+waits for the scrubber.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from rt.log.scan.catalog import segment_path
 from rt.log.write.segment_repair import check_segment, synced_end
 
 SCRUB_BYTES_S: Final = 4 << 20
-"""A hundredth of what a disk and a checksum can do: a terabyte takes three days."""
+"""A hundredth of what a disk and a checksum can do: 1 TB takes three days."""
 ROUND_S: Final = 10.0
-"""A round begins so long after the one before has ended: small logs need not be read without a pause."""
+"""Pause between the end of a round and the start of the next. Small logs need not be read without a pause."""
 LEAST_BYTES: Final = 64 << 10
-"""What a segment counts for at least: opening one is not for nothing."""
+"""The least that a segment counts as read: opening a file has a cost too."""
 
 logger = logging.getLogger("sequencer")
 
 
 class ScrubTarget(NamedTuple):
-    """A segment that a round looks at, of the log directory `path`."""
+    """A segment to verify, of the log directory `path`."""
 
     path: str
     segment: SegmentId
 
 
 class Scrubber:
-    """Looks at all `targets()` again and again; `on_damaged` gets what is bad. For one event loop."""
+    """Verifies all `targets()` again and again; `on_corrupt` gets the errors. For one event loop."""
 
     def __init__(
         self,
         targets: Callable[[], Iterable[ScrubTarget]],
-        on_damaged: Callable[[Corrupt], object],
+        on_corrupt: Callable[[Corrupt], object],
         pool: Executor,
         *,
         bytes_s: int = SCRUB_BYTES_S,
         round_s: float = ROUND_S,
         disk: Disk = REAL,
     ) -> None:
-        self._targets, self._on_damaged, self._pool = targets, on_damaged, pool
+        self._targets, self._on_corrupt, self._pool = targets, on_corrupt, pool
         self._bytes_s, self._round_s, self._disk = bytes_s, round_s, disk
         self.rounds = 0
-        """Ended."""
+        """Number of rounds completed."""
 
     async def run(self) -> None:
-        """Go round until cancelled."""
+        """Scrub until cancelled."""
         while True:
             try:
                 for target in list(self._targets()):
-                    await self._look_at(target)
+                    await self._scrub(target)
             except (TooManyFiles, OSError) as error:
                 if not isinstance(told := _storage_error(error), TooManyFiles):
                     raise
@@ -69,28 +69,28 @@ class Scrubber:
             self.rounds += 1
             await asyncio.sleep(self._round_s)
 
-    async def _look_at(self, target: ScrubTarget) -> None:
+    async def _scrub(self, target: ScrubTarget) -> None:
         try:
             end = await run_to_end(self._pool, partial(synced_end, self._disk, *target))
             steps = check_segment(self._disk, *target, end) if end else iter(())
-            looked = 0
+            verified = 0
             while (size := await run_to_end(self._pool, partial(next, steps, None))) is not None:
-                looked += size
+                verified += size
                 await asyncio.sleep(size / self._bytes_s)
-            await asyncio.sleep(max(0, LEAST_BYTES - looked) / self._bytes_s)
+            await asyncio.sleep(max(0, LEAST_BYTES - verified) / self._bytes_s)
         except LogNotFound:
             return  # The directory was removed: its session is closed.
         except (Corrupt, FileNotFoundError) as error:
-            await self._judge(target, error)
+            await self._report_corrupt(target, error)
 
-    async def _judge(self, target: ScrubTarget, error: Corrupt | FileNotFoundError) -> None:
-        """Trimming takes bytes away as well, and says so in the table before."""
+    async def _report_corrupt(self, target: ScrubTarget, error: Corrupt | FileNotFoundError) -> None:
+        """Report the error, unless the segment was trimmed: its table entry says so before bytes go."""
         with contextlib.suppress(FileNotFoundError, LogNotFound):
             if not await run_to_end(self._pool, partial(synced_end, self._disk, *target)):
                 return
             if not isinstance(error, Corrupt):
                 error = Corrupt("a segment is missing", path=segment_path(*target), offset=0)
-            self._on_damaged(error)
+            self._on_corrupt(error)
 
 
 def _storage_error(error: RtError | OSError) -> RtError:

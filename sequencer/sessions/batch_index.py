@@ -1,7 +1,7 @@
-"""The durable batch boundaries of a session's copy, which reports and merging are made of.
+"""The durable batch boundaries of a session replica. Reports and merging are based on them.
 
-Pure. Kept in arrays, and thinned out where there are very many: what is missing then is read back from the
-file. The caller guards it against other threads.
+Pure. Boundaries are kept in arrays and thinned out if there are very many. The merger reads a missing one
+from the file. The caller must guard this against other threads.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
 from sequencer.control.reporter import COARSE_BYTES
 
 MARKS_MAX: Final = 1 << 18
-"""Boundaries of a segment that are kept all: 12 MB. Of more, the older half is thinned out as in reports: a
-node that begins anew reports what it kept, and the others must have the same."""
+"""Boundaries of a segment that are all kept: 12 MB. If there are more, the older half is thinned out by the
+same rule on all nodes: a node that restarts reports what it kept, and the others must have the same."""
 
 
 class RangeInfo(NamedTuple):
-    """What is known of a range of whole batches: the segment's chain behind it, its messages' times, and the
-    content checksums before and behind it.
+    """A range of whole batches: the segment's running checksum at its end, the times of its messages, and the
+    content checksums at its start and end.
     """
 
     chain_end: int
@@ -38,7 +38,7 @@ def _array(code: str) -> array[int]:
 
 @dataclass(slots=True)
 class BatchIndex:
-    """Boundaries of one segment, ascending. The times of one cover all since the one before it."""
+    """Boundaries of one segment, ascending. A boundary's times cover the batches since the one before it."""
 
     offsets: array[int] = field(default_factory=lambda: _array("Q"))
     numbers: array[int] = field(default_factory=lambda: _array("Q"))
@@ -48,7 +48,7 @@ class BatchIndex:
     contents: array[int] = field(default_factory=lambda: _array("I"))
 
     def add(self, marks: Iterable[ChecksummedBoundary]) -> None:
-        """Boundaries behind those that are known; others are known already."""
+        """Add the boundaries after the last one that is known."""
         last = self.offsets[-1] if self.offsets else -1
         for mark in marks:
             if mark.offset > last:
@@ -61,8 +61,8 @@ class BatchIndex:
         if len(self.offsets) > MARKS_MAX:
             self._thin_out()
 
-    def stretch(self, start: int, end: int) -> RangeInfo | None:
-        """What is between two boundaries; None if one of them is not known here."""
+    def range_info(self, start: int, end: int) -> RangeInfo | None:
+        """The range between two boundaries; None unless both are known."""
         low, high = bisect_left(self.offsets, start), bisect_left(self.offsets, end)
         if high == len(self.offsets) or self.offsets[high] != end or self.offsets[low] != start:
             return None
@@ -72,7 +72,7 @@ class BatchIndex:
 
     @property
     def end(self) -> int:
-        """The furthest boundary; 0 if there is none."""
+        """The last boundary; 0 if there is none."""
         return self.offsets[-1] if self.offsets else 0
 
     def before(self, offset: int) -> ChecksummedBoundary | None:
@@ -83,8 +83,8 @@ class BatchIndex:
     def __iter__(self) -> Iterator[ChecksummedBoundary]:
         return map(self._mark, range(len(self.offsets)))
 
-    def forget_below(self, offset: int) -> None:
-        """Nothing that begins below is asked for any more."""
+    def prune_before(self, offset: int) -> None:
+        """Drop the boundaries before `offset`."""
         below = bisect_left(self.offsets, offset)
         for values in self._columns():
             del values[:below]
@@ -96,7 +96,7 @@ class BatchIndex:
         return self.offsets, self.numbers, self.chains, self.lows_ns, self.highs_ns, self.contents
 
     def _thin_out(self) -> None:
-        """Of the older half keep the first, and the last in front of every multiple of `COARSE_BYTES`."""
+        """Keep of the older half the first, and the last before every multiple of `COARSE_BYTES`."""
         half = len(self.offsets) // 2
         coarse = [offset // COARSE_BYTES for offset in self.offsets[: half + 1]]
         kept = [0, *(at for at in range(1, half) if coarse[at] != coarse[at + 1])]

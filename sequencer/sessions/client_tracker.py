@@ -1,10 +1,8 @@
-"""Who pushes to this node and pulls from it, and who did within a day.
+"""Tracks the clients that push to this node and pull from it, also those disconnected within a day.
 
-Laws. What is remembered is bounded: of connections that ended, the last of each client, for 24 hours, and
-4,096 in all. Watching takes nothing away: a stream runs as it would without.
-
-`TrackedStores` stands before the node's stores and sees each push; pulls are looked at now and then, so of
-one that ends between two looks the last bytes, or all of it, go uncounted. For one event loop.
+For one event loop. Of connections that ended, the last one of each client is kept for 24 hours, 4,096 in
+total. `TrackedStores` wraps the node's stores and sees every push. Pulls are polled, so the last bytes of a
+pull, or a short pull, may not be counted.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
 ENDED_MAX: Final = 4096
 
 _Key: TypeAlias = tuple[str, str]
-"""What tells clients apart: the certificate's identity, and what is pushed or pulled."""
+"""Identifies a client: the certificate's identity, and what is pushed or pulled."""
 
 
 class PushActivity:
@@ -38,16 +36,16 @@ class PushActivity:
         self.progress = PushProgress()
 
 
-class _Known:
-    """A stream that was seen."""
+class _ClientStream:
+    """A stream of a client, and its rate."""
 
     def __init__(self, stream: PushActivity | Pull, address: str) -> None:
         self.stream = stream
         self.address = address
         self.ended_ns = 0
         self.rate = 0.0
-        self.looked_ns = 0
-        self.looked_bytes = 0
+        self.updated_ns = 0
+        self.updated_bytes = 0
         self._mark = 0
         self._marked_ns = 0
 
@@ -64,29 +62,29 @@ class _Known:
         wanted = stream.wanted
         return stream.identity.uri, "merged" if isinstance(wanted, PullMerged) else f"{wanted.session_id}"
 
-    def look(self, now_ns: int, end: int) -> None:
-        """Work out the rate since the last look, and whether it keeps up; `end` is the merged log's."""
+    def update(self, now_ns: int, end: int) -> None:
+        """Update the rate and the lag. `end` is the end of the merged log."""
         size = self.total_bytes
-        since_ns = self.looked_ns or self.stream.connected_ns
+        since_ns = self.updated_ns or self.stream.connected_ns
         if now_ns > since_ns:
-            self.rate = max(size - self.looked_bytes, 0) * NS_PER_S / (now_ns - since_ns)
-        self.looked_ns, self.looked_bytes = now_ns, size
+            self.rate = max(size - self.updated_bytes, 0) * NS_PER_S / (now_ns - since_ns)
+        self.updated_ns, self.updated_bytes = now_ns, size
         goal, reached = self._way(end)
         if reached >= self._mark:
             self._mark, self._marked_ns = goal, now_ns
 
     def lag_ns(self, now_ns: int) -> int:
-        """So long ago, at least, it was where something still waits; 0: nothing does."""
+        """The minimum age of what the client did not reach yet; 0 if it lags by nothing."""
         _, reached = self._way(0)
         return max(now_ns - self._marked_ns, 0) if reached < self._mark else 0
 
     def _way(self, end: int) -> tuple[int, int]:
-        """Where it shall get to now, and where it is."""
+        """The number or position that the client must reach, and the one it has reached."""
         stream = self.stream
         if isinstance(stream, PushActivity):
             return stream.progress.durable_number, stream.progress.merged_number
         position, wanted = stream.progress.position, stream.wanted
-        # Who reads a range says nothing of how far it is, and nothing waits for it.
+        # A reader of a range does not report its progress, and does not lag.
         is_copy = isinstance(wanted, PullMerged) and wanted.range is None
         return (end if is_copy else position), position
 
@@ -131,63 +129,61 @@ class ClientTracker:
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
-        self._pushes: dict[PushActivity, _Known] = {}
-        self._pulls: dict[int, _Known] = {}
-        self._ended: dict[_Key, _Known] = {}
-        """In the order in which they ended."""
+        self._pushes: dict[PushActivity, _ClientStream] = {}
+        self._pulls: dict[int, _ClientStream] = {}
+        self._ended: dict[_Key, _ClientStream] = {}
+        """Ordered by the time of their end."""
         self._ended_push_bytes = 0
         self._ended_pull_bytes = 0
 
     @property
     def push_bytes(self) -> int:
-        """Brought by publishers, ever."""
+        """Bytes received from publishers since the start."""
         return self._ended_push_bytes + sum(known.total_bytes for known in self._pushes.values())
 
     @property
     def pull_bytes(self) -> int:
-        """Given to pullers, ever, as far as it was seen."""
+        """Bytes sent to pulling clients since the start, as far as they were polled."""
         return self._ended_pull_bytes + sum(known.total_bytes for known in self._pulls.values())
 
-    def begin_push(self, identity: Identity, hello: PushHello) -> PushActivity:
-        """A publisher's stream begins."""
+    def start_push(self, identity: Identity, hello: PushHello) -> PushActivity:
         push = PushActivity(identity, hello, self._clock())
-        self._pushes[push] = _Known(push, "")
+        self._pushes[push] = _ClientStream(push, "")
         return push
 
     def end_push(self, push: PushActivity) -> None:
-        """It has ended."""
         known = self._pushes.pop(push)
         self._ended_push_bytes += known.total_bytes
         self._keep(known)
 
-    def look(self, pulls: Mapping[int, Pull], end: int = 0) -> None:
-        """See which pulls run now, and how fast all goes, to the merged log's `end`; about once a second."""
+    def update(self, pulls: Mapping[int, Pull], end: int = 0) -> None:
+        """Update all streams, about once a second. `end` is the end of the merged log."""
         now_ns = self._clock()
-        self.note_pulls(pulls)
+        self.record_pulls(pulls)
         for known in (*self._pushes.values(), *self._pulls.values()):
-            known.look(now_ns, end)
+            known.update(now_ns, end)
         for key in [key for key, known in self._ended.items() if now_ns - known.ended_ns > KEPT_NS]:
             del self._ended[key]
 
-    def note_pulls(self, pulls: Mapping[int, Pull]) -> None:
-        """See which pulls run now."""
+    def record_pulls(self, pulls: Mapping[int, Pull]) -> None:
+        """Record which pulls run now."""
         for key in [key for key in self._pulls if key not in pulls]:
             known = self._pulls.pop(key)
             self._ended_pull_bytes += known.total_bytes
             self._keep(known)
         for key, pull in pulls.items():
             if key not in self._pulls:
-                self._pulls[key] = _Known(pull, _host_and_port(pull.peer))
+                self._pulls[key] = _ClientStream(pull, _host_and_port(pull.peer))
 
     def clients(self) -> tuple[Client, ...]:
-        """Everybody who is connected, and of the others the last connection."""
+        """All connected clients, and the last connection of each other client."""
         now_ns = self._clock()
         live = [*self._pushes.values(), *self._pulls.values()]
         connected = {known.key for known in live}
         ended = [known for key, known in self._ended.items() if key not in connected]
         return tuple(known.client(now_ns) for known in (*live, *ended))
 
-    def _keep(self, known: _Known) -> None:
+    def _keep(self, known: _ClientStream) -> None:
         known.ended_ns = self._clock()
         self._ended.pop(known.key, None)
         self._ended[known.key] = known
@@ -196,20 +192,18 @@ class ClientTracker:
 
 
 class TrackedStores:
-    """The stores of a node (`replicator.push.server.SessionReplicaStore`), and in `clients` who uses them."""
+    """A `replicator.push.server.SessionReplicaStore` that records its users in `clients`."""
 
     def __init__(self, stores: SessionReplicaStore, clients: ClientTracker) -> None:
         self._stores, self._clients = stores, clients
 
     @property
     def cluster(self) -> bytes:
-        """See the protocol."""
         return self._stores.cluster
 
     async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
-        """See the protocol."""
         intake = await self._stores.accept(hello, identity)
-        return _TrackedIntake(intake, self._clients, self._clients.begin_push(identity, hello))
+        return _TrackedIntake(intake, self._clients, self._clients.start_push(identity, hello))
 
 
 class _TrackedIntake:
@@ -222,8 +216,8 @@ class _TrackedIntake:
     def start(self) -> PushStart:
         return self._intake.start
 
-    async def open_run(self, life: Run) -> None:
-        await self._intake.open_run(life)
+    async def open_run(self, opened: Run) -> None:
+        await self._intake.open_run(opened)
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
         await self._intake.append(item)
@@ -248,5 +242,5 @@ class _TrackedIntake:
 
 
 def _host_and_port(peer: str) -> str:
-    """What gRPC calls "ipv4:127.0.0.1:1", without the kind."""
+    """Strip the kind from an address of gRPC such as "ipv4:127.0.0.1:1"."""
     return peer.partition(":")[2]

@@ -1,12 +1,12 @@
-"""Removing the copies of closed sessions from this node's disk.
+"""Removes the replicas of closed sessions from this node's disk.
 
 For one event loop. Invariants:
-- A copy is removed only if its session is closed, and everything merged of it is durable in the merged log
-  here and on a majority of the nodes. So no node needs its bytes to make what is merged.
-- A copy that a stream or a fetch uses stays. What a publisher brings later makes another one.
-- A copy is removed as a whole: its directory gets another name, durably, before the first file of it goes.
-- A copy that cannot be removed keeps no other one from being removed. It is tried again.
-- Directories of sessions whose record is gone are found at the start, too.
+- A replica is removed only if its session is closed, and everything merged of it is durable in the merged log
+  here and on a majority of the nodes. So no node needs its bytes to make its merged log.
+- A replica that a stream or a fetch uses is kept. Later bytes of a publisher create a new one.
+- A replica is removed as a whole: its directory is renamed, durably, before its first file is deleted.
+- A replica that cannot be removed does not block others. It is tried again.
+- Directories of sessions whose record was deleted are found at the start, too.
 """
 
 from __future__ import annotations
@@ -26,83 +26,80 @@ from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.replicas import SessionReplicas, check_no_link
 from sequencer.state.apply_result import Forgotten, Outcome, RangesMerged, RunClosed
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 REMOVE_MAX: Final = 64
-"""Copies that are removed in one go: streams and merging are not to wait for it."""
+"""Maximum number of replicas removed in one go, so that streams and merging do not wait for it."""
 GONE: Final = "gone."
-"""Begins the name of a directory that is being removed."""
+"""Prefix of the name of a directory that is being removed."""
 
-_REMOVING: Final = "removing the copy of a closed session"
+_REMOVING: Final = "removing the replica of a closed session"
 
 logger = logging.getLogger("sequencer")
 
 
 class ClosedReplicas:
-    """Removes what is not needed any more, from `run`.
+    """`run` removes the replicas that are not needed any more.
 
-    `released` is the last instruction that is durable in the merged log here and on a majority; None while
-    the one here is damaged or lacks bytes.
+    `released` returns the last instruction that is durable in the merged log here and on a majority; None
+    while the one here is corrupt or incomplete.
     """
 
     def __init__(
         self,
         directory: str,
-        replica: StateFollower,
-        copies: SessionReplicas,
+        follower: StateFollower,
+        replicas: SessionReplicas,
         pool: Executor,
         released: Callable[[], int | None],
         on_removed: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._directory, self._replica, self._copies = directory, replica, copies
+        self._directory, self._follower, self._replicas = directory, follower, replicas
         self._pool, self._released, self._on_removed = pool, released, on_removed
         self._due: dict[int, int] = {}
         """By session id: the instruction that must be durable first."""
         self._leftovers: set[str] = set()
         """Names of directories that are being removed."""
         self._is_listed = False
-        """Whether the directory was looked through since the last snapshot."""
-        self._told: dict[str, str] = {}
-        """By name: why it could not be removed."""
-
-    # What the process hears
+        """Whether the directory was listed since the last snapshot."""
+        self._logged: dict[str, str] = {}
+        """By name: the last error that was logged."""
 
     def on_snapshot(self) -> None:
-        """Look soon at what is here of sessions that are closed, or unknown by now."""
+        """List the directory again soon, for replicas of sessions that are closed or unknown now."""
         self._is_listed = False
 
     def on_applied(self, outcome: Outcome) -> None:
-        """A command was applied."""
         match outcome:
             case RunClosed(session_id):
-                self._note([session_id])
+                self._record([session_id])
             case RangesMerged(order):
-                self._note(end.session_id for end in order.consumed)
+                self._record(end.session_id for end in order.consumed)
             case Forgotten(session_ids):
-                self._note(session_ids)
+                self._record(session_ids)
 
-    def _note(self, session_ids: Iterable[int]) -> None:
-        state = self._replica.state
+    def _record(self, session_ids: Iterable[int]) -> None:
+        state = self._follower.state
         if state is None:
             return
         for session_id in session_ids:
             if session_id in state.closed or session_id not in state.sessions:
                 self._due[session_id] = state.instruction
 
-    # Removing
-
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Remove replicas until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             await self.remove_some()
 
     async def remove_some(self) -> None:
-        """Remove what is not needed any more, but not too much at once.
+        """Remove replicas that are not needed any more, at most `REMOVE_MAX`.
 
-        Storage errors, if the directory's names cannot be made durable.
+        Storage errors, if a renamed directory cannot be made durable.
         """
-        await self._look_around()
-        self._note(copy.session_id for copy in self._copies.all() if copy.session_id not in self._due)
+        await self._find_closed()
+        self._record(
+            replica.session_id for replica in self._replicas.all() if replica.session_id not in self._due
+        )
         released = self._released()
         due = [
             one for one, instruction in self._due.items() if released is not None and instruction <= released
@@ -111,66 +108,66 @@ class ClosedReplicas:
         for session_id in due:
             if removed >= REMOVE_MAX:
                 break
-            session = self._replica.session(session_id)
-            if session is not None and session.lives:
-                del self._due[session_id]  # Its publisher has come again.
+            session = self._follower.session(session_id)
+            if session is not None and session.active_runs:
+                del self._due[session_id]  # Its publisher came back.
                 continue
             removed += await self._remove(session_id)
         if removed:
-            logger.info("closed_copies_removed count=%d left=%d", removed, len(self._due))
+            logger.info("closed_replicas_removed count=%d left=%d", removed, len(self._due))
         for name in sorted(self._leftovers):
             await self._remove_leftover(name)
 
-    async def _look_around(self) -> None:
-        """Find copies of sessions that are closed or unknown, and what is left of removed ones."""
-        if self._is_listed or self._replica.state is None:
+    async def _find_closed(self) -> None:
+        """Find replicas of sessions that are closed or unknown, and leftovers of removed ones."""
+        if self._is_listed or self._follower.state is None:
             return
         self._is_listed = True
         try:
             names = await run_to_end(self._pool, self._list)
         except RtError as error:
             self._is_listed = False
-            self._tell(self._directory, error)
+            self._log_once(self._directory, error)
             return
         self._leftovers.update(name for name in names if name.startswith(GONE))
-        before = self._replica.state.next_session_id
+        before = self._follower.state.next_session_id
         ids = (int(name) for name in names if name.isascii() and name.isdecimal())
-        self._note(session_id for session_id in ids if 0 < session_id < before)
+        self._record(session_id for session_id in ids if 0 < session_id < before)
 
     def _list(self) -> list[str]:
-        with storage_errors(self._directory, "listing session copies"):
+        with storage_errors(self._directory, "listing session replicas"):
             return REAL.list_directory(self._directory)
 
     async def _remove(self, session_id: int) -> bool:
-        """Whether it was removed now; a copy in use, or one that cannot be removed, is looked at again."""
-        copy = self._copies.get(session_id)
-        if self._copies.is_busy(session_id) or (copy is not None and not copy.is_unused):
+        """Returns whether it was removed. One that is in use, or cannot be removed, is tried again."""
+        replica = self._replicas.get(session_id)
+        if self._replicas.is_busy(session_id) or (replica is not None and not replica.is_unused):
             return False
-        if copy is not None:
-            await self._copies.close_copy(copy)
-        session = self._replica.session(session_id)
-        if session is not None and session.lives:
-            return False  # Its publisher came meanwhile.
-        if not self._copies.begin_removal(session_id):
+        if replica is not None:
+            await self._replicas.close_replica(replica)
+        session = self._follower.session(session_id)
+        if session is not None and session.active_runs:
+            return False  # Its publisher came back meanwhile.
+        if not self._replicas.start_removal(session_id):
             return False
-        name = os.path.basename(self._copies.path(session_id))
+        name = os.path.basename(self._replicas.path(session_id))
         try:
             failed = await run_to_end(self._pool, lambda: self._set_aside(name))
         except RtError as error:
-            self._tell(name, error)
+            self._log_once(name, error)
             return False
         finally:
-            self._copies.end_removal(session_id)
+            self._replicas.end_removal(session_id)
         if failed is not None:
             raise failed
-        self._told.pop(name, None)
+        self._logged.pop(name, None)
         self._leftovers.add(GONE + name)
         self._due.pop(session_id, None)
         self._on_removed(session_id)
         return True
 
     def _set_aside(self, name: str) -> StorageError | None:
-        """In a thread: give a copy another name, under which it is none. The error of making that durable."""
+        """In a thread: rename a replica, so that it is none. Returns the error of making that durable."""
         path, aside = os.path.join(self._directory, name), os.path.join(self._directory, GONE + name)
         check_no_link(path)
         with storage_errors(path, _REMOVING), REAL.hold_directory(self._directory):
@@ -189,16 +186,16 @@ class ClosedReplicas:
             with storage_errors(path, _REMOVING):
                 await run_to_end(self._pool, lambda: _remove_tree(path))
         except RtError as error:
-            self._tell(name, error)
+            self._log_once(name, error)
         else:
             self._leftovers.discard(name)
-            self._told.pop(name, None)
+            self._logged.pop(name, None)
 
-    def _tell(self, name: str, error: RtError) -> None:
-        """Say it once, not at each try."""
-        if self._told.get(name) != str(error):
-            self._told[name] = str(error)
-            logger.error("closed_copy_not_removed name=%s error=%r", name, str(error))
+    def _log_once(self, name: str, error: RtError) -> None:
+        """Log an error once, not at each attempt."""
+        if self._logged.get(name) != str(error):
+            self._logged[name] = str(error)
+            logger.error("closed_replica_not_removed name=%s error=%r", name, str(error))
 
 
 def _remove_tree(path: str) -> None:

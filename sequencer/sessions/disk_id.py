@@ -1,8 +1,7 @@
-"""The file `disk` in the directory of session copies: which disk they are on.
+"""The file `disk` in the directory of session replicas: the id of the disk.
 
-The law: the id is durable before the first copy is, and is lost with the copies. So a node that shows another
-one has lost what it said to hold, and has no say about the ends of lives that were open then.
-
+Invariant: the id is durable before the first replica is, and is lost together with the replicas. So a node
+with a new id has lost bytes that it reported, and does not count for the ends of runs that were open then.
     0  id        16 bytes, random
    16  checksum  u32, CRC-32C of the id
    20  zeros
@@ -30,16 +29,16 @@ def _random_id() -> bytes:
 
 
 def open_disk_id(directory: str, *, disk: Disk = REAL, new_id: Callable[[], bytes] = _random_id) -> bytes:
-    """The id of the disk that `directory` is on, made with it if missing; returns when it is durable.
+    """Return the id of the disk that `directory` is on, durable; create it if it is missing.
 
-    Raises `rt.Corrupt` if it cannot be read, storage errors.
+    `rt.Corrupt` if it cannot be read; storage errors.
     """
     path = os.path.join(directory, DISK_FILE)
-    with storage_errors(path, "reading which disk this is"):
+    with storage_errors(path, "reading the disk id"):
         disk.make_directory(directory)
         if DISK_FILE in disk.list_directory(directory):
             known = _read(disk, path)
-            disk.sync_directory(directory)  # Whoever made it may have been killed right before.
+            disk.sync_directory(directory)  # The process that created it may have crashed before this.
         else:
             known = new_id()
             write_whole(disk, path, _LAYOUT.pack(known, crc32c(known)))
@@ -48,8 +47,8 @@ def open_disk_id(directory: str, *, disk: Disk = REAL, new_id: Callable[[], byte
 
 
 def forget_disk_id(directory: str, *, disk: Disk = REAL) -> None:
-    """Some of what is on the disk was lost: the next start gives it another id. Durable on return."""
-    with storage_errors(directory, "forgetting which disk this is"):
+    """Delete the id because data on the disk was lost; the next start creates another. Durable on return."""
+    with storage_errors(directory, "deleting the disk id"):
         if DISK_FILE in disk.list_directory(directory):
             disk.remove(os.path.join(directory, DISK_FILE))
         disk.sync_directory(directory)
@@ -66,9 +65,9 @@ def _read(disk: Disk, path: str) -> bytes:
         if crc32c(known) == checksum:
             return bytes(known)
     raise Corrupt(
-        "the name of this disk cannot be read",
+        "the disk id cannot be read",
         path=path,
         offset=0,
         got=f"{len(data)} bytes",
-        hint="Is the disk sound? Then remove the file: the node's copies count again once they are whole.",
+        hint="If the disk is sound, remove the file. The node's session replicas count again once complete.",
     )

@@ -1,6 +1,6 @@
 """Session ranges that were fetched from peers for the merger, in memory until they are merged.
 
-The event loop adds them, the merger's thread finds and forgets them.
+The event loop adds them; the merger's thread finds and removes them.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ from sequencer.state.write_plan import BlockWrite, WritePlan
 
 
 class FetchedRanges:
-    """The ranges, by segment. Any thread."""
+    """The ranges, by segment. Any thread may call this."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranges: dict[tuple[int, SegmentId], list[FetchedRange]] = {}
 
     def add(self, fetched: FetchedRange) -> None:
-        """Have it found."""
         key = fetched.range.session_id, fetched.range.segment
         with self._lock:
             self._ranges.setdefault(key, []).append(fetched)
 
     def find(self, block: BlockWrite) -> FetchedRange | None:
-        """A range that holds a block's input."""
+        """A range that contains a block's input."""
         if not self._ranges:
             return None
         with self._lock:
             known = self._ranges.get((block.session_id, SegmentId(block.run, block.roll)), ())
-            return next((one for one in known if one.stretch(block) is not None), None)
+            return next((one for one in known if one.range_info(block) is not None), None)
 
     def forget(self, order: WritePlan) -> None:
-        """The order is merged: drop what nothing later can need."""
+        """Drop the input of a plan that was executed; plans are executed in order."""
         if not self._ranges:
             return
         with self._lock:
@@ -46,12 +45,11 @@ class FetchedRanges:
                         del self._ranges[key]
 
     def clear(self) -> None:
-        """Drop all."""
         with self._lock:
             self._ranges.clear()
 
     @property
     def total_bytes(self) -> int:
-        """What they take."""
+        """The memory that the ranges use."""
         with self._lock:
             return sum(len(one.data) for known in self._ranges.values() for one in known)

@@ -1,11 +1,11 @@
-"""Closing session copies that nothing uses: their files are opened again when something comes for them.
+"""Closes session replicas that nothing uses. They are opened again when bytes arrive for them.
 
-For one event loop. Invariants:
-- A copy is closed only while no stream feeds it, nothing is done to it, and everything in it is durable.
-- Everything in it is merged by the cluster, and durable in the merged logs of this node and of a majority. So
-  the merger needs nothing of it, and whoever asks for its bytes reads the files.
-- What is merged of it is trimmed first: nobody trims it while it is closed.
-- What a publisher announced of a life that is open, or what is final of it, is not forgotten.
+For one event loop. Invariants of a replica that is closed:
+- No stream feeds it, no operation runs on it, and everything in it is durable.
+- Everything in it is merged, durably on this node and on a majority. So the merger needs nothing of it, and
+  readers of its bytes read the files.
+- Its merged segments were trimmed before, because nothing trims it while it is closed.
+- It has no announced or final end of a run that is open, because closing it forgets them.
 """
 
 from __future__ import annotations
@@ -22,79 +22,79 @@ from sequencer.sessions.replicas import SessionReplica, SessionReplicas
 from sequencer.state.state import Session
 
 OPEN_MAX: Final = 256
-"""Copies that stay open although nothing uses them: three or four descriptors each."""
+"""Replicas that stay open although nothing uses them: three or four descriptors each."""
 IDLE_S: Final = 5.0
-"""A copy is not closed sooner after its last use."""
-LOOK_S: Final = 1.0
+"""Minimum time between the last use of a replica and its closing."""
+POLL_S: Final = 1.0
 
 logger = logging.getLogger("sequencer")
 
 
 class IdleReplicas:
-    """Closes the copies that were not used for the longest time, but for `open_max`."""
+    """Closes the least recently used replicas, so that about `open_max` stay open."""
 
     def __init__(
         self,
-        replica: StateFollower,
-        copies: SessionReplicas,
+        follower: StateFollower,
+        replicas: SessionReplicas,
         is_released: Callable[[int], bool],
         *,
         open_max: int = OPEN_MAX,
         idle_s: float = IDLE_S,
     ) -> None:
-        self._replica, self._copies, self._is_released = replica, copies, is_released
+        self._follower, self._replicas, self._is_released = follower, replicas, is_released
         self._open_max, self._idle_s = open_max, idle_s
 
     async def run(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check once a second, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             await self.close_some()
 
     async def close_some(self) -> None:
-        """Close as many as are too many, if so many are idle."""
-        too_many = len(self._copies.all()) - self._open_max
+        """Close idle replicas while more than the maximum are open."""
+        too_many = len(self._replicas.all()) - self._open_max
         if too_many <= 0:
             return
         before_s = asyncio.get_running_loop().time() - self._idle_s
         closed = 0
-        for copy in sorted(self._copies.all(), key=lambda one: one.used_s):
-            if closed >= too_many or copy.used_s > before_s:
+        for replica in sorted(self._replicas.all(), key=lambda one: one.used_s):
+            if closed >= too_many or replica.used_s > before_s:
                 break
-            closed += await self._close(copy)
+            closed += await self._close(replica)
         if closed:
-            logger.debug("idle_copies_closed count=%d", closed)
+            logger.debug("idle_replicas_closed count=%d", closed)
 
-    async def _close(self, copy: SessionReplica) -> bool:
-        """Whether it was closed: it is looked at again, for what was done before took a while."""
-        if not self._is_idle(copy):
+    async def _close(self, replica: SessionReplica) -> bool:
+        """Returns whether it was closed. It is checked twice, because trimming takes time."""
+        if not self._is_idle(replica):
             return False
-        session = self._replica.session(copy.session_id)
+        session = self._follower.session(replica.session_id)
         place = None if session is None else consumed_place(session)
         if place is not None:
             try:
-                await self._copies.trim(copy, place)
+                await self._replicas.trim(replica, place)
             except DiskFull as error:
-                logger.warning("trim_deferred session_id=%d error=%r", copy.session_id, str(error))
+                logger.warning("trim_deferred session_id=%d error=%r", replica.session_id, str(error))
                 return False
-            if not self._is_idle(copy):
+            if not self._is_idle(replica):
                 return False
-        await self._copies.close_copy(copy)
+        await self._replicas.close_replica(replica)
         return True
 
-    def _is_idle(self, copy: SessionReplica) -> bool:
-        if self._copies.get(copy.session_id) is not copy:
+    def _is_idle(self, replica: SessionReplica) -> bool:
+        if self._replicas.get(replica.session_id) is not replica:
             return False
-        session = self._replica.session(copy.session_id)
-        if not copy.is_unused or not self._is_released(copy.session_id):
+        session = self._follower.session(replica.session_id)
+        if not replica.is_unused or not self._is_released(replica.session_id):
             return False
-        return session is None or is_merged_whole(copy, session)
+        return session is None or is_merged_whole(replica, session)
 
 
-def is_merged_whole(copy: SessionReplica, session: Session) -> bool:
-    """Whether nothing in the copy is still to be merged, and nothing else that is known of it is needed."""
-    place, consumed = copy.receiver.next_offset, consumed_place(session)
+def is_merged_whole(replica: SessionReplica, session: Session) -> bool:
+    """Whether the cluster merged all of the replica, and its announced and final ends are not needed."""
+    place, consumed = replica.receiver.next_offset, consumed_place(session)
     if place is not None and (consumed is None or place > consumed):
         return False
-    life = session.life
-    return life is None or not any(run >= life.run for run in (*copy.announced, *copy.finals))
+    opened = session.active
+    return opened is None or not any(run >= opened.run for run in (*replica.announced, *replica.finals))

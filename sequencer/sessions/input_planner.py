@@ -1,9 +1,9 @@
-"""What a merger is missing: which session ranges to fetch, and when merged bytes are asked for instead.
+"""Plans which session ranges a merger's node fetches, and when it copies merged bytes instead.
 
 Pure. Invariants:
-- A session range is asked for before merged bytes are.
-- Merged bytes are asked only of a peer whose merged log goes further than the one here.
-- Every range that is asked for is named with its chains, so that only the committed bytes fit.
+- Session ranges are requested before merged bytes.
+- Merged bytes are requested only from a peer whose merged log is longer than the one here.
+- Every requested range has its running checksums, so that only the committed bytes match.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
 STUCK_S: Final = 1.0
-"""A stream that brings the missing bytes may stand still for so long before they are fetched from a peer."""
+"""How long a stream that brings the missing bytes may pause before they are fetched from a peer."""
 SLOW_S: Final = 5.0
-"""And may take so long in all for one range."""
+"""How long it may take in total for one range."""
 RANGES_BYTES_MAX: Final = 32 << 20
 """Most bytes of ranges that wait in memory, fetched ahead of what the first order needs."""
 BLOCKS_MAX: Final = 4096
-"""So many blocks are looked at, if the first order has no more: that takes some milliseconds."""
+"""Maximum number of blocks examined, unless the first plan has more: that takes a few milliseconds."""
 
 
 class SessionRange(NamedTuple):
-    """Whole batches of one segment of a session, and the segment's chain at both ends."""
+    """Whole batches of one segment of a session, with the segment's running checksum at both ends."""
 
     session_id: int
     segment: SegmentId
@@ -46,12 +46,12 @@ class FetchedRange:
     data: memoryview
     marks: BatchIndex
 
-    def stretch(self, block: BlockWrite) -> RangeInfo | None:
-        """What is known of a block's input; None if it is not in here, or has another chain."""
+    def range_info(self, block: BlockWrite) -> RangeInfo | None:
+        """The checksums and times of a block's input; None if it is not in here, or differs."""
         one = self.range
         if not one.start <= block.start < block.end <= one.end:
             return None
-        found = self.marks.stretch(block.start, block.end)
+        found = self.marks.range_info(block.start, block.end)
         return found if found is not None and found.chain_end == block.chain_end else None
 
     def bytes_of(self, block: BlockWrite) -> memoryview:
@@ -65,9 +65,9 @@ def plan_ranges(
     *,
     bytes_max: int = RANGES_BYTES_MAX,
 ) -> list[SessionRange]:
-    """What is missing of the input of orders: all that the first one needs, later ones up to `bytes_max`.
+    """The missing input of plans: everything that the first one needs, later ones up to `bytes_max`.
 
-    Ranges that follow each other in a segment are joined.
+    Adjacent ranges of a segment are joined.
     """
     found: dict[tuple[int, SegmentId], list[SessionRange]] = {}
     size = looked = 0
@@ -92,10 +92,10 @@ def plan_ranges(
 
 
 def is_due(*, waited_s: float, still_s: float, is_coming: bool) -> bool:
-    """Whether missing input is to be fetched now.
+    """Whether missing input must be fetched now.
 
-    `waited_s` is how long the merger has waited for it. `still_s` is how long the stream that brings it has
-    not moved. `is_coming`: there is such a stream.
+    `waited_s`: how long the merger has waited for it. `is_coming`: a stream brings it, which has not advanced
+    for `still_s`.
     """
     return not is_coming or still_s >= STUCK_S or waited_s >= SLOW_S
 
@@ -103,8 +103,8 @@ def is_due(*, waited_s: float, still_s: float, is_coming: bool) -> bool:
 def peers_ahead(ends: Mapping[str, int], position: int, *, is_cut_off: bool) -> list[str]:
     """The peers from which merged bytes may be copied, the furthest first. `ends` are their merged ends.
 
-    A log that is cut off lacks bytes before the next order. These may be the header of a segment, which has
-    no position of its own, so a peer with the same end may have them.
+    A log that is cut off is missing bytes before the next plan. These may be the header of a segment, which
+    has no position of its own, so a peer with the same end may have them.
     """
     ahead = [peer for peer, end in ends.items() if end > position or (is_cut_off and end == position)]
     return sorted(ahead, key=lambda peer: -ends[peer])

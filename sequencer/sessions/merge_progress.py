@@ -1,7 +1,7 @@
-"""What merging consumed of sessions, and what of it is not durable in this node's merged log yet.
+"""What instructions consumed of each session, and which part is not durable in this node's merged log yet.
 
-Pure. The law: a place of a session is let go of only once the instruction that consumed up to it is durable
-here. Of very many instructions it is not known one by one what they consumed; then it is let go of later.
+Pure. Invariant: bytes of a session are released only when the instruction that consumed them is durable here.
+If very many instructions wait, the older ones are joined, and their input is released later.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from sequencer.state.state import SequencerState, Session
 from sequencer.state.write_plan import SessionEnd, WritePlan
 
 CONSUMED_MAX: Final = 1 << 16
-"""Instructions, not merged durably here yet, of which it is known one by one what they consumed."""
+"""Instructions, not yet merged durably here, whose consumed ends are kept one by one."""
 
 
 class ConsumedRanges:
-    """What instructions consumed, from the last snapshot of the state on."""
+    """What instructions consumed since the last snapshot of the state."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, tuple[SessionEnd, ...]]] = deque()
-        """By instruction, ascending: what can be let go of once it is durable here."""
+        """By instruction, ascending: what can be released once it is durable here."""
         self._instructions: dict[int, int] = {}
-        """By session id: the last instruction that consumed of it, or a later one."""
+        """By session id: the last instruction that consumed bytes of it, or a later one."""
 
-    def begin(self, state: SequencerState, orders: Iterable[WritePlan]) -> None:
-        """Begin with a state and the orders that led to it, as far as they are kept."""
+    def start(self, state: SequencerState, orders: Iterable[WritePlan]) -> None:
+        """Start with a state and the latest plans that led to it."""
         self._waiting.clear()
         self._waiting.extend((one.instruction, one.consumed) for one in orders)
         ends = tuple(_ends_of(state))
@@ -36,7 +36,7 @@ class ConsumedRanges:
         self._instructions = dict.fromkeys((end.session_id for end in ends), state.instruction)
 
     def add(self, order: WritePlan) -> None:
-        """The next order. Of too many the older half counts as its last one."""
+        """Add the next plan. If too many wait, the older half is joined and counts as its last one."""
         for end in order.consumed:
             self._instructions[end.session_id] = order.instruction
         self._waiting.append((order.instruction, order.consumed))
@@ -49,16 +49,16 @@ class ConsumedRanges:
             self._waiting.appendleft((instruction, tuple(furthest.values())))
 
     def forget(self, session_ids: Iterable[int]) -> None:
-        """The records of these sessions are gone: nobody asks for them again."""
+        """Drop these sessions, whose records were deleted."""
         for session_id in session_ids:
             self._instructions.pop(session_id, None)
 
     def is_durable(self, session_id: int, instruction: int) -> bool:
-        """Whether what was consumed of a session is durable here, now that `instruction` is."""
+        """Whether everything consumed of a session is durable here, if `instruction` is."""
         return self._instructions.get(session_id, 0) <= instruction
 
-    def take(self, instruction: int) -> list[SessionEnd]:
-        """The ends before which sessions can be let go of, now that `instruction` is durable here."""
+    def drain(self, instruction: int) -> list[SessionEnd]:
+        """Remove and return the ends before which sessions can be released once `instruction` is durable."""
         furthest: dict[int, SessionEnd] = {}
         while self._waiting and self._waiting[0][0] <= instruction:
             for end in self._waiting.popleft()[1]:
@@ -66,15 +66,15 @@ class ConsumedRanges:
         return list(furthest.values())
 
     def put_back(self, instruction: int, end: SessionEnd) -> None:
-        """What `take` gave for `instruction` could not be let go of: the next one gives it again."""
+        """Return an end that could not be released; the next `drain` returns it again."""
         self._waiting.appendleft((instruction, (end,)))
 
 
 def consumed_place(session: Session) -> LogOffset | None:
     """How far a session is merged; None if nothing of it is."""
-    if session.consumed is not None and session.life is not None:
+    if session.consumed is not None and session.active is not None:
         end = session.consumed.end
-        return LogOffset(session.life.run, end.roll, end.offset)
+        return LogOffset(session.active.run, end.roll, end.offset)
     if session.done is not None:
         run, done = session.done
         return LogOffset(run, done.roll, done.offset)
@@ -82,8 +82,8 @@ def consumed_place(session: Session) -> LogOffset | None:
 
 
 def consumed_number(session: Session) -> int | None:
-    """The number that must be merged next, if that is known."""
-    if session.consumed is not None and session.life is not None:
+    """The number that must be merged next, if it is known."""
+    if session.consumed is not None and session.active is not None:
         return session.consumed.end.number
     return session.done[1].number if session.done is not None else None
 

@@ -1,8 +1,9 @@
-"""The copies that this node must have: opened, told of, and final where a life was fenced.
+"""Opens the replicas that this node must have, reports them, and reports final ends of fenced runs.
 
-For one event loop. Laws. A copy that cannot be opened now is tried again for as long as its session is known.
-That a disk has joined is answered only once all is open that is here of sessions which were open by then; so
-not before what earlier terms committed was heard, for a snapshot knows nothing of it.
+For one event loop. Invariants:
+- A replica that cannot be opened is tried again for as long as its session is known.
+- The join of a disk is confirmed only when the replicas here of all sessions that were open by then are open.
+  So it is not confirmed before the commands of earlier terms were applied: a snapshot does not contain them.
 """
 
 from __future__ import annotations
@@ -22,137 +23,135 @@ from sequencer.sessions.replicas import SessionReplica, SessionReplicas
 from sequencer.state.state import Session
 from sequencer.state.write_plan import SessionEnd
 
-OPEN_AGAIN_S: Final = 2.0
-"""How long until a copy that could not be opened is tried again: there may be space by then."""
-LOOK_S: Final = 0.1
-"""How often it is looked at whether all copies are open."""
+OPEN_RETRY_S: Final = 2.0
+"""Pause before a replica that could not be opened is tried again: there may be disk space by then."""
+POLL_S: Final = 0.1
+"""How often `confirm` checks whether all replicas are open."""
 
 logger = logging.getLogger("sequencer")
 
 
 class Opener:
-    """Opens copies as sessions are heard of. `spawn` does work beside the rest."""
+    """Opens replicas of sessions that the state knows. `spawn` starts a task."""
 
     def __init__(
         self,
-        replica: StateFollower,
-        copies: SessionReplicas,
+        follower: StateFollower,
+        replicas: SessionReplicas,
         reports: DataReports,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_damaged: Callable[[Corrupt], object],
+        on_corrupt: Callable[[Corrupt], object],
     ) -> None:
-        """`on_damaged` hears of copies that do not verify; they are tried again all the same."""
-        self._replica, self._copies, self._reports = replica, copies, reports
-        self._spawn, self._on_damaged = spawn, on_damaged
+        """`on_corrupt` gets errors of corrupt replicas. They are tried again nevertheless."""
+        self._follower, self._replicas, self._reports = follower, replicas, reports
+        self._spawn, self._on_corrupt = spawn, on_corrupt
         self._opening: set[int] = set()
-        """Sessions whose copies are being opened."""
+        """Sessions whose replicas are being opened."""
         self._control = 0
-        """Counts the control processes that were to be answered."""
+        """Counts the control processes that need a confirmation."""
 
-    # What the process hears
+    def report_session(self, session: Session, *, is_input: bool) -> None:
+        """Report a session to a new control process; open its replica if there may be something to merge.
 
-    def take_up(self, session: Session, *, is_input: bool) -> None:
-        """Control begins anew: open the copy if there is something to merge, and say what is there.
-
-        `is_input`: an order that is not carried out yet may need it, though the session may be over.
+        `is_input`: a plan that is not executed yet may need it, though the session may be closed.
         """
-        copy = self._copies.get(session.id)
-        if copy is not None:
-            _note_merged(copy, session)
-            for report in copy.reports(consumed_place(session)):
+        replica = self._replicas.get(session.id)
+        if replica is not None:
+            _record_merged(replica, session)
+            for report in replica.reports(consumed_place(session)):
                 self._reports.segment(report)
-            for life in session.lives:
-                if life.is_fenced and life.end is None and life.run not in copy.finals:
-                    self._spawn(self.finish(session.id, life.run))
-        elif self._is_wanted(session, is_input=is_input):
+            for opened in session.active_runs:
+                if opened.is_fenced and opened.end is None and opened.run not in replica.finals:
+                    self._spawn(self.finish(session.id, opened.run))
+        elif self._is_needed(session, is_input=is_input):
             self._open_soon(session.id)
 
-    def _is_wanted(self, session: Session, *, is_input: bool) -> bool:
-        """Whether control, or the merger, needs to hear of what is here of a session."""
-        if is_input and os.path.isdir(self._copies.path(session.id)):
+    def _is_needed(self, session: Session, *, is_input: bool) -> bool:
+        """Whether control, or the merger, must know the replica of a session."""
+        if is_input and os.path.isdir(self._replicas.path(session.id)):
             return True
-        life = session.life
-        return life is not None and (life.is_fenced or not self._copies.is_idle(session))
+        opened = session.active
+        return opened is not None and (opened.is_fenced or not self._replicas.is_idle(session))
 
-    def begin(self) -> None:
-        """Control is away, or another one: what the last one was to be answered is void."""
+    def on_control_lost(self) -> None:
+        """Cancel the confirmations for a control process that is disconnected or replaced."""
         self._control += 1
 
     def on_opened(self, session_id: int) -> None:
-        """A life is open: a copy that is here of an earlier start of this process is told of."""
-        if self._copies.get(session_id) is None and os.path.isdir(self._copies.path(session_id)):
+        """A run was opened: report the replica that an earlier process of this node left here."""
+        if self._replicas.get(session_id) is None and os.path.isdir(self._replicas.path(session_id)):
             self._open_soon(session_id)
 
     def on_merged(self, end: SessionEnd) -> None:
-        """The cluster merged a session up to there."""
-        copy = self._copies.get(end.session_id)
-        if copy is not None:
-            copy.store.record_merged(LogOffset(end.run, end.roll, end.offset), end.number)
+        """The cluster merged a session up to `end`."""
+        replica = self._replicas.get(end.session_id)
+        if replica is not None:
+            replica.store.record_merged(LogOffset(end.run, end.roll, end.offset), end.number)
         else:
             self._open_soon(end.session_id)
 
     async def finish(self, session_id: int, run: int) -> None:
-        """X is fenced: say what is final of it."""
-        copy = self._copies.get(session_id)
-        if copy is None:
-            self._open_soon(session_id)  # Which says it then.
+        """A run was fenced: report its final end."""
+        replica = self._replicas.get(session_id)
+        if replica is None:
+            self._open_soon(session_id)  # `_open` reports it.
         else:
-            await self._copies.finish(copy, run)
+            await self._replicas.finish(replica, run)
 
     def confirm(self, joins: int) -> None:
-        """Say, once it is so, that all was told which is durable here now that so many disks have joined."""
+        """Report that everything durable here was reported, once that is true, after `joins` disks joined."""
         self._spawn(self._confirm(joins, self._control))
 
     async def _confirm(self, joins: int, control: int) -> None:
-        while control == self._control and not self._replica.is_caught_up:
-            await asyncio.sleep(LOOK_S)
+        while control == self._control and not self._follower.is_caught_up:
+            await asyncio.sleep(POLL_S)
         unread = set(self._opening)
         while unread & self._opening:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         if control == self._control:
             self._reports.joins(joins)
 
     # Opening
 
     async def opened(self, session_id: int) -> SessionReplica | None:
-        """The copy, open, however long that takes; None if the session is not known any more."""
+        """Open a replica, however long that takes; None if its session is not known any more."""
         told = ""
-        while (session := self._replica.session(session_id)) is not None:
+        while (session := self._follower.session(session_id)) is not None:
             try:
-                return await self._copies.open_copy(session)
+                return await self._replicas.open_replica(session)
             except RtError as error:
                 if isinstance(error, Corrupt):
-                    self._on_damaged(error)
+                    self._on_corrupt(error)
                 if str(error) != told:
                     told = str(error)
                     logger.error(
                         "session_replica_failed session=%s id=%d error=%r", session.name, session_id, told
                     )
-            await asyncio.sleep(OPEN_AGAIN_S)
+            await asyncio.sleep(OPEN_RETRY_S)
         return None
 
     def _open_soon(self, session_id: int) -> None:
-        """Open a copy, unless that is under way, and say what is final of it."""
+        """Open a replica, unless that is in progress, and report its final ends."""
         if session_id not in self._opening:
-            self._opening.add(session_id)  # From now on it is waited for.
+            self._opening.add(session_id)  # `_confirm` waits for it from now on.
             self._spawn(self._open(session_id))
 
     async def _open(self, session_id: int) -> None:
         try:
-            copy = await self.opened(session_id)
+            replica = await self.opened(session_id)
         finally:
             self._opening.discard(session_id)
-        session = self._replica.session(session_id)
-        if copy is None or session is None:
+        session = self._follower.session(session_id)
+        if replica is None or session is None:
             return
-        _note_merged(copy, session)
-        for life in session.lives:
-            if life.is_fenced and life.end is None:
-                await self._copies.finish(copy, life.run)
+        _record_merged(replica, session)
+        for opened in session.active_runs:
+            if opened.is_fenced and opened.end is None:
+                await self._replicas.finish(replica, opened.run)
 
 
-def _note_merged(copy: SessionReplica, session: Session) -> None:
+def _record_merged(replica: SessionReplica, session: Session) -> None:
     place = consumed_place(session)
     if place is not None:
-        copy.store.record_merged(place, consumed_number(session) or 0)
+        replica.store.record_merged(place, consumed_number(session) or 0)

@@ -1,7 +1,8 @@
-"""What this node's copies lack, fetched from the copies of others.
+"""Fetches session bytes that this node's replicas are missing from the replicas of peers.
 
-For one event loop. Laws. Of a life that is closed everything is fetched: a majority must hold it to have it
-merged. Of one that is open something is fetched only while no publisher's stream feeds the copy here.
+For one event loop. Invariants:
+- All bytes of a closed run are fetched: a majority must hold them before they are merged.
+- Bytes of an open run are fetched only while no publisher's stream feeds the replica here.
 """
 
 from __future__ import annotations
@@ -23,42 +24,42 @@ from sequencer.config.config import NodeConfig
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.peer_pull import fetch_session
 from sequencer.sessions.replicas import SessionReplica, SessionReplicas
-from sequencer.state.state import ActiveRun as OpenLife
+from sequencer.state.state import ActiveRun
 
-AGAIN_S: Final = 0.2
-"""Between two peers that are asked for the rest of a life."""
+RETRY_S: Final = 0.2
+"""Pause between two peers that are asked for the rest of a run."""
 FETCHES_MAX: Final = 128
-"""Sessions that are fetched from peers at the same time, while they are open."""
+"""Maximum number of open sessions that are fetched from peers at the same time."""
 WINDOW_BYTES: Final = 2**18
-"""Ahead of the reader, for each of them: 32 MiB of all."""
+"""Receive window of each fetch: 32 MiB in total."""
 FOLLOWS_MAX: Final = 64
-"""So many of them are followed for as long as something comes. Of more, what is there is fetched."""
+"""Maximum number of these that are followed while bytes arrive. Of others only present bytes are fetched."""
 
 logger = logging.getLogger("sequencer")
 
 
 class PeerFetcher:
-    """Fetches from peers into copies, which `opened` opens."""
+    """Fetches bytes from peers into replicas, which `opened` opens."""
 
     def __init__(
         self,
         config: NodeConfig,
         tls: TLS,
-        replica: StateFollower,
-        copies: SessionReplicas,
+        follower: StateFollower,
+        replicas: SessionReplicas,
         opened: Callable[[int], Awaitable[SessionReplica | None]],
     ) -> None:
         self._stream, self._members, self._tls = config.stream, config.members, tls
         self._endpoints = [config.members[peer].data for peer in config.peers]
-        self._replica, self._copies, self._opened = replica, copies, opened
+        self._follower, self._replicas, self._opened = follower, replicas, opened
         self._fetching: set[int] = set()
-        """Sessions of which a peer's copy is fetched although they are open."""
+        """Open sessions that are being fetched from a peer."""
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._follows = 0
         self._channels: dict[str, Channel] = {}
 
     async def close(self) -> None:
-        """Close the connections; nothing is fetched any more."""
+        """Close the connections. Nothing is fetched afterwards."""
         for channel in self._channels.values():
             await channel.close()
 
@@ -67,52 +68,52 @@ class PeerFetcher:
             self._channels[endpoint] = open_channel(endpoint, self._tls, window_bytes=WINDOW_BYTES)
         return self._channels[endpoint]
 
-    # Lives that are closed
-
     async def complete(self, session_id: int, end: LogOffset) -> None:
-        """Have what this node lacks of an X that ends at `end`, however long that takes."""
+        """Fetch what is missing here of a run that ends at `end`, however long that takes."""
         at = 0
-        while self._endpoints and (life := self._life_of(session_id, end.run)) is not None:
-            copy = await self._opened(session_id)
-            if copy is None or (end.segment == (end.run, 0) and end.offset <= SEGMENT_HEADER_BYTES):
+        while self._endpoints and (opened := self._run_of(session_id, end.run)) is not None:
+            replica = await self._opened(session_id)
+            if replica is None or (end.segment == (end.run, 0) and end.offset <= SEGMENT_HEADER_BYTES):
                 return
             endpoint = self._endpoints[at % len(self._endpoints)]
             at += 1
             try:
-                with copy.in_use():
-                    is_whole = await self._complete_from(endpoint, copy, Run(life.run, life.run_id), end)
+                with replica.in_use():
+                    is_whole = await self._complete_from(
+                        endpoint, replica, Run(opened.run, opened.run_id), end
+                    )
                 if is_whole:
                     return
             except RtError as error:
                 logger.warning(
                     "fetch_failed session_id=%d peer=%s error=%r", session_id, endpoint, str(error)
                 )
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
-    async def _complete_from(self, endpoint: str, copy: SessionReplica, life: Run, end: LogOffset) -> bool:
-        """Fetch what is there; whether nothing was lacking any more."""
-        session = self._replica.session(copy.session_id)
+    async def _complete_from(
+        self, endpoint: str, replica: SessionReplica, opened: Run, end: LogOffset
+    ) -> bool:
+        """Fetch what the peer has. Returns whether nothing was missing before."""
+        session = self._follower.session(replica.session_id)
         if session is None:
-            return True  # Its record is gone: it is merged.
-        await self._copies.skip_merged(copy, session)  # Peers may have let go of what is merged.
-        place = copy.receiver.next_offset
+            return True  # Its record was deleted, so it is merged.
+        await self._replicas.skip_merged(replica, session)  # Peers may have trimmed what is merged.
+        place = replica.receiver.next_offset
         if place is not None and place >= end:
             return True
-        line = line_of(self._replica.epoch)
+        line = line_of(self._follower.epoch)
         channel = self._channel(endpoint)
-        await fetch_session(self._copies, copy, life, end, self._stream, channel, line=line)
+        await fetch_session(self._replicas, replica, opened, end, self._stream, channel, line=line)
         return False
 
-    def _life_of(self, session_id: int, run: int) -> OpenLife | None:
-        session = self._replica.session(session_id)
-        return None if session is None else session.life_of(run)
-
-    # Lives that are open
+    def _run_of(self, session_id: int, run: int) -> ActiveRun | None:
+        session = self._follower.session(session_id)
+        return None if session is None else session.run_of(run)
 
     async def fetch(self, wanted: pb.Fetch) -> None:
-        """Get what a peer has of a life that is open and that nobody sends, for as long as nobody does.
+        """Fetch what a peer has of an open run that no publisher sends here, as long as none does.
 
-        It goes on with what comes to the peer meanwhile: its publisher may not reach this node at all.
+        This continues with bytes that arrive at the peer meanwhile: the publisher may not reach this node.
         """
         if wanted.session_id in self._fetching:
             return
@@ -121,7 +122,7 @@ class PeerFetcher:
             await self._fetch_open(wanted)
         except StorageFailed:
             raise
-        except RtError as error:  # The leader says it again.
+        except RtError as error:  # The leader repeats the request.
             logger.warning(
                 "fetch_failed session_id=%d peer=%s error=%r", wanted.session_id, wanted.holder, str(error)
             )
@@ -129,50 +130,50 @@ class PeerFetcher:
             self._fetching.discard(wanted.session_id)
 
     async def _fetch_open(self, wanted: pb.Fetch) -> None:
-        life, member = self._open_life(wanted), self._members.get(wanted.holder)
-        copy = None if life is None or member is None else await self._opened(wanted.session_id)
-        session = self._replica.session(wanted.session_id)
-        if copy is None or session is None or life is None or member is None or copy.has_stream:
+        opened, member = self._open_run(wanted), self._members.get(wanted.holder)
+        replica = None if opened is None or member is None else await self._opened(wanted.session_id)
+        session = self._follower.session(wanted.session_id)
+        if replica is None or session is None or opened is None or member is None or replica.has_stream:
             return
 
         def check() -> None:
-            if copy.has_stream or self._open_life(wanted) != life:
-                raise Unreachable("its publisher is back, or it is being closed", where=session.name)
+            if replica.has_stream or self._open_run(wanted) != opened:
+                raise Unreachable("its publisher is connected, or it is being closed", where=session.name)
 
-        with copy.in_use():
-            await self._copies.skip_merged(copy, session)
-            place, end = copy.receiver.next_offset, LogOffset(wanted.run, wanted.roll, wanted.offset)
-            if place is not None and place.run < life.run and not copy.receiver.has_ended:
-                await self._copies.skip_to(copy, session, LogOffset(life.run, 0, 0), None)
+        with replica.in_use():
+            await self._replicas.skip_merged(replica, session)
+            place, end = replica.receiver.next_offset, LogOffset(wanted.run, wanted.roll, wanted.offset)
+            if place is not None and place.run < opened.run and not replica.receiver.has_ended:
+                await self._replicas.skip_to(replica, session, LogOffset(opened.run, 0, 0), None)
             if place is None or place < end:
                 logger.info("fetch_started session=%s peer=%s up_to=%s", session.name, wanted.holder, end)
                 source = self._stream, self._channel(member.data)
                 async with self._fetches:
-                    await self._fetch_and_follow(copy, Run(life.run, life.run_id), end, *source, check)
+                    await self._fetch_and_follow(replica, Run(opened.run, opened.run_id), end, *source, check)
 
     async def _fetch_and_follow(
         self,
-        copy: SessionReplica,
-        life: Run,
+        replica: SessionReplica,
+        opened: Run,
         end: LogOffset,
         stream: str,
         channel: Channel,
         check: Callable[[], None],
     ) -> None:
-        line, follows = line_of(self._replica.epoch), self._follows < FOLLOWS_MAX
-        copy.is_followed = True
+        line, follows = line_of(self._follower.epoch), self._follows < FOLLOWS_MAX
+        replica.is_followed = True
         self._follows += follows
         try:
             await fetch_session(
-                self._copies, copy, life, end, stream, channel, check, line=line, follows=follows
+                self._replicas, replica, opened, end, stream, channel, check, line=line, follows=follows
             )
         finally:
-            copy.is_followed = False
+            replica.is_followed = False
             self._follows -= follows
 
-    def _open_life(self, wanted: pb.Fetch) -> OpenLife | None:
-        """The life as it was opened; None if it takes no more bytes."""
-        session = self._replica.session(wanted.session_id)
-        life = None if session is None else session.life
-        is_open = life is not None and life.run == wanted.run and not life.is_fenced
-        return life if is_open else None
+    def _open_run(self, wanted: pb.Fetch) -> ActiveRun | None:
+        """The run that must be fetched; None if nodes accept no more bytes of it."""
+        session = self._follower.session(wanted.session_id)
+        opened = None if session is None else session.active
+        is_open = opened is not None and opened.run == wanted.run and not opened.is_fenced
+        return opened if is_open else None

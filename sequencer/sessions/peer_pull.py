@@ -1,6 +1,6 @@
-"""What a node gets from the others: merged bytes that it cannot make itself, session bytes that it lacks.
+"""Pulls from peers: merged bytes that this node cannot make itself, and session bytes that it is missing.
 
-For one event loop. The law: what comes is checked as whatever comes from anybody else.
+For one event loop. Everything received is checked as bytes from any other peer are.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from sequencer.sessions.input_planner import FetchedRange, SessionRange
 from sequencer.sessions.replicas import SessionReplica, SessionReplicas
 from sequencer.state.state import Session
 
-LOOK_S: Final = 0.02
-"""How often catching up looks whether it is there."""
+POLL_S: Final = 0.02
+"""How often `catch_up` checks whether it is done."""
 PATIENCE_S: Final = 10.0
-"""So long it goes on without anything new: meanwhile what is to be merged may have come another way."""
+"""How long catching up continues without new bytes: they may have arrived another way meanwhile."""
 SILENCE_S: Final = 5.0
 IDLE_S: Final = 1.0
-"""After so long without anything new it is asked whether there is anything to come."""
+"""After this time without new bytes, `may_arrive` is asked whether any are left."""
 RANGE_SILENCE_S: Final = 2.0
-"""A peer that does not go on with a range for so long may not have all of it: another one is asked."""
+"""A peer that sends no bytes of a range for this time may not have all of it: another peer is asked."""
 
 logger = logging.getLogger("sequencer")
 
@@ -62,16 +62,16 @@ async def catch_up(
     *,
     position: Wanted = "earliest",
     line: int | None = None,
-    may_come: Callable[[int], Awaitable[bool]] | None = None,
+    may_arrive: Callable[[int], Awaitable[bool]] | None = None,
 ) -> None:
-    """Pull merged bytes into `path`, which nobody else writes, until its end satisfies `until`.
+    """Pull merged bytes into `path`, which nothing else writes, until its end satisfies `until`.
 
-    A log that is not there yet begins with the segment that holds `position`. Of peers in epochs of another
-    `line` nothing is taken, here and below (`rt.cluster_epoch.line_of`; None: it does not matter).
-    `may_come` is asked with the position here, each time nothing new has come for `IDLE_S`. False ends it.
+    A new log starts with the segment that contains `position`. Here and below, bytes of peers in epochs of
+    another `line` are refused (`rt.cluster_epoch.line_of`; None: any line). `may_arrive` gets the position
+    here each time nothing new arrived for `IDLE_S`. If it returns False, this returns.
 
-    `rt.Timeout` if nothing new comes, `rt.Diverged` if a peer's log differs from what is here; storage
-    errors, and what a certificate is refused with.
+    `rt.Timeout` if nothing new arrives, `rt.Diverged` if a peer's log differs from the one here; storage
+    errors, and errors of certificates.
     """
     loop = asyncio.get_running_loop()
     known: tuple[LogOffset | None, float] = (None, loop.time())
@@ -81,7 +81,7 @@ async def catch_up(
     running = asyncio.ensure_future(client.run())
     try:
         while not running.done():
-            await asyncio.wait([running], timeout=LOOK_S)
+            await asyncio.wait([running], timeout=POLL_S)
             receiver = copy.receiver
             place = receiver.next_offset if receiver is not None else None
             if place is not None and until(place, copy.position):
@@ -90,8 +90,8 @@ async def catch_up(
                 known, asked_s = (place, loop.time()), loop.time()
             elif loop.time() - known[1] >= PATIENCE_S:
                 raise Timeout("no peer has anything new", where=path, expected=f"{PATIENCE_S:g} s")
-            elif may_come is not None and loop.time() - asked_s >= IDLE_S:
-                if not await may_come(copy.position):
+            elif may_arrive is not None and loop.time() - asked_s >= IDLE_S:
+                if not await may_arrive(copy.position):
                     return
                 asked_s = loop.time()
     finally:
@@ -110,9 +110,9 @@ async def fetch_segment(
     tls: TLS,
     line: int | None = None,
 ) -> None:
-    """Pull the merged segment that begins with position `first` into `path`, up to `end` if anybody has it.
+    """Pull the merged segment that starts with position `first` into `path`, up to `end` if any peer has it.
 
-    `rt.Unreachable` if no peer has any of it; what else `catch_up` raises but `rt.Timeout`.
+    `rt.Unreachable` if no peer has any of it; the errors of `catch_up` except `rt.Timeout`.
     """
     goal = LogOffset(*segment, end)
     with contextlib.suppress(Timeout):
@@ -131,11 +131,11 @@ async def fetch_segment(
         raise Unreachable("no peer has that segment", where=segment, got=got, expected=f"position {first}")
 
 
-async def fetch_copy(
-    copies: SessionReplicas,
+async def fetch_replica(
+    replicas: SessionReplicas,
     path: str,
     session: Session,
-    life: Run,
+    opened: Run,
     segment: SegmentId,
     end: int,
     stream: str,
@@ -143,19 +143,19 @@ async def fetch_copy(
     tls: TLS,
     line: int | None = None,
 ) -> None:
-    """Pull a segment of a session's copy into `path`, up to `end` if anybody has it.
+    """Pull a segment of a session replica into `path`, up to `end` if any peer has it.
 
-    `rt.LogNotFound` if no peer has any of it, `rt.Unreachable` if one that may have it cannot be asked;
+    `rt.LogNotFound` if no peer has any of it, `rt.Unreachable` if a peer that may have it cannot be asked;
     storage errors.
     """
-    copy = await copies.open_aside(session, path, segment)
+    copy = await replicas.open_aside(session, path, segment)
     refusals: list[RtError] = []
     try:
         for endpoint in endpoints:
             channel = open_channel(endpoint, tls)
             try:
                 goal = LogOffset(*segment, end)
-                await fetch_session(copies, copy, life, goal, stream, channel, line=line)
+                await fetch_session(replicas, copy, opened, goal, stream, channel, line=line)
                 return
             except StorageError:
                 raise
@@ -173,7 +173,7 @@ async def fetch_copy(
 
 
 async def merged_end(channel: Channel, stream: str, line: int | None) -> int:
-    """One past the last position of a peer's merged log as it is now. The errors of both sides."""
+    """One past the last position of a peer's merged log now. The errors of both sides."""
     wanted = PullMerged(position="earliest", range=PullRange(0))
     try:
         with asking(channel.target):
@@ -190,10 +190,10 @@ async def merged_end(channel: Channel, stream: str, line: int | None) -> int:
 async def fetch_range(
     channel: Channel, stream: str, wanted: SessionRange, incarnation: bytes, line: int | None
 ) -> FetchedRange:
-    """Fetch a range of a session's segment from a peer's copy into memory. The errors of both sides.
+    """Fetch a range of a session's segment from a peer's replica into memory. The errors of both sides.
 
-    What is returned has the chains that `wanted` names. `rt.LogNotFound` if the peer does not keep the range,
-    `rt.Corrupt` if it has other bytes there.
+    The result has the running checksums that `wanted` names. `rt.LogNotFound` if the peer does not keep the
+    range, `rt.Corrupt` if it has other bytes there.
     """
     with asking(channel.target):
         call: Any = channel.get().stream_stream(PULL_METHOD)()
@@ -204,7 +204,7 @@ async def fetch_range(
             start = await _started(call, line, RANGE_SILENCE_S)
             if start.cluster != incarnation:
                 raise ClusterMismatch(
-                    "a copy of another incarnation", got=start.cluster.hex(), expected=incarnation.hex()
+                    "a replica of another incarnation", got=start.cluster.hex(), expected=incarnation.hex()
                 )
             if start.offset != place:
                 raise LogNotFound("the peer does not keep that range", where=wanted.segment, got=start.offset)
@@ -224,7 +224,7 @@ async def _range(call: Any, wanted: SessionRange, incarnation: bytes, first: int
         following = LogOffset(*wanted.segment, scanner.offset + rest_bytes)
         if not isinstance(item, Chunk) or item.start != following:
             raise LogNotFound(
-                "the peer's copy ends before that range does", where=following, expected=wanted.end
+                "the peer's replica ends before that range does", where=following, expected=wanted.end
             )
         rest.append(bytes(item.data))
         rest_bytes += len(item.data)
@@ -237,15 +237,15 @@ async def _range(call: Any, wanted: SessionRange, incarnation: bytes, first: int
         marks.add(found.marks)
         whole.append(data[: found.consumed])
         rest, rest_bytes, needed = [data[found.consumed :]], len(data) - found.consumed, found.needed
-    if (behind := marks.stretch(wanted.start, wanted.end)) is None or behind.chain_end != wanted.chain_end:
-        raise Corrupt("a peer's copy has other bytes", path=wanted.segment.file_name, offset=wanted.start)
+    if (behind := marks.range_info(wanted.start, wanted.end)) is None or behind.chain_end != wanted.chain_end:
+        raise Corrupt("a peer's replica has other bytes", path=wanted.segment.file_name, offset=wanted.start)
     return FetchedRange(wanted, memoryview(b"".join(whole))[: wanted.end - wanted.start], marks)
 
 
 async def fetch_session(
-    copies: SessionReplicas,
+    replicas: SessionReplicas,
     copy: SessionReplica,
-    life: Run,
+    opened: Run,
     end: LogOffset,
     stream: str,
     channel: Channel,
@@ -254,20 +254,20 @@ async def fetch_session(
     line: int | None = None,
     follows: bool = False,
 ) -> None:
-    """Fetch what a copy lacks of a life up to `end` from a peer's copy. The errors of both sides.
+    """Fetch the bytes of a run that a replica is missing, up to `end`, from a peer. The errors of both sides.
 
-    `check` raises what forbids to store more; it is asked right before anything is. With `follows` it goes on
-    after `end`, until the peer has nothing more of the life for `SILENCE_S`.
+    `check` raises an error if nothing more may be stored; it is called before each write. With `follows` this
+    continues after `end`, until the peer has no new bytes of the run for `SILENCE_S`.
     """
     receiver = copy.receiver
     try:
         with asking(channel.target):
             check()
             await copy.store.restart()
-            await copy.store.start_run(life)
-            place = receiver.next_offset or NOWHERE._replace(run=life.number)
-            if place.run < life.number:
-                place = LogOffset(life.number, 0, 0)
+            await copy.store.start_run(opened)
+            place = receiver.next_offset or NOWHERE._replace(run=opened.number)
+            if place.run < opened.number:
+                place = LogOffset(opened.number, 0, 0)
             elif receiver.chain is None and place.offset:
                 place = LogOffset(place.run, place.roll + 1, 0)  # The segment there is sealed.
             chain = receiver.chain or 0
@@ -275,18 +275,18 @@ async def fetch_session(
             try:
                 wanted = PullSession(copy.session_id, place, chain)
                 await call.write(encode_pull_request(PullHello(stream, wanted)))
-                await _receive(call, copies, copy, end, check, line, follows=follows)
+                await _receive(call, replicas, copy, end, check, line, follows=follows)
             finally:
                 call.cancel()
     finally:
         if not copy.has_stream:
-            with contextlib.suppress(RtError):  # What the copy refuses with, was raised before.
+            with contextlib.suppress(RtError):  # An error of the replica was raised before.
                 await copy.store.restart()
 
 
 async def _receive(
     call: Any,
-    copies: SessionReplicas,
+    replicas: SessionReplicas,
     copy: SessionReplica,
     end: LogOffset,
     check: Callable[[], None],
@@ -314,15 +314,15 @@ async def _receive(
                 return
             if item.end > end and not follows:
                 item = Chunk(item.start, memoryview(item.data)[: max(0, end.offset - item.start.offset)])
-            await copies.take(copy, item)
+            await replicas.append(copy, item)
         elif isinstance(item, SegmentSealed) and (follows or item.end_offset < end):
-            await copies.take(copy, SegmentSealed(item.end_offset, item.end, False, item.sealed_ns))
+            await replicas.append(copy, SegmentSealed(item.end_offset, item.end, False, item.sealed_ns))
 
 
 async def _started(call: Any, line: int | None, silence_s: float | None = None) -> PullStart:
     start = await _next(call, silence_s)
     if not isinstance(start, PullStart):
-        raise ProtocolViolation("a stream begins with a start", got=type(start).__name__)
+        raise ProtocolViolation("the first message of a stream must be a start", got=type(start).__name__)
     check_line(line, start.epoch, start.node)
     return start
 
@@ -332,7 +332,7 @@ async def _next(call: Any, silence_s: float | None = None) -> object:
     try:
         data = await asyncio.wait_for(call.read(), silence_s)
     except TimeoutError:
-        raise Timeout("a peer says nothing more", expected=f"{silence_s:g} s") from None
+        raise Timeout("a peer sent nothing", expected=f"a message within {silence_s:g} s") from None
     if not isinstance(data, bytes):
         await call.code()
         raise RtError("a peer ended the stream")

@@ -1,6 +1,6 @@
-"""The copies of sessions on this node: opened when something is to be stored, reported once durable.
+"""The session replicas of this node: opened when something must be stored, reported once durable.
 
-One event loop uses it, but for what `Sources` offers the merger's thread.
+For one event loop, except for the methods that the merger's thread calls.
 """
 
 from __future__ import annotations
@@ -40,67 +40,64 @@ from sequencer.state.state import Session
 from sequencer.state.write_plan import BlockWrite
 
 OPENINGS_MAX: Final = 4
-"""Copies that are opened at once: each waits for the disk some ten times."""
+"""Maximum number of replicas opened at the same time: each waits for the disk about ten times."""
 
 logger = logging.getLogger("sequencer")
 
 
 class SessionReplica:
-    """One session's copy, while this process has it open."""
+    """One session's replica, while this process has it open."""
 
     def __init__(self, session_id: int, store: SessionReplicaWriter, disk: Disk) -> None:
         self.session_id = session_id
         self.store = store
         self.announced: dict[int, pb.SessionEnd] = {}
-        """By X: where the sender says that it ends."""
+        """By run: the end that the publisher announced."""
         self.finals: dict[int, pb.SessionEnd] = {}
-        """By X: all there is of it, now that it is fenced."""
+        """By run: the end of what is here, after it was fenced."""
         self.has_stream = False
         """A publisher's stream feeds it."""
         self.is_followed = False
-        """A peer's copy does."""
+        """A peer's replica feeds it."""
         self.used_s = asyncio.get_running_loop().time()
         """When it was last used."""
         self._users = 0
         self._disk = disk
         self._lock = threading.Lock()
-        """Guards the marks against the merger."""
+        """Guards the boundaries against the merger's thread."""
         self._marks: dict[SegmentId, BatchIndex] = {}
 
     @property
     def receiver(self) -> SessionReceiver:
-        """The one writer of the directory."""
+        """The only writer of the directory."""
         return self.store.receiver
 
     # Use
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Within, nobody closes it as idle."""
-        self.begin_use()
+        """Keep it from being closed as idle."""
+        self.start_use()
         try:
             yield
         finally:
             self.end_use()
 
-    def begin_use(self) -> None:
-        """Nobody closes it as idle before `end_use` was called as often."""
+    def start_use(self) -> None:
+        """Keep it from being closed as idle until `end_use` was called as often."""
         self._users += 1
 
     def end_use(self) -> None:
-        """See `begin_use`."""
         self._users -= 1
         self.used_s = asyncio.get_running_loop().time()
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is done to it, and all that it holds is durable."""
+        """Whether no operation runs on it, and everything in it is durable."""
         return not self._users and not self.has_stream and self.store.is_idle
 
-    # Marks
-
     def recover(self, consumed: LogOffset | None) -> None:
-        """Read the boundaries of what is here and not merged; all of it is durable."""
+        """Read the boundaries of what is here and not merged. All of it is durable."""
         receiver = self.receiver
         recovered = dict(receiver.recovered)
         receiver.recovered = []
@@ -111,7 +108,7 @@ class SessionReplica:
             self.add(segment_id, marks)
 
     def add(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> list[ChecksummedBoundary]:
-        """Boundaries that are durable now; with the segment's beginning, if it was not known."""
+        """Add durable boundaries. Returns them, after the segment's start if that was not known."""
         known = self._marks.get(segment)
         if known is None:
             beginning = self._beginning(segment)
@@ -131,23 +128,23 @@ class SessionReplica:
         return ChecksummedBoundary(SEGMENT_HEADER_BYTES, header.first, chain, *times, CONTENT_START)
 
     def covers(self, segment: SegmentId, start: int, end: int) -> bool:
-        """Whether a range is here, durable."""
+        """Whether a range is here and durable."""
         with self._lock:
             marks = self._marks.get(segment)
             return marks is not None and marks.before(start) is not None and marks.end >= end
 
     def has(self, segment: SegmentId, start: int, end: int, chain_end: int) -> bool:
-        """Whether a range is here, durable, with that chain at its end.
+        """Whether a range is here and durable, with that running checksum at its end.
 
-        If the marks there were thinned out, the chain is not looked at.
+        If the boundaries there were thinned out, the checksum is not compared.
         """
         with self._lock:
             marks = self._marks.get(segment)
-            known = None if marks is None else marks.stretch(start, end)
+            known = None if marks is None else marks.range_info(start, end)
         return known.chain_end == chain_end if known is not None else self.covers(segment, start, end)
 
     def _header_of(self, segment: SegmentId) -> SegmentHeader | None:
-        """The header of a segment that is here, without its file: there may be no descriptor left."""
+        """The header of a segment that is here, not read from its file: there may be no descriptor left."""
         writer = self.receiver.writer
         active = writer.active
         if active is not None and active.id == segment:
@@ -160,19 +157,19 @@ class SessionReplica:
                 )
         return None
 
-    def stretch(self, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        """See `Sources.stretch`."""
+    def range_info(self, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+        """See `merger.ReplicaSource.range_info`."""
         with self._lock:
             marks = self._marks.get(segment)
             if marks is None or marks.end < end:
                 return None
-            known, begin = marks.stretch(start, end), marks.before(start)
-        return known or (None if begin is None else self._read_stretch(segment, begin, start, end))
+            known, begin = marks.range_info(start, end), marks.before(start)
+        return known or (None if begin is None else self._read_range_info(segment, begin, start, end))
 
-    def _read_stretch(
+    def _read_range_info(
         self, segment: SegmentId, begin: ChecksummedBoundary, start: int, end: int
     ) -> RangeInfo | None:
-        """Read boundaries back that were thinned out."""
+        """Read boundaries from the file that were thinned out."""
         header = self._header_of(segment)
         if header is None:
             return None
@@ -187,7 +184,7 @@ class SessionReplica:
             content=begin.content,
         )
         path = segment_path(self.receiver.path, segment)
-        with storage_errors(path, "reading a session copy"):
+        with storage_errors(path, "reading a session replica"):
             file = self._disk.open(path)
         try:
             for scan in scans(file.pread, scanner):
@@ -196,34 +193,34 @@ class SessionReplica:
                     break
         finally:
             file.close()
-        return marks.stretch(start, end)
+        return marks.range_info(start, end)
 
     @property
     def unmerged(self) -> list[SegmentId]:
-        """The segments that hold what is not merged durably here, or not yet let go of."""
+        """The segments with input that is not merged durably or not trimmed yet."""
         return sorted(self._marks)
 
-    def forget_below(self, place: LogOffset) -> None:
-        """Everything before it is merged here."""
+    def prune_before(self, place: LogOffset) -> None:
+        """Drop what is known of bytes before `place`: they are merged here."""
         with self._lock:
             for segment in [segment for segment in self._marks if segment < place.segment]:
                 del self._marks[segment]
             marks = self._marks.get(place.segment)
             if marks is not None:
-                marks.forget_below(place.offset)
+                marks.prune_before(place.offset)
         for ends in (self.announced, self.finals):
-            for x in [x for x in ends if x < place.run]:
-                del ends[x]
+            for run in [run for run in ends if run < place.run]:
+                del ends[run]
 
-    def forget_trimmed(self) -> None:
-        """What was let go of is no input any more."""
+    def prune_trimmed(self) -> None:
+        """Drop the boundaries of trimmed segments."""
         for segment in self.receiver.writer.table.segments:
             if segment.is_trimmed:
                 with self._lock:
                     self._marks.pop(segment.id, None)
 
     def reports(self, consumed: LogOffset | None) -> list[pb.SegmentReport]:
-        """All that a control process needs to know that knows nothing."""
+        """Everything that a new control process needs to know."""
         found: list[pb.SegmentReport] = []
         for segment, marks in sorted(self._marks.items()):
             if consumed is not None and segment < consumed.segment:
@@ -235,7 +232,7 @@ class SessionReplica:
         return found
 
     def report(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> pb.SegmentReport:
-        """What is new."""
+        """A report of boundaries that are new."""
         return self._report(segment, b"".join(MARK.pack(*mark[:3]) for mark in marks))
 
     def _report(self, segment: SegmentId, packed: bytes) -> pb.SegmentReport:
@@ -247,8 +244,6 @@ class SessionReplica:
             announced=self.announced.get(segment.run),
             final=self.finals.get(segment.run),
         )
-
-    # Ends
 
     def end_of(self, run: int) -> pb.SessionEnd:
         """The end of what is here of a run."""
@@ -272,7 +267,7 @@ class SessionReplica:
         )
 
     def _chain_at(self, place: LogOffset) -> int | None:
-        """The chain at the end of a segment; None if nothing of it is here, or nothing is known any more."""
+        """The running checksum at the end of a segment; None if the segment is trimmed or unknown."""
         receiver = self.receiver
         if receiver.active is not None and receiver.active.id == place.segment:
             return receiver.chain
@@ -282,19 +277,19 @@ class SessionReplica:
 
 
 def check_no_link(path: str) -> None:
-    """`rt.LogNotFound` if the directory of a copy, whose name is easily guessed, is a link to elsewhere."""
+    """`rt.LogNotFound` if a replica's directory, whose name is easily guessed, is a symbolic link."""
     if os.path.islink(path):
         raise LogNotFound(
-            "the directory of a session copy is a symbolic link",
+            "the directory of a session replica is a symbolic link",
             where=path,
             got=f"a link to {os.readlink(path)}",
-            expected="a directory of the node's own",
-            hint="Find out who made the link, and remove it.",
+            expected="a directory",
+            hint="Find out who created the link, and remove it.",
         )
 
 
 class SessionReplicas:
-    """All copies of this process; the merger's `Sources`."""
+    """All replicas of this process; the merger's `ReplicaSource`."""
 
     def __init__(
         self,
@@ -306,24 +301,24 @@ class SessionReplicas:
         on_durable: Callable[[], None],
         on_failed: Callable[[RtError], None],
         is_released: Callable[[int], bool],
-        on_damaged: Callable[[Corrupt], None],
+        on_corrupt: Callable[[Corrupt], None],
         disk: Disk = REAL,
     ) -> None:
-        """`is_released`: is what the cluster merged of a session durable in enough merged logs?
+        """`is_released(session_id)`: whether everything merged of a session is durable in enough merged logs.
 
-        `on_damaged` is called by the merger's thread: a copy does not hold the bytes that are to be merged.
+        The merger's thread calls `on_corrupt` if a replica does not hold the bytes that must be merged.
         """
-        self._is_released, self._on_damaged = is_released, on_damaged
+        self._is_released, self._on_corrupt = is_released, on_corrupt
         self._directory, self._sync, self._pool, self._disk = directory, sync, pool, disk
         self._on_report, self._on_durable, self._on_failed = on_report, on_durable, on_failed
-        self._copies: dict[int, SessionReplica] = {}
+        self._replicas: dict[int, SessionReplica] = {}
         self._opening = asyncio.Semaphore(OPENINGS_MAX)
         self._openings: dict[int, asyncio.Future[SessionReplica]] = {}
-        """By session id: what is on its way, whoever waits for it."""
+        """By session id: replicas that are being opened."""
         self._closings: dict[int, asyncio.Future[None]] = {}
-        """By session id: copies that are being closed."""
+        """By session id: replicas that are being closed."""
         self._idle: dict[int, LogOffset] = {}
-        """By session id: up to where a copy goes that was closed as idle. All of it is merged."""
+        """By session id: the end of a replica that was closed as idle. All of it is merged."""
         self.unfinished = UnfinishedBytes()
 
     def is_released(self, session_id: int) -> bool:
@@ -331,72 +326,71 @@ class SessionReplicas:
         return self._is_released(session_id)
 
     def get(self, session_id: int) -> SessionReplica | None:
-        """The copy, if it is open."""
-        return self._copies.get(session_id)
+        """The replica, if it is open."""
+        return self._replicas.get(session_id)
 
     def all(self) -> list[SessionReplica]:
-        """Every copy that is open."""
-        return list(self._copies.values())
+        """The replicas that are open."""
+        return list(self._replicas.values())
 
     def connected(self) -> list[int]:
         """The ids of the sessions that a publisher's stream feeds."""
-        return [copy.session_id for copy in self._copies.values() if copy.has_stream]
+        return [replica.session_id for replica in self._replicas.values() if replica.has_stream]
 
     def path(self, session_id: int) -> str:
-        """The directory of a session."""
         return os.path.join(self._directory, str(session_id))
 
     def is_idle(self, session: Session) -> bool:
-        """Whether the copy was closed, and holds nothing that the cluster has not merged."""
+        """Whether the replica was closed, and holds nothing that the cluster has not merged."""
         end, consumed = self._idle.get(session.id), consumed_place(session)
         return end is not None and consumed is not None and end <= consumed
 
     def is_busy(self, session_id: int) -> bool:
-        """Whether the copy is being opened or closed."""
+        """Whether the replica is being opened or closed."""
         return session_id in self._openings or session_id in self._closings
 
-    def begin_removal(self, session_id: int) -> bool:
-        """Keep the copy closed until `end_removal`; False if it is open, or is being opened."""
-        if session_id in self._copies or self.is_busy(session_id):
+    def start_removal(self, session_id: int) -> bool:
+        """Keep the replica closed until `end_removal`; False if it is open or being opened."""
+        if session_id in self._replicas or self.is_busy(session_id):
             return False
         self._closings[session_id] = asyncio.get_running_loop().create_future()
         return True
 
     def end_removal(self, session_id: int) -> None:
-        """See `begin_removal`. Nothing is known of the copy any more."""
+        """End `start_removal` and forget the replica."""
         self._idle.pop(session_id, None)
         self._closings.pop(session_id).set_result(None)
 
-    async def close_copy(self, copy: SessionReplica) -> None:
-        """Close a copy that is unused; the next `open_copy` opens it again."""
-        assert copy.is_unused, copy.session_id
-        del self._copies[copy.session_id]
-        if copy.receiver.next_offset is not None:
-            self._idle[copy.session_id] = copy.receiver.next_offset
-        closing = self._closings[copy.session_id] = asyncio.ensure_future(copy.store.close())
-        closing.add_done_callback(lambda _: self._closings.pop(copy.session_id))
+    async def close_replica(self, replica: SessionReplica) -> None:
+        """Close a replica that is unused. The next `open_replica` opens it again."""
+        assert replica.is_unused, replica.session_id
+        del self._replicas[replica.session_id]
+        if replica.receiver.next_offset is not None:
+            self._idle[replica.session_id] = replica.receiver.next_offset
+        closing = self._closings[replica.session_id] = asyncio.ensure_future(replica.store.close())
+        closing.add_done_callback(lambda _: self._closings.pop(replica.session_id))
         await asyncio.shield(closing)
 
-    async def open_copy(self, session: Session) -> SessionReplica:
-        """Open the copy (made if it is missing); storage errors, `rt.Corrupt`.
+    async def open_replica(self, session: Session) -> SessionReplica:
+        """Open the replica, or create it. Storage errors, `rt.Corrupt`.
 
-        Whoever is cancelled meanwhile leaves it to become open: a thread has its lock already.
+        If the caller is cancelled, opening continues, because a thread already holds its lock.
         """
-        known = self._copies.get(session.id)
+        known = self._replicas.get(session.id)
         if known is not None:
             return known
         opening = self._openings.get(session.id)
         if opening is None:
-            opening = self._openings[session.id] = asyncio.ensure_future(self._open_copy(session))
+            opening = self._openings[session.id] = asyncio.ensure_future(self._open_replica(session))
             opening.add_done_callback(lambda opening: self._on_opened(session.id, opening))
         return await asyncio.shield(opening)
 
     def _on_opened(self, session_id: int, opening: asyncio.Future[SessionReplica]) -> None:
         del self._openings[session_id]
         if not opening.cancelled():
-            opening.exception()  # Who waits for it is told; there may be nobody.
+            opening.exception()  # Read it so that asyncio does not log it: the waiting callers get it.
 
-    async def _open_copy(self, session: Session) -> SessionReplica:
+    async def _open_replica(self, session: Session) -> SessionReplica:
         async with self._opening:
             loop = asyncio.get_running_loop()
             if (closing := self._closings.get(session.id)) is not None:
@@ -416,7 +410,7 @@ class SessionReplicas:
                     number=consumed_number(session),
                 )
                 if gone is not None:
-                    with contextlib.suppress(DiskFull):  # It is let go of later.
+                    with contextlib.suppress(DiskFull):  # It is trimmed later.
                         receiver.trim(gone.segment, TrimReason.MERGED)
                 return receiver
 
@@ -429,17 +423,18 @@ class SessionReplicas:
                 on_failed=self._on_failed,
                 unfinished=self.unfinished,
             )
-            copy = SessionReplica(session.id, store, self._disk)
-            await loop.run_in_executor(self._pool, copy.recover, gone)
-            self._copies[session.id] = copy
-            for report in copy.reports(consumed):
+            replica = SessionReplica(session.id, store, self._disk)
+            await loop.run_in_executor(self._pool, replica.recover, gone)
+            self._replicas[session.id] = replica
+            for report in replica.reports(consumed):
                 self._on_report(report)
             self._on_durable()
-            return copy
+            return replica
 
     async def open_aside(self, session: Session, path: str, segment: SegmentId) -> SessionReplica:
-        """An empty copy in another directory that begins with `segment`, of which nobody is told; its
-        store is the caller's to close.
+        """Create an empty replica in another directory, starting with `segment`, that is not reported.
+
+        The caller must close its store.
         """
         identity = LogIdentity(LogKind.SESSION, session.incarnation, session.name, session.dedup_id)
 
@@ -459,94 +454,92 @@ class SessionReplicas:
         return SessionReplica(session.id, store, self._disk)
 
     async def close(self) -> None:
-        """Close all; what is not synced is not promised."""
+        """Close all replicas. Bytes that are not synced were not reported."""
         await asyncio.gather(*self._openings.values(), *self._closings.values(), return_exceptions=True)
-        for copy in self.all():
-            await copy.store.close()
-        self._copies.clear()
+        for replica in self.all():
+            await replica.store.close()
+        self._replicas.clear()
 
-    async def take(self, copy: SessionReplica, item: Chunk | SegmentSealed) -> None:
-        """Store what a stream or a peer brings."""
-        await copy.store.append(item)
+    async def append(self, replica: SessionReplica, item: Chunk | SegmentSealed) -> None:
+        """Store what a stream or a peer sends."""
+        await replica.store.append(item)
         if isinstance(item, SegmentSealed) and item.is_last_of_run:
             place = item.end_offset
-            copy.announced[place.run] = pb.SessionEnd(
-                session_id=copy.session_id,
+            replica.announced[place.run] = pb.SessionEnd(
+                session_id=replica.session_id,
                 run=place.run,
                 roll=place.roll,
                 offset=place.offset,
                 number=item.end,
             )
-            self._on_report(copy.report(place.segment, []))
+            self._on_report(replica.report(place.segment, []))
 
-    async def skip_merged(self, copy: SessionReplica, session: Session) -> None:
-        """What the cluster has merged and this copy lacks is not wanted any more: peers have it merged."""
+    async def skip_merged(self, replica: SessionReplica, session: Session) -> None:
+        """Skip the bytes that the cluster has merged and this replica is missing: peers have them merged."""
         consumed = consumed_place(session)
         if consumed is not None:
-            await self.skip_to(copy, session, consumed, consumed_number(session))
+            await self.skip_to(replica, session, consumed, consumed_number(session))
 
     async def skip_to(
-        self, copy: SessionReplica, session: Session, place: LogOffset, number: int | None
+        self, replica: SessionReplica, session: Session, place: LogOffset, number: int | None
     ) -> None:
-        """Go on at `place`, before which the cluster has merged everything.
+        """Continue at `place`, before which the cluster has merged everything.
 
-        What is here before it is let go of once it is durable in the merged logs of this node and of a
-        majority, and not earlier: others may have lost theirs, or never had it.
+        Bytes before it are trimmed only when they are durable in the merged logs of this node and of a
+        majority: other nodes may have lost theirs, or never had them.
         """
         keep = not self._is_released(session.id)
-        await copy.store.call_alone(copy.receiver.skip_to, place, number, keep=keep)
-        copy.forget_trimmed()
+        await replica.store.call_alone(replica.receiver.skip_to, place, number, keep=keep)
+        replica.prune_trimmed()
 
-    async def finish(self, copy: SessionReplica, run: int) -> None:
-        """X is fenced: when all that is here of it is durable, report its end."""
-        with copy.in_use():
-            await copy.store.call_alone(lambda: None)
-            end = copy.end_of(run)
+    async def finish(self, replica: SessionReplica, run: int) -> None:
+        """Report the end of a fenced run when everything here of it is durable."""
+        with replica.in_use():
+            await replica.store.call_alone(lambda: None)
+            end = replica.end_of(run)
             place = LogOffset(run, end.roll, end.offset)
-            told = copy.store.progress
+            told = replica.store.progress
             while told.durable < place and end.number:
-                told = await copy.store.next_progress(told)
-            copy.finals[run] = end
-            self._on_report(copy.report(SegmentId(run, end.roll), []))
+                told = await replica.store.next_progress(told)
+            replica.finals[run] = end
+            self._on_report(replica.report(SegmentId(run, end.roll), []))
 
-    async def trim(self, copy: SessionReplica, place: LogOffset) -> None:
-        """Everything before `place` is merged durably: let whole segments before it go, and memory."""
-        copy.forget_below(place)
-        table = copy.receiver.writer.table
-        with copy.in_use():
+    async def trim(self, replica: SessionReplica, place: LogOffset) -> None:
+        """Release everything before `place`, which is merged durably: whole segments, and memory."""
+        replica.prune_before(place)
+        table = replica.receiver.writer.table
+        with replica.in_use():
             if any(one.id < place.segment and not one.is_trimmed for one in table.segments):
-                await copy.store.call_alone(copy.receiver.trim, place.segment, TrimReason.MERGED)
-            if copy.receiver.uncached_with(place) > 0:
-                await asyncio.get_running_loop().run_in_executor(self._pool, copy.receiver.uncache, place)
+                await replica.store.call_alone(replica.receiver.trim, place.segment, TrimReason.MERGED)
+            if replica.receiver.uncached_with(place) > 0:
+                await asyncio.get_running_loop().run_in_executor(self._pool, replica.receiver.uncache, place)
 
     def _on_marks(self, session_id: int, marked: list[BoundaryRecorder]) -> None:
-        copy = self._copies.get(session_id)
-        if copy is None:
+        replica = self._replicas.get(session_id)
+        if replica is None:
             return
         for segment, marks in marked:
-            self._on_report(copy.report(segment, copy.add(segment, marks)))
+            self._on_report(replica.report(segment, replica.add(segment, marks)))
         self._on_durable()
 
     # For the merger's thread
 
-    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        """See `merger.Sources`."""
-        copy = self._copies.get(session_id)
-        return None if copy is None else copy.stretch(segment, start, end)
+    def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+        """See `merger.ReplicaSource`. The merger's thread calls this and the two methods below."""
+        replica = self._replicas.get(session_id)
+        return None if replica is None else replica.range_info(segment, start, end)
 
     def open(self, session_id: int, segment: SegmentId) -> File:
-        """See `merger.Sources`."""
         return self._disk.open(segment_path(self.path(session_id), segment))
 
-    def on_bad_copy(self, block: BlockWrite, got: str) -> None:
-        """See `merger.Sources`."""
-        self._on_damaged(
+    def on_bad_replica(self, block: BlockWrite, got: str) -> None:
+        self._on_corrupt(
             Corrupt(
                 "a session replica holds other bytes than the merge instruction names",
                 path=segment_path(self.path(block.session_id), SegmentId(block.run, block.roll)),
                 offset=block.start,
                 got=got,
                 expected=f"whole up to {block.end}",
-                hint="The node fetches good bytes from another one.",
+                hint="The node fetches good bytes from a peer.",
             )
         )

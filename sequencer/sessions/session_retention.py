@@ -2,7 +2,7 @@
 
 Pure. Invariants:
 - A node keeps the input of an instruction until its own merged log and those of a majority hold it durably.
-- A low watermark only moves forward. What it was derived from stays true when nodes go away.
+- The low watermark only moves forward. Its reason stays true when nodes fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 def low_watermark(merged: Iterable[int], members: int) -> int:
     """The last instruction that a majority of `members` nodes has merged durably.
 
-    `merged` is the last one of each node that is known. A node that is not known has merged nothing.
+    `merged` has the last one of each node that reported. Other nodes count as having merged nothing.
     """
     known = sorted(merged, reverse=True)
     majority = members // 2 + 1
@@ -29,12 +29,12 @@ class SessionRetention:
         self._low = 0
 
     def on_merged(self, merged: Mapping[str, int]) -> None:
-        """Nodes reported the last instruction that they have merged durably."""
+        """Record, by node, the last instruction that it reported as merged durably."""
         for node, instruction in merged.items():
             self._merged[node] = max(instruction, self._merged.get(node, 0))
 
     def released(self, own: int) -> int:
-        """The last instruction whose input may go, now that this node has merged `own` durably."""
+        """The last instruction whose input may be trimmed, now that this node has merged `own` durably."""
         self._merged[self._node] = max(own, self._merged.get(self._node, 0))
         self._low = max(self._low, low_watermark(self._merged.values(), self._members))
         return min(own, self._low)

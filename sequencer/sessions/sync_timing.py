@@ -1,4 +1,4 @@
-"""How long syncs of session copies take."""
+"""Measures how long syncs of session replicas take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOUNDS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.
 
 
 class Durations:
-    """Counts durations by size; any thread may `add`."""
+    """Counts durations by size. Any thread may call `add`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,19 +23,17 @@ class Durations:
         self._total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
         with self._lock:
             self._counts[bisect_left(BOUNDS_S, seconds)] += 1
             self._total_s += seconds
 
     def histogram(self) -> Histogram:
-        """What was counted by now."""
         with self._lock:
             return Histogram(BOUNDS_S, tuple(self._counts), self._total_s)
 
 
 class TimedGroupCommit(GroupCommit):
-    """A `GroupCommit` that counts how long each sync of a receiver takes, also one that fails."""
+    """A `GroupCommit` that measures each sync of a receiver, also one that fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,26 +41,21 @@ class TimedGroupCommit(GroupCommit):
         self._timed: dict[Syncable, _Timed] = {}
 
     def add(self, receiver: Syncable, on_synced: OnSynced, on_failed: OnFailed) -> None:
-        """See `GroupCommit`."""
         timed = self._timed[receiver] = _Timed(receiver, self.durations)
         super().add(timed, on_synced, on_failed)
 
     def discard(self, receiver: Syncable) -> None:
-        """See `GroupCommit`."""
         timed = self._timed.pop(receiver, None)
         if timed is not None:
             super().discard(timed)
 
     def request_sync(self, receiver: Syncable) -> None:
-        """See `GroupCommit`."""
         timed = self._timed.get(receiver)
         if timed is not None:
             super().request_sync(timed)
 
 
 class _Timed:
-    """A receiver whose syncs are timed."""
-
     def __init__(self, receiver: Syncable, durations: Durations) -> None:
         self._receiver, self._durations = receiver, durations
         self.sync_point = receiver.sync_point

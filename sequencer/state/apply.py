@@ -1,9 +1,9 @@
-"""What a committed command does to the state.
+"""Applies committed commands to the state.
 
-Pure, total and the same on every node: a command that is stale or cannot be changes nothing and says why;
-of what an operator asked for it is noted that it was decided.
-The law: positions are dense, a message is merged once and in its session's order, and whatever a merged file
-holds follows from the command and the state alone.
+Pure, total, and equal on every node. A command that is stale or impossible changes nothing and returns why,
+except that a decided request of an operator is recorded. Invariants:
+- Positions are dense, and a message is merged once, in its session's order.
+- All bytes of a merged file follow from the commands and the state alone.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
 from sequencer.state.retention import hold, release, trim
 from sequencer.state.run_lifecycle import (
-    close_life,
+    close_run,
     close_session,
-    fence_life,
+    fence_run,
     forget_sessions,
-    open_life,
-    open_sealed_lives,
+    open_run,
+    open_sealed_runs,
 )
 from sequencer.state.state import NodeDisk, SequencerState
 
 
 def apply(state: SequencerState, command: Command) -> Outcome:
-    """Do what the command says, or say why not."""
+    """Apply a command, or return why it is rejected."""
     match command:
         case MergeInstruction():
             return merge(state, command)
         case OpenRun():
-            return open_life(state, command)
+            return open_run(state, command)
         case OpenSealedRuns():
-            return open_sealed_lives(state, command)
+            return open_sealed_runs(state, command)
         case FenceRun():
-            return fence_life(state, command)
+            return fence_run(state, command)
         case CloseRun():
-            return close_life(state, command)
+            return close_run(state, command)
         case CloseSession():
             return close_session(state, command)
         case Forget():
@@ -121,7 +121,7 @@ def _join(state: SequencerState, command: JoinDisk) -> Outcome:
     if known is not None and known.id == command.disk:
         return CommandRejected(f"the disk of {command.node} has joined")
     state.joins += 1
-    # The first one of a node forgot nothing, and so did one before which nothing was open or merged.
+    # A node's first disk lost nothing, and neither did a disk before which nothing was open or merged.
     is_whole = known is None or not (state.instruction or state.open_count)
     state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole)
     return DiskJoined(command.node)

@@ -1,4 +1,4 @@
-"""What applying a committed command comes to: what others act on. Pure."""
+"""The outcomes of applied commands, on which other parts act. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sequencer.state.write_plan import WritePlan
 
 @dataclass(frozen=True, slots=True)
 class RangesMerged:
-    """An instruction was merged."""
+    """A merge instruction was applied."""
 
     order: WritePlan
 
 
 @dataclass(frozen=True, slots=True)
 class RunOpened:
-    """A life is open: its bytes are welcome."""
+    """A run is open: nodes accept its bytes."""
 
     session_id: int
     run: int
@@ -27,7 +27,7 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class RunFenced:
-    """No node takes a further byte of that X. `is_given_up`: an operator wants no more of it."""
+    """No node accepts another byte of the run. `is_given_up`: an operator abandoned the rest of it."""
 
     session_id: int
     run: int
@@ -36,7 +36,7 @@ class RunFenced:
 
 @dataclass(frozen=True, slots=True)
 class RunClosed:
-    """The X ends there."""
+    """The run ends at `end`."""
 
     session_id: int
     run: int
@@ -45,44 +45,44 @@ class RunClosed:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The records of these sessions are gone."""
+    """The records of these sessions were deleted."""
 
     session_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DiskJoined:
-    """A disk of session copies counts from now on, in place of the node's last one."""
+    """A disk of session replicas counts from now on, in place of the node's last one."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRestored:
-    """The disk of that node has a say about the ends of lives again."""
+    """The disk of that node counts again for the ends of runs."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsTrimmed:
-    """The oldest sealed segments are gone."""
+    """The oldest sealed segments were trimmed."""
 
     reason: TrimReason
     trimmed_ns: int
     log_start: int
     """The first position that is kept."""
     segments: int
-    """How many of them went now."""
+    """Number of segments trimmed now."""
     size_bytes: int
-    """What they held."""
+    """Their size."""
     overridden: tuple[str, ...] = ()
-    """The subscribers that hold back something that is gone, by name."""
+    """Names of the subscribers whose hold was overridden."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldMoved:
-    """A subscriber's hold is where it said."""
+    """A subscriber's hold was moved."""
 
     name: str
     position: int
@@ -90,18 +90,18 @@ class HoldMoved:
 
 @dataclass(frozen=True, slots=True)
 class HoldReleased:
-    """A subscriber's hold is gone."""
+    """A subscriber's hold was removed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeasesGranted:
-    """What a request about leases came to: how many it was granted, or renewed, or released just now."""
+    """The outcome of a request for leases, with the number that was granted, renewed or released now."""
 
     request: bytes
     tokens: tuple[int, ...]
-    """Of each lease that was asked for; 0: it was not acquired, or not held by that token."""
+    """For each requested lease its token; 0 if it was not acquired, or is not held with that token."""
     granted: int = 0
     renewed: int = 0
     released: int = 0
@@ -109,14 +109,14 @@ class LeasesGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeasesExpired:
-    """Leases of these names lapsed: nobody renewed them."""
+    """These leases expired without a renewal."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestWaits:
-    """A request of an operator waits for the leader, or was heard of before."""
+    """A request of an operator waits for the leader, or is known already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ class RequestLapsed:
     """The time of a request is over."""
 
     may_be_done: bool
-    """It may have been decided before; else it is not carried out, and never will be."""
+    """It may have been decided before. Otherwise it was not executed and never will be."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterReset:
-    """The epoch is over; the cluster goes on in that one."""
+    """The epoch is over. The cluster continues in the next one."""
 
     is_hard: bool
     epoch: int
@@ -137,14 +137,14 @@ class ClusterReset:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationChanged:
-    """Configuration, or that a roll is wanted."""
+    """The configuration changed, or a roll was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRejected:
     """Nothing was changed.
 
-    `is_fenced`: for good, because another life or incarnation took over. `is_full`: for want of room.
+    `is_fenced`: never possible, because another run or incarnation took over. `is_full`: a limit is reached.
     """
 
     why: str
@@ -154,7 +154,7 @@ class CommandRejected:
 
 @dataclass(frozen=True, slots=True)
 class NotWaiting(CommandRejected):
-    """A request of an operator was decided before, or is not known: what came of it is not said."""
+    """A request of an operator was decided before, or is not known. The outcome is not repeated."""
 
 
 Outcome: TypeAlias = (

@@ -1,6 +1,6 @@
-"""The commands of the Raft log as bytes. Pure.
+"""Encodes and decodes the commands of the Raft log. Pure.
 
-The law: what decodes is well-formed, whoever sent it; whether it fits the state, `apply` says.
+A decoded command is well-formed, whoever sent it. `apply` decides whether it fits the state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ VERSION: Final = 1
 
 
 def encode_command(command: Command) -> bytes:
-    """The bytes of a command in the Raft log."""
     message = pb.Command(version=VERSION)
     match command:
         case MergeInstruction():
@@ -133,7 +132,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """Read a command; `rt.FormatError` if it is none, `rt.UnknownVersion` if a newer rt wrote it."""
+    """Decode a command; `rt.FormatError`, or `rt.UnknownVersion` if a newer rt wrote it."""
     message = pb.Command()
     try:
         message.ParseFromString(data)
@@ -153,8 +152,8 @@ def decode_command(data: bytes) -> Command:
             case "open":
                 opened = message.open
                 dedup_id = opened.dedup_id or None
-                life = opened.run, opened.run_id, opened.newest
-                return OpenRun(opened.session, opened.incarnation, dedup_id, *life)
+                active = opened.run, opened.run_id, opened.newest
+                return OpenRun(opened.session, opened.incarnation, dedup_id, *active)
             case "open_sealed":
                 ahead = message.open_sealed
                 runs = tuple(
@@ -220,7 +219,7 @@ def decode_command(data: bytes) -> Command:
 
 
 def decode_operation(data: bytes) -> Operation:
-    """Read what an operator asked for; see `decode_command`."""
+    """Decode an operator's request; see `decode_command`."""
     command = decode_command(data)
     if not isinstance(command, Configure | TrimSegments | ReleaseHold | CloseSession):
         raise FormatError("a command that is not for operators", got=type(command).__name__)
@@ -228,7 +227,7 @@ def decode_operation(data: bytes) -> Operation:
 
 
 def reset_of(data: bytes) -> ResetCluster | None:
-    """The reset that these bytes are; None if they are something else."""
+    """Decode a reset; None if the bytes are another command."""
     try:
         command = decode_command(data) if pb.Command.FromString(data).HasField("reset") else None
     except (DecodeError, FormatError):

@@ -1,6 +1,6 @@
-"""The commands of the Raft log, as values: one that is not well-formed cannot be made.
+"""The commands of the Raft log, as values. A malformed command cannot be constructed.
 
-Pure. Whether a command fits the state, `apply` says; `command_codec` turns them into bytes and back.
+Pure. `apply` decides whether a command fits the state; `command_codec` encodes and decodes it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES, End
 
 RANGES_MAX: Final = 1024
 SEALED_RUNS_MAX: Final = 256
-"""Sealed runs that one command opens."""
+"""Maximum number of sealed runs that one command opens."""
 FORGET_MAX: Final = 1024
 """Sessions in one command."""
 COUNT_MAX: Final = 2**32 - 1
-"""Messages of one range: all of them may have to be skipped, and a block header counts those in 32 bits."""
+"""Messages of one range. All may have to be skipped, and a block header counts these in 32 bits."""
 INCARNATION_BYTES: Final = 16
-LIFE_BYTES: Final = 8
+RUN_ID_BYTES: Final = 8
 DISK_BYTES: Final = 16
 _UINT32_END: Final = 1 << 32
 
@@ -39,7 +39,7 @@ _UINT32_END: Final = 1 << 32
 class MergeRange:
     """Whole batches of one segment of a session: `start` to `end`, messages `first` to `first + count`.
 
-    `chain_start` and `chain_end` are the segment's chain at the two offsets.
+    `chain_start` and `chain_end` are the segment's running checksum at the two offsets.
     """
 
     session_id: int
@@ -84,7 +84,7 @@ class MergeInstruction:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A publisher begins run number `run` of a session's incarnation, in the life with that random id."""
+    """Open run number `run` of a session's incarnation, identified by the random `run_id`."""
 
     session: str
     incarnation: bytes
@@ -101,7 +101,7 @@ class OpenRun:
 
 @dataclass(frozen=True, slots=True)
 class SealedRun:
-    """A run that ended on the publisher's disk before any byte of it was sent: it ends at `end`."""
+    """A run that ended, at `end`, on the publisher's disk before any byte of it was sent."""
 
     run: int
     run_id: bytes
@@ -114,7 +114,7 @@ class SealedRun:
 
 @dataclass(frozen=True, slots=True)
 class OpenSealedRuns:
-    """A publisher brings runs, in order, whose ends are known: see `sequencer.state.run_lifecycle`."""
+    """Open runs, in order, whose ends are known: see `sequencer.state.run_lifecycle`."""
 
     session: str
     incarnation: bytes
@@ -132,14 +132,14 @@ class OpenSealedRuns:
 
     @property
     def opens(self) -> Iterator[OpenRun]:
-        """What it does to each run but for its end."""
+        """The commands that open the same runs without their ends."""
         for run in self.runs:
             yield OpenRun(self.session, self.incarnation, self.dedup_id, run.run, run.run_id, self.newest)
 
 
 @dataclass(frozen=True, slots=True)
 class FenceRun:
-    """From where this is applied on no node takes a further byte of the session's X."""
+    """Fence a run: no node accepts another byte of it after this is applied."""
 
     session_id: int
     run: int
@@ -147,7 +147,7 @@ class FenceRun:
 
 @dataclass(frozen=True, slots=True)
 class CloseRun:
-    """The session's X ends at `offset` of segment `roll`, in front of message `number`."""
+    """End a session's run at `offset` of segment `roll`, before message `number`."""
 
     session_id: int
     run: int
@@ -161,7 +161,7 @@ class CloseRun:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """An instruction that merges nothing: it seals the merged segment log.X.Y, and begins the next one."""
+    """An instruction that merges nothing: it seals the merged segment log.X.Y and starts the next one."""
 
     number: int
     run: int
@@ -175,24 +175,18 @@ class Roll:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Change the replicated configuration, by its names; None leaves a value as it is."""
+    """Change replicated settings; None leaves a setting as it is. See `Configuration`."""
 
     roll_bytes: int | None = None
     roll_minutes: int | None = None
-    """0: never by age."""
     session_bytes_max: int | None = None
     retention_minutes: int | None = None
-    """0: nothing is trimmed by age."""
     retention_bytes: int | None = None
-    """0: nothing is trimmed by size."""
     retention_disk_percent: int | None = None
-    """0: nothing is trimmed for want of space."""
     hold_bytes_max: int | None = None
-    """0: holds hold nothing back."""
     sessions_max: int | None = None
     sessions_per_name_max: int | None = None
     session_idle_minutes: int | None = None
-    """0: never."""
 
     def __post_init__(self) -> None:
         for name, value in self.changes.items():
@@ -202,14 +196,14 @@ class Configure:
 
     @property
     def changes(self) -> dict[str, int]:
-        """What it changes, by name."""
+        """The changed settings, by name."""
         values = ((name, getattr(self, name)) for name in CONFIGURABLE)
         return {name: value for name, value in values if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class JoinDisk:
-    """A node keeps its session copies on that disk from now on."""
+    """A node keeps its session replicas on that disk from now on."""
 
     node: str
     disk: bytes
@@ -220,7 +214,7 @@ class JoinDisk:
 
 @dataclass(frozen=True, slots=True)
 class RestoreDisk:
-    """The node's disk holds again what was lost with the one before: see `sequencer.leader.session_close`."""
+    """The node's disk has what was lost with the disk before: see `sequencer.leader.session_close`."""
 
     node: str
     disk: bytes
@@ -231,12 +225,12 @@ class RestoreDisk:
 
 @dataclass(frozen=True, slots=True)
 class TrimSegments:
-    """Every sealed merged segment that ends at `up_to` or before is trimmed, as far as the reason holds."""
+    """Trim every sealed merged segment that ends at or before `up_to`, as far as the reason allows."""
 
     up_to: int
     reason: TrimReason
     trimmed_ns: int
-    """For age: the time that a majority's clocks have reached. Else only a label."""
+    """For age: the time that a majority's clocks have reached. Otherwise only a label."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.up_to < NUMBER_MAX:
@@ -255,7 +249,7 @@ TRIM_REASONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class HoldPosition:
-    """A named subscriber has everything below `position`; what follows is held back for it."""
+    """A named subscriber has everything below `position`. Keep what follows for it."""
 
     name: str
     position: int
@@ -269,7 +263,7 @@ class HoldPosition:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHold:
-    """Nothing is held back any more for the subscriber of that name."""
+    """Remove the hold of the subscriber with that name."""
 
     name: str
 
@@ -279,7 +273,7 @@ class ReleaseHold:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """The newest session of that name is closed: of the start that is open nothing more is taken."""
+    """Close the newest session of that name: abandon the rest of its open run."""
 
     session: str
 
@@ -289,7 +283,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The records of these closed sessions go, which a majority has merged durably."""
+    """Delete the records of these closed sessions, which a majority has merged durably."""
 
     session_ids: tuple[int, ...]
 
@@ -299,21 +293,21 @@ class Forget:
 
     @property
     def brief(self) -> str:
-        """What logs say of it."""
+        """Text for a log line."""
         return f"Forget({len(self.session_ids)} sessions, the first {self.session_ids[0]})"
 
 
 Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession
-"""What operators ask for."""
+"""What operators may request."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """An operator asks for a command: see `sequencer.state.operator_requests`."""
+    """A request of an operator: see `sequencer.state.operator_requests`."""
 
     id: bytes
     until_ns: int
-    """By the nodes' clocks; later it is not carried out."""
+    """By the nodes' clocks. It is not executed after this time."""
     operation: Operation
 
     def __post_init__(self) -> None:
@@ -322,7 +316,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecideRequest:
-    """The leader has what was asked for carried out, if it is not too late by the nodes' clocks."""
+    """Execute a request, unless it is too late by the nodes' clocks."""
 
     id: bytes
     at_ns: int
@@ -333,17 +327,17 @@ class DecideRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResetCluster:
-    """The cluster goes on in another epoch; a hard one lets go of all that is merged and was to be."""
+    """Continue in another epoch. A hard reset drops everything merged and everything that was waiting."""
 
     is_hard: bool
     epoch: int
-    """The one that begins."""
+    """The next epoch."""
     at_ns: int
-    """When it was asked for, by the clock of the node that was asked."""
+    """When it was requested, by the clock of the node that received the request."""
     request: bytes
-    """Names the request."""
+    """Identifies the request."""
     forced_by: str = ""
-    """The node that decided it by itself, without a majority; empty if a majority did."""
+    """The node that decided it alone, without a majority; empty if a majority did."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.epoch < _UINT32_END or not 0 <= self.at_ns < 2**63:
@@ -364,9 +358,9 @@ def _check_incarnation(session: str, incarnation: bytes, dedup_id: str | None, n
         raise ValueError(f"session id {newest}")
 
 
-def _check_run(x: int, life: bytes) -> None:
-    if len(life) != LIFE_BYTES:
-        raise ValueError(f"life of {len(life)} bytes")
+def _check_run(x: int, active: bytes) -> None:
+    if len(active) != RUN_ID_BYTES:
+        raise ValueError(f"life of {len(active)} bytes")
     if not 0 <= x < _UINT32_END:
         raise ValueError(f"session number {x}")
 

@@ -1,7 +1,7 @@
-"""The commands about leases, as values. Pure; as bytes they are in `sequencer.state.command_codec`.
+"""The commands about leases, as values. Pure; `sequencer.state.command_codec` encodes them.
 
-None of them carries a time: how long a lease was not renewed only the leader measures, by its own clock that
-never goes back, and it says so with what it saw when it began to measure.
+No command carries a time. Only the leader measures how long a lease was not renewed, with its own monotonic
+clock. Its command names the lease's token and renewals at the time when it started to measure.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from rt.names import check_lease_name, check_lease_owner
 from sequencer.state.state import REQUEST_BYTES
 
 LEASES_PER_COMMAND_MAX: Final = 256
-"""Some 64 KiB of names."""
+"""About 64 KiB of names."""
 DURATION_MS_MIN: Final = 1_000
-"""Several times what a change of leader takes would be better; below, no renewal comes in time."""
+"""Several times the duration of a leader change is better. Below 1 s no renewal arrives in time."""
 DURATION_MS_MAX: Final = 3_600_000
 TOKEN_END: Final = 1 << 63
 
 
 class HeldLease(NamedTuple):
-    """A lease as its owner knows it."""
+    """A lease and its token, as the owner knows them."""
 
     name: str
     token: int
 
 
 class IdleLease(NamedTuple):
-    """A lease that was not renewed, and how often it was when its time began."""
+    """A lease that was not renewed, and its number of renewals when its time started."""
 
     name: str
     token: int
@@ -38,10 +38,10 @@ class IdleLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AcquireLeases:
-    """Of these leases those that are free go to `owner`, until they are not renewed for `duration_ms`."""
+    """Grant those of these leases that are free to `owner`, until they are not renewed for `duration_ms`."""
 
     request: bytes
-    """Names the request: those that it got it has got when it is applied again."""
+    """Identifies the request: applied again, it has the leases that it was granted before."""
     owner: str
     duration_ms: int
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class AcquireLeases:
 
 @dataclass(frozen=True, slots=True)
 class RenewLeases:
-    """Of these leases those that are still the owner's by these tokens last anew."""
+    """Renew those of these leases that the owner still holds with these tokens."""
 
     request: bytes
     owner: str
@@ -67,7 +67,7 @@ class RenewLeases:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLeases:
-    """Of these leases those that are still the owner's by these tokens are free."""
+    """Release those of these leases that the owner still holds with these tokens."""
 
     request: bytes
     owner: str
@@ -80,7 +80,7 @@ class ReleaseLeases:
 
 @dataclass(frozen=True, slots=True)
 class ExpireLeases:
-    """The leader saw each of these for as long as it lasts without a renewal."""
+    """End leases that the leader saw without a renewal for their duration."""
 
     leases: tuple[IdleLease, ...]
 
@@ -88,11 +88,11 @@ class ExpireLeases:
         _check_names([one.name for one in self.leases])
         _check_tokens(self.leases)
         if any(not 0 <= one.renewals < TOKEN_END for one in self.leases):
-            raise ValueError("a lease renewed less than never")
+            raise ValueError("a negative number of renewals")
 
     @property
     def brief(self) -> str:
-        """For a line of the log: not all of the names, which are some 64 KiB at most."""
+        """Text for a log line, without the up to 64 KiB of names."""
         return f"ExpireLeases(count={len(self.leases)}, first={self.leases[0].name})"
 
 
@@ -112,4 +112,4 @@ def _check_names(names: Sequence[str]) -> None:
 
 def _check_tokens(leases: Sequence[HeldLease] | Sequence[IdleLease]) -> None:
     if any(not 1 <= one.token < TOKEN_END for one in leases):
-        raise ValueError("a token that is never given")
+        raise ValueError("a token that is never granted")

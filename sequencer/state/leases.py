@@ -1,11 +1,13 @@
-"""Leases: rights that one owner has at a time, kept by consensus.
+"""Leases: rights that one owner has at a time, replicated by the consensus.
 
-Pure. Laws. A lease has one owner; whoever it goes to gets a token greater than every token that was ever
-given, of any lease, so what carries the greater one comes from the later owner. Where two nodes are forced to
-go on apart, no token is given by both. A lease that its owner did
-not release is taken from it only when the leader saw it, without a renewal, for as long as it lasts. What is
-repeated does no more than it did, but that what it renews lasts anew: so late that what it got was let go of,
-it gets nothing.
+Pure. Invariants:
+- A lease has one owner.
+- The token of a granted lease is greater than every token granted before, of any lease. So of two messages
+  the one with the greater token comes from the later owner.
+- If two nodes are forced to continue apart from each other, no token is granted by both.
+- A lease that its owner did not release expires only after the leader saw no renewal for its duration.
+- A repeated request grants nothing new. It only renews its leases again. If they were released in the
+  meantime, it grants nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, LeaseState, 
 
 
 def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
-    """Give what is free; all of the command or nothing, if there is no room for more."""
+    """Grant the leases that are free; nothing if there is no room for all of them."""
     why = no_room(state, command)
     if why is not None:
         return CommandRejected(why)
@@ -34,7 +36,7 @@ def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
 
 
 def renew(state: SequencerState, command: RenewLeases) -> Outcome:
-    """Have the time of what is held begin anew."""
+    """Restart the time of the leases that are held."""
     held = [_is_held(state, command.owner, one) for one in command.leases]
     for one, is_held in zip(command.leases, held, strict=True):
         if is_held:
@@ -44,16 +46,16 @@ def renew(state: SequencerState, command: RenewLeases) -> Outcome:
 
 
 def release(state: SequencerState, command: ReleaseLeases) -> Outcome:
-    """Free what is held."""
+    """Release the leases that are held."""
     held = [_is_held(state, command.owner, one) for one in command.leases]
     for one, is_held in zip(command.leases, held, strict=True):
         if is_held:
-            _let_go(state, one.name)
+            _release(state, one.name)
     return LeasesGranted(command.request, _tokens(command.leases, held), released=sum(held))
 
 
 def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
-    """Free what was neither renewed nor released since."""
+    """Release the leases that were neither renewed nor released since."""
     over = [
         one.name
         for one in command.leases
@@ -63,7 +65,7 @@ def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
     if not over:
         return CommandRejected("those leases were renewed, released or free")
     for name in over:
-        _let_go(state, name)
+        _release(state, name)
     return LeasesExpired(tuple(over))
 
 
@@ -77,26 +79,26 @@ def _tokens(leases: Sequence[HeldLease], held: Sequence[bool]) -> tuple[int, ...
 
 
 def _token_of(lease: LeaseState | None, command: AcquireLeases) -> int:
-    """0: it is not by this command that it was acquired."""
+    """The token of a lease that this command acquired; 0 if it did not."""
     is_ours = lease is not None and (lease.request, lease.owner) == (command.request, command.owner)
     return lease.token if lease is not None and is_ours else 0
 
 
 def _free(state: SequencerState, command: AcquireLeases) -> list[str]:
-    """What it may get: nothing, if it comes again behind its end."""
-    if command.request in state.let_go:
+    """The leases that it may get: none if the request is repeated after its leases were released."""
+    if command.request in state.released:
         return []
     return [name for name in command.names if name not in state.leases]
 
 
-def _let_go(state: SequencerState, name: str) -> None:
+def _release(state: SequencerState, name: str) -> None:
     request = state.leases.pop(name).request
-    if request not in state.let_go:
-        state.let_go.append(request)
+    if request not in state.released:
+        state.released.append(request)
 
 
 def no_room(state: SequencerState, command: AcquireLeases) -> str | None:
-    """Why what is free of this are too many leases more, in all or of one group; None: they are not."""
+    """Why the free leases of this command are too many, in total or of one group; None if they are not."""
     free = _free(state, command)
     if len(state.leases) + len(free) > LEASES_MAX:
         return f"{LEASES_MAX} leases are held at most, and {len(free)} more are asked for"

@@ -1,6 +1,6 @@
-"""Merging an instruction: what it does to the state, and the order that says where each byte goes.
+"""Applies merge instructions to the state, and makes the write plans that place each byte.
 
-Pure. The law: the headers of an order, and where segments end, follow from the state and the command alone,
+Pure. Invariant: the headers of a plan, and the ends of segments, follow from the state and the command alone,
 so that all nodes write the same bytes.
 """
 
@@ -15,13 +15,13 @@ from rt.log.format.constants import VERSION
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.state.apply_result import CommandRejected, Outcome, RangesMerged
 from sequencer.state.commands import MergeInstruction, Roll
-from sequencer.state.merge_range import ResolvedRange, take
+from sequencer.state.merge_range import ResolvedRange, resolve_range
 from sequencer.state.state import MergedEnd, MergedSegment, SequencerState, Session
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
 
 
 def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
-    """Merge all ranges of an instruction, or none."""
+    """Merge all ranges of an instruction, or none of them."""
     if (why := _does_not_follow(state, command)) is not None:
         return CommandRejected(why)
     taken: list[ResolvedRange] = []
@@ -32,7 +32,7 @@ def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
             session = state.sessions.get(one.session_id)
         dedup_id = session.dedup_id if session is not None else None
         known = None if dedup_id is None else wanted.get(dedup_id, state.wanted.get(dedup_id))
-        result = take(state, one, known, session=session)
+        result = resolve_range(state, one, known, session=session)
         if isinstance(result, str):
             return CommandRejected(result)
         if dedup_id is not None and result.wanted is not None:
@@ -48,13 +48,13 @@ def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
 
 
 def roll(state: SequencerState, command: Roll) -> Outcome:
-    """Seal the growing merged segment, and begin the next one, which holds nothing yet."""
+    """Seal the active merged segment and start the next one, which is empty."""
     if (why := _does_not_follow(state, command)) is not None:
         return CommandRejected(why)
     merged = state.merged
     if merged.segment != (command.run, command.roll) or merged.offset <= SEGMENT_HEADER_BYTES:
         return CommandRejected(
-            f"log.{command.run}.{command.roll} is not the growing merged segment, or is empty"
+            f"log.{command.run}.{command.roll} is not the active merged segment, or is empty"
         )
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
     begun = _begin_segment(state, command.sequenced_ns)
@@ -112,7 +112,7 @@ def _order(state: SequencerState, command: MergeInstruction, taken: list[Resolve
 
 
 def _is_full(state: SequencerState) -> bool:
-    """Whether the present segment is, or a reset wants the log to go on in another one."""
+    """Whether the active segment is full, or a reset makes the log continue in another one."""
     merged = state.merged
     if merged.segment is not None and merged.next_run > merged.segment.run:
         return True
@@ -136,7 +136,7 @@ def _begin_segment(state: SequencerState, sequenced_ns: int) -> MergedEnd:
 
 
 def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
-    """Where the merged log goes on: hard and forced resets raise its X."""
+    """The next merged segment: hard and forced resets raise its run number."""
     if last is None:
         return SegmentId(state.merged.next_run if state.cleared is None else state.cleared.run, 0)
     return (

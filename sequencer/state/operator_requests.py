@@ -1,11 +1,13 @@
-"""What operators ask for: carried out once, or never, by a time that is known beforehand.
+"""Requests of operators: each is executed once, or never, by a time that is fixed when it is made.
 
-Pure. A request may be late: it waited for a leader, or was cut off with the node that took it. So it only
-waits in the state until the leader, which knows the nodes' clocks, decides. Laws. It is carried out once at
-most, however often it is in the log; and only by a decision that the leader made before the request's time
-was over. How late that decision itself may be is up to consensus: one that was logged when all nodes stopped
-is applied when they go on. Time is that of a majority's clocks, and never goes back here: where these jumped
-ahead and were set right, requests of the time until they are there again may come later by that jump.
+Pure. A request may be late: it waited for a leader, or was cut off with the node that received it. So it
+waits in the state until the leader, which knows the nodes' clocks, decides. Invariants:
+- A request is executed at most once, however often it is in the log.
+- It is executed only if the leader decided so before the request's time ended.
+
+Consensus bounds the delay of the decision itself: one that was logged when all nodes stopped is applied when
+they continue. Time is that of a majority's clocks, and never goes back in the state. If the clocks jumped
+ahead and were set right, requests of the time in between may be executed later, by at most that jump.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sequencer.state.state import ASKED_MAX, PendingRequest, SequencerState
 
 
 def ask(state: SequencerState, command: SubmitRequest) -> Outcome:
-    """Have a request wait; one that was heard of before does, or was decided."""
+    """Record a request as waiting, unless it waits already or was decided."""
     if command.id in state.asked:
         return RequestWaits()
     if command.until_ns < state.decided_ns:
@@ -31,7 +33,7 @@ def ask(state: SequencerState, command: SubmitRequest) -> Outcome:
 
 
 def decide(state: SequencerState, command: DecideRequest) -> Operation | RequestLapsed | CommandRejected:
-    """What is to be carried out now. Requests whose time is over are forgotten, whatever they were."""
+    """Return the operation to execute now. Decided requests whose time is over are dropped from the state."""
     asked = state.asked.get(command.id)
     if asked is None:
         return NotWaiting("that request does not wait, or was forgotten")
@@ -41,7 +43,7 @@ def decide(state: SequencerState, command: DecideRequest) -> Operation | Request
     state.decided_ns = now_ns
     for request in [request for request, one in state.asked.items() if one.until_ns < now_ns]:
         if state.asked[request].command and request != command.id:
-            continue  # Whoever asked is to hear of it.
+            continue  # Its caller must still get the outcome.
         del state.asked[request]
     if asked.until_ns < now_ns:
         return RequestLapsed(may_be_done=not asked.command)
@@ -50,7 +52,7 @@ def decide(state: SequencerState, command: DecideRequest) -> Operation | Request
 
 
 def to_decide(state: SequencerState, now_ns: int) -> Iterator[bytes]:
-    """The ids of what the leader decides now, at that time: what waits, and one of what can be forgotten."""
+    """The ids that the leader decides now: all that wait, and one decided request that can be dropped."""
     over = None
     for request, one in state.asked.items():
         if one.command:

@@ -1,16 +1,17 @@
-"""What the last command of an epoch does to the state.
+"""Applies the last command of an epoch to the state.
 
-Pure. A soft reset changes nothing but the record of it. A hard one lets go of all that is merged and of all
-that was to be. Its laws: positions, dedup ids, chains and numbers of instructions go on, so nothing that was
-given out is given out again; what is merged from then on begins with a segment of an X that never was.
+Pure. A soft reset changes nothing but the record of resets. A hard reset drops everything merged and
+everything that was waiting. Invariants:
+- Positions, dedup ids, running checksums and instruction numbers continue, so none is used twice.
+- After a hard or forced reset the next merged segment starts a run number (X) that was never used.
 
-So it does behind a forced reset of either kind: others may have merged more in the present segment than the
-node knows that the cluster goes on with, and by the X whoever has that finds out that it is not of this log.
+After a forced reset other nodes may have merged more in the current segment than the node that the cluster
+continues with. By the run number they find out that their bytes are not of this log.
 
-Tokens of leases behind a forced reset are greater than all of earlier generations, and other ones than those
-of a rival, which was forced elsewhere from the same generation and knows of no lease of this one:
+After a forced reset the tokens of leases are greater than all tokens of earlier generations. They differ from
+the tokens of a rival, forced elsewhere from the same generation, that knows no lease of this one:
 
-    generation, 8 bits | drawn by lot for each force, 24 bits | tokens given, 31 bits
+    generation, 8 bits | drawn at random for each forced reset, 24 bits | count of tokens, 31 bits
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ from sequencer.state.state import (
 )
 
 _LOT_BITS: Final = 24
-"""Of the request's id, which is random: two rivals get the same once in some 17 million times."""
+"""Taken from the random id of the request: two rivals draw the same bits once in about 17 million times."""
 _GIVEN_BITS: Final = 31
-"""Two thousand million leases before a generation's tokens reach those of another lot."""
+"""2,000 million leases until the tokens of a generation reach those of other random bits."""
 
 
 def reset(state: SequencerState, command: ResetCluster) -> Outcome:
-    """End the epoch. `command.epoch` begins, in which the state is as this leaves it."""
+    """End the epoch. The next one, `command.epoch`, starts with the state as this leaves it."""
     state.last_reset = LastReset(
         command.is_hard, command.epoch, command.at_ns, command.request, command.forced_by
     )
     if command.forced_by:
         state.force = ForcedQuorum(command.request, command.forced_by)
         _raise_run(state, command.epoch)
-        # Nodes that are lost may have given tokens that are not known here.
+        # Nodes that are lost may have granted tokens that are not known here.
         state.lease_token = max(state.lease_token, _token_before(command))
     if command.is_hard:
-        _let_go(state, command)
+        _drop(state, command)
     return ClusterReset(command.is_hard, command.epoch)
 
 
 def _token_before(command: ResetCluster) -> int:
-    """The token in front of the first one that is given behind a forced reset."""
+    """The token before the first one that is granted after a forced reset."""
     lot = int.from_bytes(command.request[: _LOT_BITS // 8], "big")
     return (generation_of(epoch_of(command.epoch, 0)) << _LOT_BITS | lot) << _GIVEN_BITS
 
@@ -67,7 +68,7 @@ def _raise_run(state: SequencerState, run: int) -> None:
     state.merged.next_run = run
 
 
-def _let_go(state: SequencerState, command: ResetCluster) -> None:
+def _drop(state: SequencerState, command: ResetCluster) -> None:
     merged = state.merged
     if merged.segment is not None:
         sealed_ns = state.sequenced_ns
@@ -84,15 +85,15 @@ def _let_go(state: SequencerState, command: ResetCluster) -> None:
     state.merged = MergedEnd(first=state.position, chain=merged.chain, total_bytes=merged.total_bytes)
     state.cleared = ClearedRange(command.epoch, state.position, state.next_session_id, command.epoch)
     for session in state.sessions.values():
-        if session.lives:
+        if session.active_runs:
             state.put(_closed(session))
 
 
 def _closed(session: Session) -> Session:
-    """Every life ends where it is merged; the same directory goes on with its next X."""
-    last, consumed = session.lives[-1], session.consumed
+    """End every run where it is merged. The same session directory continues with its next run."""
+    last, consumed = session.active_runs[-1], session.consumed
     number = session.done[1].number if session.done is not None else 0
     if consumed is not None:
         number = consumed.end.number
-    end = consumed.end if consumed is not None and len(session.lives) == 1 else End(*BEGIN, number)
-    return replace(session, lives=(), consumed=None, done=(last.run, end), fenced_end=last.run + 1)
+    end = consumed.end if consumed is not None and len(session.active_runs) == 1 else End(*BEGIN, number)
+    return replace(session, active_runs=(), consumed=None, done=(last.run, end), fenced_end=last.run + 1)

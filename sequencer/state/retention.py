@@ -1,8 +1,9 @@
-"""What is kept of the merged log, and for whom: trims and holds.
+"""Applies trims and holds: what is kept of the merged log, and for whom.
 
-Pure. The law: what is trimmed is a prefix of the sealed segments, never the growing one; for age or size only
-what the policy and the holds let go when it is applied, whatever they were when it was proposed. A hold only
-moves forward.
+Pure. Invariants:
+- A trim removes a prefix of the sealed segments, never the active one.
+- A trim for age or size removes only what the policy and the holds allow when it is applied.
+- A hold only moves forward.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from sequencer.state.state import HOLDS_MAX, Configuration, MergedSegment, Seque
 
 
 def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:
-    """Trim sealed segments; of those trimmed long ago even the entries are forgotten.
+    """Trim sealed segments. Entries of segments that were trimmed long ago are dropped.
 
-    To an operator a trim of what is gone is one that was done.
+    An operator's trim of segments that are already trimmed succeeds.
     """
     if command.up_to > state.position:
         return CommandRejected(
@@ -31,7 +32,7 @@ def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:
     kept = list(islice(state.segments, known, None))
     gone = [one for one in kept[: _count_allowed(state, kept, command)] if one.end <= command.up_to]
     if not gone and command.reason is not TrimReason.REQUEST:
-        return CommandRejected(f"nothing up to {command.up_to} is to go for {command.reason.name} any more")
+        return CommandRejected(f"nothing up to {command.up_to} may be trimmed by {command.reason.name} now")
     for at, one in enumerate(gone, start=known):
         state.segments[at] = one.trimmed(command.reason, command.trimmed_ns)
     for _ in range(known + len(gone) - TRIMMED_ENTRIES_MAX):
@@ -49,33 +50,33 @@ def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:
 def _count_allowed(
     state: SequencerState, kept: Sequence[MergedSegment], command: commands.TrimSegments
 ) -> int:
-    """How many of the sealed segments may go for that reason."""
+    """The number of sealed segments that may be trimmed for that reason."""
     match command.reason:
         case TrimReason.TIME | TrimReason.SIZE:
             clocks, holds = [command.trimmed_ns], held_positions(state)
             policy = policy_of(state.configuration)
             found = due(kept, state.merged.offset, policy, clocks, holds, members=1)
             return found.by_time if command.reason is TrimReason.TIME else found.by_size
-        case TrimReason.DISK:  # Of disks only who proposed it knew.
+        case TrimReason.DISK:  # Only the proposer knows the disks.
             return len(kept) if state.configuration.retention_disk_percent else 0
         case _:
             return len(kept)
 
 
 def policy_of(said: Configuration) -> RetentionPolicy:
-    """What is to be kept, as the configuration says."""
+    """The retention policy of a configuration."""
     return RetentionPolicy(
         said.retention_minutes, said.retention_bytes, said.retention_disk_percent, said.hold_bytes_max
     )
 
 
 def held_positions(state: SequencerState) -> dict[str, int]:
-    """By name of the subscriber: what it needs nothing below of."""
+    """By name of the subscriber: the first position that it still needs."""
     return {name: hold.position for name, hold in state.holds.items()}
 
 
 def hold(state: SequencerState, command: commands.HoldPosition) -> Outcome:
-    """Note how far a subscriber is."""
+    """Move a subscriber's hold forward."""
     known = state.holds.get(command.name)
     if known is None and len(state.holds) >= HOLDS_MAX:
         return CommandRejected(f"{HOLDS_MAX} subscribers hold data back, and {command.name} is one more")
@@ -91,7 +92,7 @@ def hold(state: SequencerState, command: commands.HoldPosition) -> Outcome:
 
 
 def release(state: SequencerState, command: commands.ReleaseHold) -> Outcome:
-    """Forget a subscriber's hold."""
+    """Remove a subscriber's hold."""
     if state.holds.pop(command.name, None) is None:
         return CommandRejected(f"{command.name} holds nothing back")
     return HoldReleased(command.name)

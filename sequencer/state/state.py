@@ -1,6 +1,6 @@
-"""The state that the commands add up to: the same on every node, and nothing of any node.
+"""The replicated state of the sequencer: the result of all commands, equal on every node.
 
-Pure. `apply` alone changes it; `state_encoding` turns it into bytes.
+Pure. Only `apply` changes it; `state_codec` encodes it.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ TIME_MINUTES: Final = 7 * 24 * 60
 DISK_PERCENT: Final = 90
 HOLD_LIMIT_BYTES: Final = 10 << 30
 HOLDS_MAX: Final = 1_000
-"""Named subscribers that hold data back: some 100 KB of every snapshot."""
+"""Named subscribers with holds: about 100 KB of every snapshot."""
 ASKED_MAX: Final = 256
-"""Requests of operators that wait, or whose time is not over: some seconds' of them."""
+"""Operators' requests that wait, or whose time is not over: those of a few seconds."""
 LEASES_MAX: Final = 4096
-"""Held at once: some 300 KB of every snapshot, ten times as much with the longest names."""
+"""Leases held at the same time: about 300 KB of every snapshot, ten times that with the longest names."""
 LEASES_PER_GROUP_MAX: Final = 1024
-"""So that no group of holders keeps the others from theirs."""
-LET_GO_MAX: Final = 1024
-"""Requests of which leases were let go of: 18 KB of every snapshot. What is repeated when so many others were
-let go of since is taken for a new one; its lease lapses."""
+"""Limits each group, so that no group of owners uses up all leases."""
+RELEASED_MAX: Final = 1024
+"""Remembered requests whose leases were released: 18 KB of every snapshot. A repeated request that was
+dropped from this list counts as a new one; its lease expires."""
 SESSIONS_MAX: Final = 10_000
 SESSIONS_PER_NAME_MAX: Final = 1_000
 SESSION_IDLE_MINUTES: Final = 7 * 24 * 60
 CLOSED_KEPT: Final = 1_000
-"""Closed sessions that are remembered whole: some 100 KB of every snapshot. Their publishers may come again.
-Of older ones only what `forgotten_key` makes is kept."""
+"""Closed sessions whose whole record is kept: about 100 KB of every snapshot. Their publishers may come back.
+Of older ones only the key of `forgotten_key` is kept."""
 FORGOTTEN_MAX: Final = 1 << 17
-"""Incarnations that are remembered by their key alone: 1 MiB of every snapshot."""
+"""Incarnations of which only the key is kept: 1 MiB of every snapshot."""
 FORGOTTEN_KEY_BYTES: Final = 8
 DEDUP_IDS_MAX: Final = 10_000
-"""Dedup ids of one owner: their watermarks are in every snapshot, and are never dropped."""
-LIVES_MAX: Final = 1024
+"""Maximum number of dedup ids of one owner: their watermarks are in every snapshot, and are never dropped."""
+RUNS_MAX: Final = 1024
 """Maximum number of active runs of a session."""
 RUNS_PER_SESSION: Final = 16
 RUNS_PER_OWNER_MAX: Final = 4096
 """A session may always have `RUNS_PER_SESSION` active runs. It may have more while all sessions of its owner
 together have fewer than this: each run is in every snapshot."""
 REQUEST_BYTES: Final = 16
-"""Of the ids of requests, which nobody guesses."""
+"""Size of request ids, which cannot be guessed."""
 BEGIN: Final = (0, SEGMENT_HEADER_BYTES)
-"""Segment and offset of an X's first batch."""
+"""Roll and offset of a run's first batch."""
 
 
 class End(NamedTuple):
-    """Where something ends in an X: offset of segment `roll`, in front of message `number`."""
+    """An end within a run: offset of segment `roll`, before message `number`."""
 
     roll: int
     offset: int
@@ -65,28 +65,28 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What operators change by command."""
+    """The replicated settings."""
 
     roll_bytes: int = ROLL_BYTES
-    """A merged segment that has so many bytes is followed by the next."""
+    """Roll the merged log to the next segment at this size."""
     roll_minutes: int = ROLL_MINUTES
-    """So is one that is so old; 0: never by age."""
+    """Roll it at this age too; 0: never by age."""
     session_bytes_max: int = SESSION_BYTES_MAX
-    """Most bytes of one session in one instruction; one batch may be larger."""
+    """Maximum number of bytes of one session in one instruction. A single batch may be larger."""
     retention_minutes: int = TIME_MINUTES
-    """Merged segments are trimmed so long after they were sealed; 0: never by age."""
+    """Trim merged segments this long after they were sealed; 0: never by age."""
     retention_bytes: int = 0
-    """So are the oldest while all that is kept has more bytes; 0: never by size."""
+    """Trim the oldest segments while the merged log is larger; 0: never by size."""
     retention_disk_percent: int = DISK_PERCENT
-    """And while a majority's disks are fuller than this; 0: never for want of space."""
+    """Trim the oldest segments while a majority's disks are fuller; 0: never to free disk space."""
     hold_bytes_max: int = HOLD_LIMIT_BYTES
-    """Most bytes that are kept for holds alone; 0: holds hold nothing back."""
+    """Maximum number of bytes that are kept only for holds; 0: holds keep nothing."""
     sessions_max: int = SESSIONS_MAX
-    """Most sessions that are open at once."""
+    """Maximum number of open sessions."""
     sessions_per_name_max: int = SESSIONS_PER_NAME_MAX
-    """Most of them that belong to certificates of one name."""
+    """Maximum number of open sessions of certificates with one name."""
     session_idle_minutes: int = SESSION_IDLE_MINUTES
-    """A session is closed if no publisher of it came for so long; 0: never."""
+    """Close a session if its publisher was away for this time; 0: never."""
 
 
 CONFIGURABLE: Final = {
@@ -101,23 +101,23 @@ CONFIGURABLE: Final = {
     "sessions_per_name_max": (1, 1 << 20),
     "session_idle_minutes": (0, 1 << 32),
 }
-"""Each value of `Configuration`: the least, and one past the greatest."""
+"""For each setting of `Configuration`: its minimum, and one past its maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveRun:
-    """One start of a publisher that is not merged whole yet."""
+    """A run of a session that is not merged completely."""
 
     run: int
     run_id: bytes
     is_fenced: bool = False
     end: End | None = None
-    """Where X ends, once it is closed."""
+    """Where the run ends, once it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedEnd:
-    """How far the first of a session's lives is merged, and the segment's chain there."""
+    """How far the first of a session's runs is merged, and the segment's running checksum there."""
 
     end: End
     chain: int
@@ -132,78 +132,79 @@ class Session:
     incarnation: bytes
     dedup_id: str | None
     waits_for: int = 0
-    """The incarnation of the name that is merged whole before this one is; 0: none."""
+    """The incarnation that must be merged completely before this one; 0: none."""
     is_superseded: bool = False
-    """A newer incarnation of the name was opened: nothing more is opened here."""
+    """A newer incarnation was opened, so no run of this one is opened any more."""
     last_run: int = -1
-    """The greatest X ever opened."""
-    lives: tuple[ActiveRun, ...] = ()
+    """The greatest run number ever opened."""
+    active_runs: tuple[ActiveRun, ...] = ()
     consumed: ConsumedEnd | None = None
-    """Of the first of `lives`; None before its first range."""
+    """How far the first of `active_runs` is merged; None before its first range."""
     done: tuple[int, End] | None = None
-    """The last X that was merged whole, and where it ended."""
+    """The last run that was merged completely, and its end."""
     fenced_end: int = 0
-    """Of every X below nothing more will be merged: a hard reset ended them."""
+    """A hard reset ended all runs below this number: nothing more of them is merged."""
 
     @property
-    def life(self) -> ActiveRun | None:
-        """The life that is being merged."""
-        return self.lives[0] if self.lives else None
+    def active(self) -> ActiveRun | None:
+        """The run that is being merged."""
+        return self.active_runs[0] if self.active_runs else None
 
-    def life_of(self, run: int) -> ActiveRun | None:
-        """The life of run number `run`, if it is not merged whole."""
-        return next((life for life in self.lives if life.run == run), None)
+    def run_of(self, run: int) -> ActiveRun | None:
+        """The run with this number, if it is not merged completely."""
+        return next((active for active in self.active_runs if active.run == run), None)
 
-    def with_life(self, life: ActiveRun) -> Session:
-        """With another version of that life."""
-        return replace(self, lives=tuple(life if one.run == life.run else one for one in self.lives))
+    def with_run(self, active: ActiveRun) -> Session:
+        """This session with a run replaced."""
+        return replace(
+            self, active_runs=tuple(active if one.run == active.run else one for one in self.active_runs)
+        )
 
 
 class NodeDisk(NamedTuple):
-    """The disk with the session copies of a node."""
+    """A node's disk of session replicas."""
 
     id: bytes
-    """Made with the directory: one that was lost and made again is another disk."""
+    """Created with the directory: a directory that was lost and created again is another disk."""
     joined: int
-    """How many disks had joined, this one included."""
+    """Number of disks that had joined, including this one."""
     is_whole: bool
-    """Whatever the node ever said to hold of an open life, it still holds: see
-    `sequencer.leader.session_close`."""
+    """It holds everything that the node ever reported of open runs: see `sequencer.leader.session_close`."""
 
 
 class SubscriberHold(NamedTuple):
-    """What a named subscriber wants to be kept."""
+    """The hold of a named subscriber."""
 
     position: int
-    """It has everything below."""
+    """The first position that is held."""
     at_ns: int
-    """When it last said so, by the clock of the node that it told."""
+    """When it was last moved, by the clock of the node that received the acknowledgement."""
 
 
 class PendingRequest(NamedTuple):
-    """A request of an operator."""
+    """A request of an operator that waits or was decided."""
 
     until_ns: int
-    """Later it is not carried out."""
+    """The request is not executed after this time."""
     command: bytes
-    """As in the log; empty: it was decided."""
+    """Encoded as in the log; empty if it was decided."""
 
 
 class LeaseState(NamedTuple):
-    """A right that somebody has."""
+    """A lease that is held."""
 
     owner: str
     token: int
-    """Greater than every one that was given before, of whatever lease."""
+    """Greater than every token granted before, of any lease."""
     duration_ms: int
-    """It lapses when it is not renewed for so long."""
+    """It expires if it is not renewed for this time."""
     request: bytes
-    """By which it was acquired."""
+    """The request that acquired it."""
     renewals: int
 
 
 class LastReset(NamedTuple):
-    """The reset with which the present epoch began."""
+    """The reset that started the current epoch."""
 
     is_hard: bool
     epoch: int
@@ -213,24 +214,24 @@ class LastReset(NamedTuple):
 
 
 class ForcedQuorum(NamedTuple):
-    """What the cluster came of when an operator had it go on with one node, the last time."""
+    """The last forced reset, in which the cluster continued with one node."""
 
     request: bytes
-    """No other force has it."""
+    """Unique to this forced reset."""
     node: str
-    """Whose state and data it went on with."""
+    """The node with whose state and data the cluster continued."""
 
 
 class ClearedRange(NamedTuple):
-    """The last hard reset: nothing is kept of what was merged, or was to be, before it."""
+    """The last hard reset, which dropped everything merged, or waiting to be merged, before it."""
 
     epoch: int
     position: int
-    """The first one from then on."""
+    """The first position after it."""
     session_id: int
-    """Sessions below are older."""
+    """Sessions with a lower id are older than it."""
     run: int
-    """Of merged segments from then on."""
+    """The run number of merged segments after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,17 +249,17 @@ class MergedSegment:
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether its bytes are gone, or about to be."""
+        """Whether its bytes were trimmed, or will be soon."""
         return self.reason is not TrimReason.NONE
 
     def trimmed(self, reason: TrimReason, now_ns: int) -> MergedSegment:
-        """This segment with its bytes gone."""
+        """This segment, marked as trimmed."""
         return replace(self, trimmed_ns=now_ns, reason=reason)
 
 
 @dataclass(slots=True)
 class MergedEnd:
-    """The growing end of the merged log."""
+    """The active end of the merged log."""
 
     segment: SegmentId | None = None
     """None before the first instruction."""
@@ -271,31 +272,31 @@ class MergedEnd:
     total_bytes: int = 0
     """Of all merged segments, headers included."""
     next_run: int = 0
-    """X of the segment that follows, if it is above this one's."""
+    """The run number of the next segment, if it is greater than this one's."""
 
 
 @dataclass(slots=True)
 class SequencerState:
-    """Everything the nodes of a stream agree on."""
+    """Everything on which the nodes of a stream agree."""
 
     cluster: bytes
     configuration: Configuration = Configuration()
     instruction: int = 0
-    """The last one merged."""
+    """The last merged instruction."""
     sequenced_ns: int = 0
     position: int = 0
-    """The position that comes next."""
+    """The next position."""
     merged: MergedEnd = field(default_factory=MergedEnd)
     sessions: dict[int, Session] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)
-    """The next id of each dedup id, once one was merged."""
+    """The next id of each dedup id, after the first one was merged."""
     segments: deque[MergedSegment] = field(default_factory=deque)
-    """Sealed merged segments, oldest first; the trimmed ones come before the others."""
+    """Sealed merged segments, oldest first. Trimmed ones come before the others."""
     next_session_id: int = 1
     disks: dict[str, NodeDisk] = field(default_factory=dict)
     """By node: the disk that joined last."""
     joins: int = 0
-    """How many disks have joined."""
+    """Number of disks that have joined."""
     holds: dict[str, SubscriberHold] = field(default_factory=dict)
     """By name of the subscriber."""
     last_reset: LastReset | None = None
@@ -303,28 +304,28 @@ class SequencerState:
     asked: dict[bytes, PendingRequest] = field(default_factory=dict)
     """By id: requests of operators whose time is not over."""
     decided_ns: int = 0
-    """The latest time at which one was decided: the clock that they go by."""
+    """The latest time of a decision: the clock of requests."""
     force: ForcedQuorum | None = None
     leases: dict[str, LeaseState] = field(default_factory=dict)
-    """By name: those that are held."""
+    """By name: the leases that are held."""
     lease_token: int = 0
-    """The last one that was given; never less than before."""
-    let_go: deque[bytes] = field(default_factory=lambda: deque(maxlen=LET_GO_MAX))
-    """The last requests of which a lease was released, or lapsed: they get no more."""
+    """The last token that was granted. It never decreases."""
+    released: deque[bytes] = field(default_factory=lambda: deque(maxlen=RELEASED_MAX))
+    """The last requests of which a lease was released or expired: they are granted no more."""
     closed: dict[int, None] = field(default_factory=dict)
-    """Sessions of which nothing is open or to be merged, in the order in which they came to that."""
+    """Sessions without an open or waiting run, in the order in which they were closed."""
     forgotten: dict[bytes, None] = field(default_factory=dict)
-    """Keys of incarnations whose record is gone, oldest first: they never come back."""
+    """Keys of incarnations whose record was deleted, oldest first. They are fenced for good."""
     by_name: dict[str, int] = field(default_factory=dict)
-    """The newest incarnation of each name. Follows from `sessions`, as the next two do."""
+    """The id of the newest incarnation of each name. Derived from `sessions`, like the next two."""
     by_incarnation: dict[tuple[str, bytes], int] = field(default_factory=dict)
     """By name and incarnation."""
     open_of: Counter[str] = field(default_factory=Counter)
-    """How many sessions are open, by the certificate's name."""
+    """Number of open sessions, by name of the certificate."""
     runs_of: Counter[str] = field(default_factory=Counter)
-    """How many runs are active, by the certificate's name."""
+    """Number of active runs, by name of the certificate."""
     encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)
-    """What `state_encoding` made of sessions, by id: most of them never change again."""
+    """The encoded sessions of `state_codec`, by id, because most sessions never change again."""
 
     @property
     def log_start(self) -> int:
@@ -333,14 +334,14 @@ class SequencerState:
 
     @property
     def open_count(self) -> int:
-        """How many sessions are open."""
+        """Number of open sessions."""
         return len(self.sessions) - len(self.closed)
 
     def put(self, session: Session) -> None:
-        """Add a session, or another version of it."""
+        """Add a session, or replace it by a new version."""
         known = self.sessions.get(session.id)
         self.sessions[session.id] = session
-        before, now = 0 if known is None else len(known.lives), len(session.lives)
+        before, now = 0 if known is None else len(known.active_runs), len(session.active_runs)
         if known is None:
             self._index(session)
         if before != now:
@@ -351,7 +352,7 @@ class SequencerState:
             self.closed[session.id] = None
 
     def forget(self, session_id: int) -> None:
-        """Drop the record of a closed session; its incarnation stays fenced."""
+        """Delete the record of a closed session. Its incarnation stays fenced."""
         del self.closed[session_id]
         session = self.sessions.pop(session_id)
         self.encoded.pop(session_id, None)
@@ -363,15 +364,15 @@ class SequencerState:
             del self.forgotten[next(iter(self.forgotten))]
 
     def is_forgotten(self, name: str, incarnation: bytes) -> bool:
-        """Whether the record of that incarnation is gone."""
+        """Whether the record of that incarnation was deleted."""
         return forgotten_key(name, incarnation) in self.forgotten
 
     def index(self) -> None:
-        """Make what follows from `sessions`."""
-        for _, session in sorted(self.sessions.items()):  # So the newest of a name is the last one.
+        """Build the fields that are derived from `sessions`."""
+        for _, session in sorted(self.sessions.items()):  # Ascending, so the newest of a name comes last.
             self._index(session)
-            if session.lives:
-                self._count(session, 0, len(session.lives))
+            if session.active_runs:
+                self._count(session, 0, len(session.active_runs))
 
     def _index(self, session: Session) -> None:
         if not session.is_superseded:  # Its successor may be forgotten before it.
@@ -392,8 +393,9 @@ class SequencerState:
 
 
 def forgotten_key(name: str, incarnation: bytes) -> bytes:
-    """What is remembered of an incarnation whose record is gone.
+    """The key that is kept of an incarnation whose record was deleted.
 
-    That of a new one, which is drawn at random, is among `FORGOTTEN_MAX` others once in 10^14 times.
+    The key of a new incarnation, whose id is random, equals one of `FORGOTTEN_MAX` others once in 10^14
+    times.
     """
     return hashlib.blake2b(name.encode() + incarnation, digest_size=FORGOTTEN_KEY_BYTES).digest()

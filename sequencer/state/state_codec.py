@@ -1,7 +1,7 @@
 """The sequencer's state as bytes: equal states give equal bytes.
 
-Pure. What is remembered of sessions is most of an old state, and hardly changes: each is encoded once, and
-stands behind the other fields.
+Pure. Most of a large state are records of sessions, which rarely change. Each is encoded once, and they
+follow the other fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state.state import (
     FORGOTTEN_KEY_BYTES,
-    LET_GO_MAX,
+    RELEASED_MAX,
     ActiveRun,
     ClearedRange,
     Configuration,
@@ -42,7 +42,6 @@ VERSION: Final = 1
 
 
 def encode_state(state: SequencerState) -> bytes:
-    """The bytes of a state."""
     message = pb.SequencerState(
         version=VERSION,
         cluster=state.cluster,
@@ -55,7 +54,7 @@ def encode_state(state: SequencerState) -> bytes:
         joins=state.joins,
         decided_ns=state.decided_ns,
         lease_token=state.lease_token,
-        let_go=state.let_go,
+        let_go=state.released,
         closed=state.closed,
         forgotten=b"".join(state.forgotten),
     )
@@ -92,7 +91,7 @@ def encode_state(state: SequencerState) -> bytes:
 
 
 def decode_state(data: bytes) -> SequencerState:
-    """The state of these bytes; `rt.FormatError`, `rt.UnknownVersion`."""
+    """Decode a state; `rt.FormatError`, `rt.UnknownVersion`."""
     try:
         message = pb.SequencerState.FromString(data)
     except DecodeError as error:
@@ -130,11 +129,11 @@ def _decode_state(message: pb.SequencerState) -> SequencerState:
         ForcedQuorum(message.force.request, message.force.node) if message.HasField("force") else None,
         {one.name: _decode_lease(one) for one in message.leases},
         message.lease_token,
-        deque(message.let_go, LET_GO_MAX),
+        deque(message.let_go, RELEASED_MAX),
         dict.fromkeys(message.closed),
         dict.fromkeys(_decode_forgotten(message.forgotten)),
     )
-    if {*state.closed} != {session.id for session in state.sessions.values() if not session.lives}:
+    if {*state.closed} != {session.id for session in state.sessions.values() if not session.active_runs}:
         raise ValueError(f"{len(state.closed)} sessions are said to be closed")
     state.index()
     return state
@@ -209,13 +208,13 @@ def _encode_session(session: Session) -> pb.Session:
         waits_for=session.waits_for,
         fenced_end=session.fenced_end,
     )
-    for life in session.lives:
-        roll, offset, number = life.end or (0, 0, 0)
+    for active in session.active_runs:
+        roll, offset, number = active.end or (0, 0, 0)
         message.runs.add(
-            run=life.run,
-            run_id=life.run_id,
-            is_fenced=life.is_fenced,
-            is_closed=life.end is not None,
+            run=active.run,
+            run_id=active.run_id,
+            is_fenced=active.is_fenced,
+            is_closed=active.end is not None,
             roll=roll,
             offset=offset,
             number=number,
@@ -232,7 +231,7 @@ def _encode_session(session: Session) -> pb.Session:
 
 
 def _decode_session(message: pb.Session) -> Session:
-    lives = (
+    active_runs = (
         ActiveRun(
             one.run,
             one.run_id,
@@ -251,7 +250,7 @@ def _decode_session(message: pb.Session) -> Session:
         message.waits_for,
         message.is_superseded,
         message.last_run if message.was_opened else -1,
-        tuple(lives),
+        tuple(active_runs),
         consumed if message.has_consumed else None,
         done if message.has_done else None,
         message.fenced_end,

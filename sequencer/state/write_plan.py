@@ -1,6 +1,6 @@
-"""Merge orders: an instruction as every node carries it out, byte for byte.
+"""Write plans: a merge instruction as every node executes it, byte for byte.
 
-Pure. `apply` makes them, the merger follows them, a snapshot carries those not merged durably yet.
+Pure. `apply` makes them, the merger executes them, a snapshot contains those not yet merged durably.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rt.v1 import sequencer_pb2 as pb
 
 
 class SessionEnd(NamedTuple):
-    """A place of a session: offset of `log.X.Y`, in front of message `number`."""
+    """A place in a session: offset of `log.X.Y`, before message `number`."""
 
     session_id: int
     run: int
@@ -24,7 +24,7 @@ class SessionEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    """A declaration (`head` is all of it), or the header of a block and the source range that follows it."""
+    """A declaration (`head` is all of it), or the header of a block and the source range after it."""
 
     head: bytes
     is_declaration: bool = False
@@ -35,24 +35,24 @@ class BlockWrite:
     end: int = 0
     chain_end: int = 0
     message_count: int = 0
-    """Behind those that are skipped."""
+    """Messages merged, without the skipped ones."""
 
     @property
     def size(self) -> int:
-        """The bytes of the source range."""
+        """Size of the source range."""
         return self.end - self.start
 
     @property
     def size_bytes(self) -> int:
-        """Of the merged log."""
+        """Size of the block in the merged log."""
         return len(self.head) + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What instruction `instruction` writes: at `offset` of the merged segment, 0 if it begins it.
+    """What an instruction writes: at `offset` of the merged segment, 0 if it starts the segment.
 
-    If that is `end_offset`, it writes nothing; at 0 then, and no segment, if none has begun.
+    If `offset` is `end_offset`, it writes nothing. Both are 0, with no segment, before the first segment.
     """
 
     instruction: int
@@ -63,16 +63,15 @@ class WritePlan:
     end_position: int
     blocks: tuple[BlockWrite, ...]
     chain: int
-    """The merged chain behind it."""
+    """The merged running checksum after it."""
     total_bytes: int
-    """Of all merged segments, behind it."""
+    """Size of all merged segments after it."""
     end_offset: int
     consumed: tuple[SessionEnd, ...]
-    """How far sessions are consumed behind it, also by what made no block."""
+    """How far sessions are consumed after it, also by ranges without a block."""
 
 
-def encode_order(order: WritePlan) -> bytes:
-    """The bytes of an order."""
+def encode_write_plan(order: WritePlan) -> bytes:
     message = pb.MergeOrder(
         instruction=order.instruction,
         sequenced_ns=order.sequenced_ns,
@@ -104,8 +103,8 @@ def encode_order(order: WritePlan) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def decode_order(data: bytes) -> WritePlan:
-    """What `encode_order` made; the bytes come from this node's own processes."""
+def decode_write_plan(data: bytes) -> WritePlan:
+    """Decode the bytes of `encode_write_plan`, which come from this node's own processes."""
     message = pb.MergeOrder.FromString(data)
     return WritePlan(
         message.instruction,

@@ -482,7 +482,7 @@ def flip(segment: Path) -> None:
 def mended(faults: Faults, name: str) -> bool:
     """Whether the node says that it mended something, or set it aside, since the trial began."""
     said = "\n".join(faults.said(name))
-    return "event=segment_repaired" in said or "copy was set aside" in said
+    return "event=segment_repaired" in said or "replica was set aside" in said
 
 
 def held(nodes: WiredNodes, name: str, session: str) -> int:

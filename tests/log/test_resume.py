@@ -40,7 +40,7 @@ def clock() -> int:
     return 1_700_000_000_000_000_000
 
 
-def open_copy(disk: Disk, path: str = PATH, identity: LogIdentity = SESSION) -> LogWriter:
+def open_replica(disk: Disk, path: str = PATH, identity: LogIdentity = SESSION) -> LogWriter:
     return LogWriter.open(path, identity, resume=True, disk=disk, clock=clock)
 
 
@@ -62,7 +62,7 @@ def disk() -> MemoryDisk:
 @pytest.fixture
 def copy(disk: MemoryDisk) -> MemoryDisk:
     """A copy of three batches, all synced, whose writer is gone."""
-    with contextlib.closing(open_copy(disk)) as writer:
+    with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
         append(writer, 0, 1, 2)
         writer.sync()
@@ -73,7 +73,7 @@ def copy(disk: MemoryDisk) -> MemoryDisk:
 
 
 def test_a_copy_continues_in_the_segment_that_was_active(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         assert (writer.active, writer.offset, writer.end) == (HEADER, 64 + 3 * SIZE, 3)
         assert writer.table.segments == ()
         append(writer, 3, 4)
@@ -90,19 +90,19 @@ def test_without_resume_the_segment_is_sealed_as_ever(copy: MemoryDisk) -> None:
 
 
 def test_a_new_directory_has_nothing_to_resume(disk: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(disk)) as writer:
+    with contextlib.closing(open_replica(disk)) as writer:
         assert (writer.active, writer.end, writer.last_id, writer.recovered.resumed) == (None, 0, None, None)
 
 
 def test_a_segment_of_a_header_alone_is_resumed(disk: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(disk)) as writer:
+    with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
-    with contextlib.closing(open_copy(disk)) as writer:
+    with contextlib.closing(open_replica(disk)) as writer:
         assert (writer.active, writer.offset, writer.end) == (HEADER, 64, 0)
 
 
 def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         writer.start(SegmentId(0, 1), first=3, run_id=LIFE)
     walked: list[SegmentHeader] = []
@@ -122,9 +122,9 @@ def test_the_callers_scanner_walks_the_resumed_segment_and_no_other(copy: Memory
 
 
 def test_the_durable_end_covers_what_was_recovered(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         append(writer, 3)
-    with contextlib.closing(open_copy(copy)):
+    with contextlib.closing(open_replica(copy)):
         durable = read_durable_end(copy, PATH)
     assert durable is not None
     assert (durable.id, durable.offset, durable.end) == (HEADER.id, 64 + 4 * SIZE, 4)
@@ -134,7 +134,7 @@ def test_the_durable_end_covers_what_was_recovered(copy: MemoryDisk) -> None:
 def test_a_torn_tail_is_cut_and_written_again(copy: MemoryDisk, torn: int) -> None:
     content = copy.read(f"{PATH}/log.0.0")
     copy.write(f"{PATH}/log.0.0", content + BATCHES[3][:torn])
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         assert (writer.offset, writer.end) == (len(content), 3)
         assert writer.recovered.torn is not None
         assert writer.recovered.torn.torn_bytes == torn
@@ -146,7 +146,7 @@ def test_damage_below_the_durable_end_is_never_cut(copy: MemoryDisk) -> None:
     copy.flip_bit(f"{PATH}/log.0.0", 64 + SIZE + 70, 1)
     before = copy.read(f"{PATH}/log.0.0")
     with pytest.raises(rt.Corrupt) as caught:
-        open_copy(copy)
+        open_replica(copy)
     assert caught.value.offset == 64 + SIZE
     assert copy.read(f"{PATH}/log.0.0") == before
 
@@ -170,7 +170,7 @@ def test_a_directory_of_another_log_is_refused(
             return  # Names stand in the table alone.
     before = copy.read(f"{PATH}/log.0.0")
     with pytest.raises(error):
-        open_copy(copy, identity=identity)
+        open_replica(copy, identity=identity)
     assert copy.read(f"{PATH}/log.0.0") == before
 
 
@@ -181,7 +181,7 @@ def test_the_index_is_made_again_whatever_a_crash_left_of_it(
     for module in ("write.active_segment", "scan.recovery_scan"):
         monkeypatch.setattr(f"rt.log.{module}.INDEX_STRIDE_BYTES", 1)
     for path in ("/whole", PATH):
-        writer = open_copy(disk, path)
+        writer = open_replica(disk, path)
         begin(writer)
         for number in range(5):
             if path == PATH and number == 3:
@@ -194,7 +194,7 @@ def test_the_index_is_made_again_whatever_a_crash_left_of_it(
                 else:
                     torn = {"torn": content[:40], "garbage": bytes(40) + content[40:]}
                     disk.write(index, torn.get(harm, content + content))
-                writer = open_copy(disk, path)
+                writer = open_replica(disk, path)
             append(writer, number)
         writer.seal()
         assert [entry.first for entry in read_index(disk, path, HEADER)] == [*range(5)]
@@ -204,15 +204,15 @@ def test_the_index_is_made_again_whatever_a_crash_left_of_it(
 
 
 def test_copies_may_skip_forward_and_a_run_may_begin_anywhere(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         begin(writer, session_header(run=0, roll=4, first=90))
         begin(writer, session_header(run=1, roll=0, first=2))
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         assert (writer.end, writer.active and writer.active.id) == (2, SegmentId(1, 0))
 
 
 def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         begin(writer, session_header(run=0, roll=4, first=90))
         assert verify(PATH, disk=copy).damage != []
@@ -221,27 +221,27 @@ def test_a_copy_that_skipped_what_its_source_had_trimmed_is_not_damaged(copy: Me
 
 
 def test_segments_of_one_run_that_overlap_are_damage(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         begin(writer, session_header(run=0, roll=1, first=2))
     with pytest.raises(rt.Corrupt, match="numbers do not continue"):
-        open_copy(copy)
+        open_replica(copy)
 
 
 def test_a_resumed_segment_that_lost_synced_bytes_is_damage(copy: MemoryDisk) -> None:
     content = copy.read(f"{PATH}/log.0.0")
     copy.write(f"{PATH}/log.0.0", content[:-SIZE])
     with pytest.raises(rt.Corrupt):
-        open_copy(copy)
+        open_replica(copy)
     copy.remove(f"{PATH}/log.0.0")
     with pytest.raises(rt.Corrupt, match="synced segments are missing"):
-        open_copy(copy)
+        open_replica(copy)
 
 
 # Starting from the sender's header, sealing
 
 
 def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(disk)) as writer:
+    with contextlib.closing(open_replica(disk)) as writer:
         begin(writer)
         assert disk.read(f"{PATH}/log.0.0") == encode_segment_header(HEADER)
         assert writer.active == HEADER
@@ -251,11 +251,11 @@ def test_a_segment_begins_with_the_senders_very_bytes(disk: MemoryDisk) -> None:
 
 
 def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         writer.seal()
         writer.seal()
         assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         assert (writer.active, writer.end, writer.last_id) == (None, 3, HEADER.id)
         writer.start(SegmentId(0, 1), first=3, run_id=LIFE)
         assert [segment.end for segment in writer.table.segments] == [3]
@@ -263,7 +263,7 @@ def test_a_segment_may_be_sealed_before_the_next_begins(copy: MemoryDisk) -> Non
 
 
 def test_sealing_continues_when_there_is_space_again(copy: MemoryDisk) -> None:
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         append(writer, 3)
         copy.capacity_bytes = copy.used_bytes
         with pytest.raises(rt.DiskFull):
@@ -275,15 +275,15 @@ def test_sealing_continues_when_there_is_space_again(copy: MemoryDisk) -> None:
 
 def test_a_filtered_log_remembers_what_it_is_complete_to(disk: MemoryDisk) -> None:
     identity = LogIdentity(LogKind.FILTERED, CLUSTER, "stream")
-    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+    with contextlib.closing(open_replica(disk, identity=identity)) as writer:
         writer.start(SegmentId(0, 0), first=5)
         writer.complete_to(70)
         writer.complete_to(60)
         writer.sync()
-    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+    with contextlib.closing(open_replica(disk, identity=identity)) as writer:
         assert (writer.end, writer.offset) == (70, 64)
         writer.seal()
-    with contextlib.closing(open_copy(disk, identity=identity)) as writer:
+    with contextlib.closing(open_replica(disk, identity=identity)) as writer:
         assert writer.end == 70
     assert verify(PATH, disk=disk).damage == []
 
@@ -326,7 +326,7 @@ def test_copied_ranges_are_written_in_their_order(
         disk, root = disk_of(kind, tmp_path_factory.mktemp("log"))
         source = disk.create(f"{root}/source")
         source.pwritev([SOURCE], 0)
-        writer = open_copy(disk, f"{root}/copy")
+        writer = open_replica(disk, f"{root}/copy")
         begin(writer)
         parts = [part if isinstance(part, bytes) else CopyRange(source, *part) for part in drawn]
         writer.append([BatchFrames(parts, 1, 0, 0), BatchFrames([b"end"], 2, 0, 0)])
@@ -346,7 +346,7 @@ def test_copied_ranges_are_written_in_their_order(
 def test_a_source_that_is_too_short_leaves_the_log_as_it_was(copy: MemoryDisk, size: int) -> None:
     copy.write("/source", SOURCE[: size - 1])
     source = copy.open("/source")
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         before = copy.read(f"{PATH}/log.0.0")
         with pytest.raises(rt.Corrupt, match="ends before") as caught:
             writer.append(
@@ -368,7 +368,7 @@ def test_a_source_that_is_emptied_meanwhile_leaves_whole_runs(
     copy.write("/source", SOURCE[: size // 2])
     source = copy.open("/source")
     monkeypatch.setattr("rt.log.write.writer.check_sources", lambda pieces: None)
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         with pytest.raises(rt.Corrupt, match="ends before"):
             writer.append(
                 [BatchFrames([BATCHES[3]], 4, 0, 0), BatchFrames([CopyRange(source, 0, size)], 9, 0, 0)]
@@ -389,7 +389,7 @@ def test_a_range_with_checksums_is_copied_if_they_hold_and_else_not_one_byte_of_
     source.pwritev([bytes_], 0)
     before = crc32c(b"what comes before")
     checked = CopyRange(source, 5, size, "/source", Checksums(before, crc32c(bytes_[5:], before)))
-    with contextlib.closing(open_copy(disk, f"{root}/copy")) as writer:
+    with contextlib.closing(open_replica(disk, f"{root}/copy")) as writer:
         begin(writer)
         writer.append([BatchFrames([b"head", checked, checked, b"tail"], 1, 0, 0)])
         whole = b"head" + 2 * bytes_[5:] + b"tail"
@@ -430,7 +430,7 @@ def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
     run = [b"head", CopyRange(source, 5, size)]
     runs = [BatchFrames(run, 4, 0, 0), BatchFrames(run, 5, 0, 0)]
     whole = 2 * (b"head" + SOURCE[5 : 5 + size])
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         at = writer.offset
         copy.capacity_bytes = copy.used_bytes + room
         fitting = min(room // (size + 4), 2)
@@ -446,7 +446,7 @@ def test_a_full_disk_keeps_whole_runs_only_and_the_rest_may_be_tried_again(
 def test_a_copy_that_fails_is_the_writers_end(copy: MemoryDisk) -> None:
     copy.write("/source", SOURCE)
     source = copy.open("/source")
-    with contextlib.closing(open_copy(copy)) as writer:
+    with contextlib.closing(open_replica(copy)) as writer:
         copy.fail("copy_from")
         with pytest.raises(rt.StorageFailed):
             writer.append([BatchFrames([CopyRange(source, 0, KERNEL_BYTES_MIN)], 4, 0, 0)])

@@ -63,7 +63,7 @@ def receive(receiver: Receiver, items: list[Item], log: Log) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "merged"])
 def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: str) -> None:
-    source, path, open_copy = made(kind)
+    source, path, open_replica = made(kind)
     whole = files_of(source, path)
     cut = list(recut(items_of(source, path), iter([700, 64, 3000] * 20)))
     table = source.read(f"{SESSION}/segments")
@@ -74,20 +74,20 @@ def test_what_was_durable_is_there_after_a_power_cut_and_the_copy_goes_on(kind: 
         write_whole(disk, f"{SESSION}/segments", table)
 
     def run(disk: MemoryDisk, log: Log) -> None:
-        receiver = open_copy(disk)
+        receiver = open_replica(disk)
         half = len(cut) // 2
         receive(receiver, cut[:half], log)
         receiver.close()
-        receiver = open_copy(disk)
+        receiver = open_replica(disk)
         receive(receiver, items_of(source, path, receiver.next_offset), log)
         receiver.close()
 
     def recover(disk: MemoryDisk, log: Log) -> None:
-        open_copy(disk).close()
+        open_replica(disk).close()
 
     def check(disk: MemoryDisk, log: Log) -> None:
         promised = max((place for place in log if place is not None), default=LogOffset(0, 0, 0))
-        receiver = open_copy(disk)
+        receiver = open_replica(disk)
         place = receiver.next_offset or LogOffset(0, 0, 0)
         assert place >= promised
         assert receiver.durable == receiver.next_offset
@@ -130,7 +130,7 @@ def test_a_skip_that_was_cut_off_is_done_again() -> None:
 
 
 def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
-    source, path, open_copy = made("session")
+    source, path, open_replica = made("session")
     items = items_of(source, path)
     whole = files_of(source, path)
     later = sorted(whole)[1]
@@ -141,7 +141,7 @@ def test_a_session_that_skips_what_is_merged_survives_a_cut() -> None:
         write_whole(disk, f"{SESSION}/segments", table)
 
     def run(disk: MemoryDisk, log: Log) -> None:
-        receiver = open_copy(disk)
+        receiver = open_replica(disk)
         assert isinstance(receiver, SessionReceiver)
         give(receiver, items[:2])
         receiver.skip_to(LogOffset(*later, 64))

@@ -146,11 +146,11 @@ def test_items_equal_the_files_whatever_the_publisher_does(
         sealed = received.sealed[entry.id]
         assert (sealed.end_offset.offset, sealed.end) == (entry.size_bytes, entry.end)
         assert sealed.is_last_of_run == (SegmentId(entry.id.run, entry.id.roll + 1) not in files)
-    assert received.lives == {segment.run: life_of(disk, segment) for segment in files}
+    assert received.lives == {segment.run: run_of(disk, segment) for segment in files}
     publisher.close()
 
 
-def life_of(disk: Disk, segment: SegmentId) -> bytes:
+def run_of(disk: Disk, segment: SegmentId) -> bytes:
     header = read_header(disk, DIRECTORY, segment)
     assert header is not None
     return header.run_id

@@ -47,10 +47,10 @@ class Node:
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.view = node_view()
         self.data = self
-        self.replica = self
-        self.commanding = FakeCommanding(self)  # type: ignore[arg-type]
+        self.follower = self
+        self.commands = FakeCommanding(self)  # type: ignore[arg-type]
         self.resets = FakeResets()
-        operations = AdminPorts(self.commanding, self.resets)
+        operations = AdminPorts(self.commands, self.resets)
         self.answering = Dispatcher(
             ENDPOINTS, self.look, pool, stream="s", actions=ACTIONS, operations=operations
         )
@@ -76,7 +76,7 @@ class Node:
 
     @property
     def was_changed(self) -> bool:
-        return bool(self.commanding.ran or self.resets.begun)
+        return bool(self.commands.ran or self.resets.begun)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_the_configuration_is_changed_where_it_is_said_and_told_whole(node: Node
     status, answer = node.post("/configuration", body)
 
     assert status == 200
-    assert node.commanding.ran == [
+    assert node.commands.ran == [
         Configure(
             roll_bytes=2 * GIB,
             retention_minutes=60,
@@ -150,7 +150,7 @@ def test_a_trim_takes_the_sealed_segments_that_end_at_or_below_the_position(
 ) -> None:
     status, answer = node.post("/trim", {"position": position})
 
-    (command,) = node.commanding.ran
+    (command,) = node.commands.ran
     assert isinstance(command, TrimSegments)
     assert (command.up_to, command.reason) == (position, TrimReason.REQUEST)
     assert status == 200
@@ -184,7 +184,7 @@ def test_a_hold_is_released_and_those_that_are_left_are_told(node: Node) -> None
     status, answer = node.post("/release-hold", {"name": "late"})
 
     assert (status, [one["name"] for one in answer]) == (200, ["sub"])
-    assert node.commanding.ran == [ReleaseHold("late")]
+    assert node.commands.ran == [ReleaseHold("late")]
     status, answer = node.post("/release-hold", {"name": "late"})
     assert (status, answer["what"]) == (409, "late holds nothing back")
 
@@ -350,7 +350,7 @@ def test_reading_a_path_that_changes_something_changes_nothing(action: Action, n
     [(Timeout("not seen applied"), 504), (Unreachable("not joined"), 503), (KeyError("secret"), 500)],
 )
 def test_what_the_cluster_does_not_do_is_told(failure: Any, status: int, node: Node) -> None:
-    node.commanding.failure = failure
+    node.commands.failure = failure
 
     got, answer = node.post("/trim", {"position": 200})
 

@@ -45,8 +45,8 @@ class FakeIntake:
         self.failure: Exception | None = None
         self.start = PushStart(b"\2" * 16, 1, 3, "n1", None)
 
-    async def open_run(self, life: Run) -> None:
-        self.calls.append(life)
+    async def open_run(self, active: Run) -> None:
+        self.calls.append(active)
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
         self.calls.append(item)
@@ -81,10 +81,10 @@ def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
     async def check() -> None:
         clients, intake = ClientTracker(), FakeIntake()
         stores = TrackedStores(FakeStores(intake), clients)
-        chunk, life = Chunk(LogOffset(0, 0, 64), b"x" * 128), Run(0, b"\4" * 8)
+        chunk, active = Chunk(LogOffset(0, 0, 64), b"x" * 128), Run(0, b"\4" * 8)
 
         watched = await stores.accept(HELLO, PUBLISHER)
-        await watched.open_run(life)
+        await watched.open_run(active)
         await watched.append(chunk)
         progress = await watched.next_progress(None)
 
@@ -95,7 +95,7 @@ def test_a_watched_push_runs_as_it_would_and_is_counted() -> None:
         assert (client.total_bytes, client.position, client.merged) == (128, 7, 5)
         assert clients.push_bytes == 128
         await watched.close()
-        assert intake.calls == [life, chunk, "close"]
+        assert intake.calls == [active, chunk, "close"]
         (client,) = clients.clients()
         assert client.ended_ns > 0
         assert clients.push_bytes == 128
@@ -127,25 +127,25 @@ def test_a_pull_is_told_while_it_runs_and_for_a_day() -> None:
     clients = ClientTracker(clock)
     pull = a_pull(sent_bytes=100, progress=PullProgress(40))
 
-    clients.look({1: pull})
+    clients.update({1: pull})
     pull.sent_bytes = 600
     clock.ns += 2 * SECOND
-    clients.look({1: pull})
+    clients.update({1: pull})
     (client,) = clients.clients()
     assert (client.address, client.total_bytes, client.rate) == ("10.0.0.1:77", 600, 250.0)
     assert (client.position, client.is_of_merged, client.ended_ns) == (40, True, 0)
 
     pull.sent_bytes = 650
-    clients.look({})
+    clients.update({})
     (client,) = clients.clients()
     assert (client.ended_ns, client.total_bytes, client.rate) == (clock.ns, 650, 0.0)
     assert clients.pull_bytes == 650
 
     clock.ns += KEPT_NS
-    clients.look({})
+    clients.update({})
     assert len(clients.clients()) == 1
     clock.ns += 1
-    clients.look({})
+    clients.update({})
     assert clients.clients() == ()
     assert clients.pull_bytes == 650
 
@@ -159,19 +159,19 @@ def test_a_pull_lags_for_as_long_as_it_lacks_what_was_there_then() -> None:
         (client,) = clients.clients()
         return client.lag_ns / SECOND
 
-    clients.look({1: pull}, 100)
+    clients.update({1: pull}, 100)
     assert lag_s() == 0
     clock.ns += 3 * SECOND
-    clients.look({1: pull}, 200)
+    clients.update({1: pull}, 200)
     assert lag_s() == 3
     pull.progress = PullProgress(100)
     assert lag_s() == 0
-    clients.look({1: pull}, 300)
+    clients.update({1: pull}, 300)
     clock.ns += 2 * SECOND
     pull.progress = PullProgress(299)
-    clients.look({1: pull}, 400)
+    clients.update({1: pull}, 400)
     assert lag_s() == 2
-    clients.look({}, 500)
+    clients.update({}, 500)
     assert lag_s() == 0
 
 
@@ -179,9 +179,9 @@ def test_who_reads_a_range_does_not_lag() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     pull = Pull(SUBSCRIBER, "ipv4:10.0.0.1:77", PullMerged(range=PullRange(90)), 0, progress=PullProgress(40))
-    clients.look({1: pull}, 100)
+    clients.update({1: pull}, 100)
     clock.ns += 3 * SECOND
-    clients.look({1: pull}, 200)
+    clients.update({1: pull}, 200)
     (client,) = clients.clients()
     assert (client.lag_ns, client.position) == (0, 40)
 
@@ -192,9 +192,9 @@ def test_a_push_lags_for_as_long_as_what_was_durable_then_is_not_merged() -> Non
         clients = ClientTracker(clock)
         watched = await TrackedStores(FakeStores(FakeIntake()), clients).accept(HELLO, PUBLISHER)
         await watched.next_progress(None)
-        clients.look({}, 100)
+        clients.update({}, 100)
         clock.ns += 4 * SECOND
-        clients.look({}, 100)
+        clients.update({}, 100)
         (client,) = clients.clients()
         assert (client.lag_ns, client.incarnation) == (4 * SECOND, HELLO.incarnation)
 
@@ -205,12 +205,12 @@ def test_a_client_that_came_again_is_told_once() -> None:
     clock = Clock()
     clients = ClientTracker(clock)
     for key in range(3):
-        clients.look({key: a_pull(sent_bytes=10)})
+        clients.update({key: a_pull(sent_bytes=10)})
         clock.ns += SECOND
     (client,) = clients.clients()
     assert (client.ended_ns, clients.pull_bytes) == (0, 30)
 
-    clients.look({})
+    clients.update({})
 
     assert [one.ended_ns for one in clients.clients()] == [clock.ns]
 
@@ -219,8 +219,8 @@ def test_what_differs_by_certificate_or_log_is_another_client() -> None:
     clients = ClientTracker(Clock())
     session = Pull(OPERATOR, "ipv4:1.1.1.1:1", PullSession(3), 5)
 
-    clients.look({1: a_pull(), 2: a_pull(OTHER), 3: session})
-    clients.look({})
+    clients.update({1: a_pull(), 2: a_pull(OTHER), 3: session})
+    clients.update({})
 
     found = clients.clients()
     assert [one.identity.name for one in found] == ["sub", "other", "op"]
@@ -232,8 +232,8 @@ def test_those_that_ended_are_bounded_and_the_newest_stay() -> None:
     names = [f"n{index}" for index in range(ENDED_MAX + 5)]
 
     for key, name in enumerate(names):
-        clients.note_pulls({key: a_pull(Identity("s", "subscriber", name), sent_bytes=1)})
-    clients.note_pulls({})
+        clients.record_pulls({key: a_pull(Identity("s", "subscriber", name), sent_bytes=1)})
+    clients.record_pulls({})
 
     assert [one.identity.name for one in clients.clients()] == names[5:]
     assert clients.pull_bytes == len(names)

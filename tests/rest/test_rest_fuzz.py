@@ -130,7 +130,7 @@ def test_an_operation_answers_as_it_is_described(
     @fuzzed
     @given(operation.as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
-        node.served.data.replica.state = history()
+        node.served.data.follower.state = history()
         node.served.data.resets.now = ResetStatus()
         case.validate_response(node.send(case), checks=CHECKS)
 
@@ -139,7 +139,7 @@ def test_an_operation_answers_as_it_is_described(
 
 @pytest.mark.parametrize("path", [one.path for one in ENDPOINTS if not one.parameters])
 def test_what_takes_nothing_answers_as_it_is_described(path: str, node: Fuzzed) -> None:
-    node.served.data.replica.state = history()
+    node.served.data.follower.state = history()
     node.served.data.resets.now = ResetStatus()
     case = node.schema[path]["GET"].Case()
 
@@ -151,10 +151,10 @@ def test_what_changes_something_is_refused_to_every_other_role_whatever_is_sent(
     path: str, node: Fuzzed
 ) -> None:
     data = node.served.data
-    data.replica.state = history()
-    data.commanding.ran.clear()
+    data.follower.state = history()
+    data.commands.ran.clear()
     data.resets.begun.clear()
-    before = encode_state(data.replica.state)
+    before = encode_state(data.follower.state)
 
     @fuzzed
     @given(node.schema[path]["POST"].as_strategy())
@@ -163,9 +163,9 @@ def test_what_changes_something_is_refused_to_every_other_role_whatever_is_sent(
             assert node.send(case, name).status_code == 403
 
     check()
-    assert not data.commanding.ran
+    assert not data.commands.ran
     assert not data.resets.begun
-    assert encode_state(data.replica.state) == before
+    assert encode_state(data.follower.state) == before
 
 
 @pytest.mark.parametrize("path", sorted({path for _, path in OPERATIONS}))

@@ -114,7 +114,7 @@ def test_a_role_reads_what_the_list_says_and_nothing_else(name: str, role: str, 
 
 def test_clients_get_what_is_their_own(run: Any) -> None:
     async def check(served: Served) -> None:
-        served.clients.begin_push(PUBLISHER, PushHello("s", "feed", b"\1" * 16))
+        served.clients.start_push(PUBLISHER, PushHello("s", "feed", b"\1" * 16))
         served.pull.pulls[1] = Pull(SUBSCRIBER, "ipv4:1.2.3.4:5", PullMerged(), 1)
 
         seen = {name: (await get(served, "/rt-clients", name))[2] for name in ("op", "sub", "feed", "other")}
@@ -214,10 +214,10 @@ def test_head_is_get_without_the_body(run: Any) -> None:
 
 def test_reading_changes_nothing(run: Any) -> None:
     async def check(served: Served) -> None:
-        before = encode_state(served.data.replica.state)
+        before = encode_state(served.data.follower.state)
         for endpoint in ENDPOINTS:
             await get(served, endpoint.path)
-        assert encode_state(served.data.replica.state) == before
+        assert encode_state(served.data.follower.state) == before
 
     run(check)
 
@@ -236,7 +236,7 @@ def test_answers_tell_nothing_of_the_software_and_load_nothing(run: Any) -> None
 def test_readiness_is_503_as_soon_as_the_leader_is_gone(run: Any) -> None:
     async def check(served: Served) -> None:
         assert (await get(served, "/readiness"))[0] == 200
-        served.data.replica.standing.leader = ""
+        served.data.follower.standing.leader = ""
         status, _, body = await get(served, "/readiness")
         assert (status, body["obstacles"]) == (503, ["no leader is known"])
         assert (await get(served, "/liveness"))[0] == 200
@@ -322,7 +322,7 @@ def test_an_operator_changes_something_with_a_body_of_json(content: bytes, run: 
         answer = await ask(served.rest_port, content, served.context("op"))
 
         assert answer.startswith(b"HTTP/1.1 200 OK")
-        assert [*served.data.replica.state.holds] == ["sub"]
+        assert [*served.data.follower.state.holds] == ["sub"]
 
     run(check)
 
@@ -337,7 +337,7 @@ def test_who_waits_to_be_asked_for_the_body_is_asked(run: Any) -> None:
         writer.write(GOOD)
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
         writer.transport.abort()
-        assert [*served.data.replica.state.holds] == ["sub"]
+        assert [*served.data.follower.state.holds] == ["sub"]
 
     run(check)
 
@@ -352,7 +352,7 @@ def test_a_peer_that_hangs_up_within_its_body_does_nothing_and_is_no_internal_er
         await until(lambda: served.rest.listeners["rest"].connections == 1)
         writer.close()
         await until(lambda: answering.refused["BadRequest"] == 1)
-        assert not served.data.commanding.ran
+        assert not served.data.commands.ran
 
     run(check)
     assert "rest_failed" not in caplog.text
@@ -377,7 +377,7 @@ def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: 
             assert status == (413 if name == "op" else 403)
         await until(lambda: served.rest.listeners["rest"].connections == 0)
         assert sent < 64 * 2**20
-        assert not served.data.commanding.ran
+        assert not served.data.commands.ran
 
     run(check)
 
@@ -634,7 +634,7 @@ def test_a_port_that_is_taken_is_served_as_soon_as_it_is_free(
 def test_certificates_are_replaced_without_a_restart(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sequencer.data.http_servers.LOOK_S", 0.02)
+    monkeypatch.setattr("sequencer.data.http_servers.POLL_S", 0.02)
     own = tmp_path / "own"
     shutil.copytree(pki, own)
 

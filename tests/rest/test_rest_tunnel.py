@@ -138,10 +138,10 @@ def test_an_operator_changes_what_it_may_on_the_rest_port_and_nobody_else_does(
             body = b'{"rollBytes": 4096}'
             refused = await call(endpoint, tls_of(pki, "sub"), "POST", "/configuration", body)
             assert refused.status == 403
-            assert served.data.commanding.ran == []
+            assert served.data.commands.ran == []
             done = await call(endpoint, tls_of(pki, "op"), "POST", "/configuration", body)
             assert json.loads(check(done).body)["rollBytes"] == 4096
-            assert len(served.data.commanding.ran) == 1
+            assert len(served.data.commands.ran) == 1
 
     run(work)
 

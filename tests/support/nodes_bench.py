@@ -143,10 +143,10 @@ class FakeSources:
                 data = written.files[place]
                 known.add(ChecksummedBoundary(*mark, 0, 0, crc32c(data[64 : mark.offset])) for mark in marks)
 
-    def stretch(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+    def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
         if (session_id, segment) in self.hidden:
             return None
-        found = self._marks[session_id, segment].stretch(start, end)
+        found = self._marks[session_id, segment].range_info(start, end)
         if found is not None and (session_id, segment) in self.wrong:
             found = found._replace(chain_end=found.chain_end ^ 1)
         return found
@@ -154,7 +154,7 @@ class FakeSources:
     def open(self, session_id: int, segment: SegmentId) -> File:
         return self._disk.open(segment_path(f"/node/{session_id}", segment))
 
-    def on_bad_copy(self, block: BlockWrite, got: int) -> None:
+    def on_bad_replica(self, block: BlockWrite, got: int) -> None:
         self.bad.append(block)
 
 

@@ -57,7 +57,7 @@ def busy_state(*, session: str = HOSTILE) -> SequencerState:
             reason = TrimReason.SIZE if roll < 2 else TrimReason.TIME
             one = replace(one, trimmed_ns=ends[1] + 3 * MINUTE, reason=reason)
         segments.append(one)
-    feed = partial(Session, last_run=3, lives=(ActiveRun(3, b"\3" * 8),))
+    feed = partial(Session, last_run=3, active_runs=(ActiveRun(3, b"\3" * 8),))
     state = SequencerState(
         CLUSTER,
         Configuration(retention_bytes=90 * GIB, roll_minutes=4 * HOUR),

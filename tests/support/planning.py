@@ -15,7 +15,12 @@ from typing import Final
 from sequencing import Writing, new_state, newest_of
 
 from sequencer.leader.merge_planner import Speculation, plan_merge
-from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, pack_marks, unpack_marks
+from sequencer.leader.replication_tracker import (
+    ReplicationTracker,
+    SegmentKey,
+    pack_boundaries,
+    unpack_boundaries,
+)
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.sessions.input_planner import peers_ahead
 from sequencer.sessions.session_retention import SessionRetention
@@ -61,7 +66,7 @@ class Directory:
     name: str
     incarnation: bytes
     dedup_id: str | None
-    lives: list[Writing] = field(default_factory=list)
+    active_runs: list[Writing] = field(default_factory=list)
     ends: dict[int, End] = field(default_factory=dict)
     """Of the lives that are over."""
     session_id: int = 0
@@ -70,8 +75,8 @@ class Directory:
     deleted: dict[int, End] = field(default_factory=dict)
     """By X: up to where the publisher has deleted what it was told is merged."""
 
-    def end(self, life: Writing) -> End:
-        return self.ends.get(life.run, life.end)
+    def end(self, active: Writing) -> End:
+        return self.ends.get(active.run, active.end)
 
 
 @dataclass(slots=True)
@@ -170,10 +175,10 @@ class World:
             self._ask_to_join(node)
 
     def _lead(self) -> None:
-        self.board = ReplicationTracker(len(self.nodes))
+        self.tracker = ReplicationTracker(len(self.nodes))
         self.speculation = Speculation(self.state)
-        self.endings = SessionCloser(self.state, self.board)
-        self.restoring = DiskRestoration(self.state, self.board)
+        self.endings = SessionCloser(self.state, self.tracker)
+        self.restoring = DiskRestoration(self.state, self.tracker)
         self.told: dict[str, int] = {}
         """Of each node: how many disks had joined when it last reported all that it holds."""
 
@@ -200,28 +205,28 @@ class World:
 
     def _begin_life(self, directory: Directory, run: int, first: int) -> None:
         salt = self.directories.index(directory) << 32
-        directory.lives.append(Writing(run, first, salt))
+        directory.active_runs.append(Writing(run, first, salt))
 
     def append(self) -> None:
         self._append(self.rng.choice(self.present))
 
     def _append(self, directory: Directory) -> None:
-        life = directory.lives[-1]
+        active = directory.active_runs[-1]
         for _ in range(self.rng.randint(1, 6)):
-            if self.rng.random() < 0.15 and len(life.segments[-1]) > 1:
-                life.roll()
-            life.append(self.rng.choice(SIZES), self.rng.randint(1, 4))
+            if self.rng.random() < 0.15 and len(active.segments[-1]) > 1:
+                active.roll()
+            active.append(self.rng.choice(SIZES), self.rng.randint(1, 4))
 
     def restart(self) -> None:
         """The tail may be torn: of what nodes have already, too."""
         self._restart(self.rng.choice(self.present))
 
     def _restart(self, directory: Directory) -> None:
-        life = directory.lives[-1]
-        ends = life.ends()
+        active = directory.active_runs[-1]
+        ends = active.ends()
         end = ends[-1 - min(self.rng.choice([0, 0, 1, 2, 100]), len(ends) - 1)]
-        directory.ends[life.run] = end
-        self._begin_life(directory, life.run + self.rng.randint(1, 3), end.number)
+        directory.ends[active.run] = end
+        self._begin_life(directory, active.run + self.rng.randint(1, 3), end.number)
 
     def lose_directory(self) -> None:
         directory = self.rng.choice(self.present)
@@ -274,7 +279,7 @@ class World:
         ]
 
     def _forget(self, node: Node) -> None:
-        self.board.forget_node(node.name)
+        self.tracker.forget_node(node.name)
         self.told.pop(node.name, None)
 
     def _ask_to_join(self, node: Node) -> None:
@@ -288,41 +293,41 @@ class World:
 
     def _push(self, node: Node, directory: Directory, count: int) -> bool:
         """Bring a node as far as `count` boundaries of a directory, life by life; whether it got any."""
-        for life in directory.lives:
-            if not self._is_open(node, directory, life.run):
-                self._ask_to_open(directory, life)
+        for active in directory.active_runs:
+            if not self._is_open(node, directory, active.run):
+                self._ask_to_open(directory, active)
                 return False
-            place, end = (directory.session_id, life.run), directory.end(life)
+            place, end = (directory.session_id, active.run), directory.end(active)
             if place in node.fenced:
-                if life.run in directory.ends and self._is_closed(place):
-                    node.announced[place] = SessionEnd(directory.session_id, life.run, *end)
+                if active.run in directory.ends and self._is_closed(place):
+                    node.announced[place] = SessionEnd(directory.session_id, active.run, *end)
                 continue
             held, consumed = node.holds.get(place, NOTHING), node.consumed.get(place, NOTHING)
-            if directory.deleted.get(life.run, NOTHING) > held or self.rng.random() < 0.1:
-                if directory.deleted.get(life.run, NOTHING) > consumed:
+            if directory.deleted.get(active.run, NOTHING) > held or self.rng.random() < 0.1:
+                if directory.deleted.get(active.run, NOTHING) > consumed:
                     return False  # The node does not know yet that this is merged.
                 held = max(held, consumed)
-            missing = [one for one in life.ends() if held < one <= end]
+            missing = [one for one in active.ends() if held < one <= end]
             if missing:
                 node.take(place, held, missing[:count][-1])
                 return True
-            if life.run in directory.ends:
-                node.announced[place] = SessionEnd(directory.session_id, life.run, *end)
+            if active.run in directory.ends:
+                node.announced[place] = SessionEnd(directory.session_id, active.run, *end)
         return False
 
     def _is_closed(self, place: tuple[int, int]) -> bool:
-        life = self.state.sessions[place[0]].life_of(place[1])
-        return life is None or life.end is not None
+        active = self.state.sessions[place[0]].run_of(place[1])
+        return active is None or active.end is not None
 
     def _is_open(self, node: Node, directory: Directory, run: int) -> bool:
         return self.opened_at.get((directory.session_id, run), node.applied) < node.applied
 
-    def _ask_to_open(self, directory: Directory, life: Writing) -> None:
-        life_id = life.run.to_bytes(8, "little")
+    def _ask_to_open(self, directory: Directory, active: Writing) -> None:
+        life_id = active.run.to_bytes(8, "little")
         newest = newest_of(self.state, directory.name)
         whose = directory.name, directory.incarnation, directory.dedup_id
-        command: Command = OpenRun(*whose, life.run, life_id, newest)
-        over = [one for one in directory.lives if life.run <= one.run and one.run in directory.ends]
+        command: Command = OpenRun(*whose, active.run, life_id, newest)
+        over = [one for one in directory.active_runs if active.run <= one.run and one.run in directory.ends]
         if over and self.rng.random() < 0.7:
             ids = [(one.run, one.run.to_bytes(8, "little")) for one in over]
             runs = [SealedRun(run, run_id, directory.ends[run]) for run, run_id in ids]
@@ -417,9 +422,11 @@ class World:
     def delete_published(self) -> None:
         """A publisher deletes what it was told is merged."""
         directory = self.rng.choice(self.present)
-        for life in directory.lives:
-            ends = [node.consumed.get((directory.session_id, life.run), NOTHING) for node in self.nodes]
-            directory.deleted[life.run] = max(directory.deleted.get(life.run, NOTHING), self.rng.choice(ends))
+        for active in directory.active_runs:
+            ends = [node.consumed.get((directory.session_id, active.run), NOTHING) for node in self.nodes]
+            directory.deleted[active.run] = max(
+                directory.deleted.get(active.run, NOTHING), self.rng.choice(ends)
+            )
 
     def check_supplied(self) -> None:
         """Of every committed range some disk has the bytes: the session's, or those of a merged log."""
@@ -450,16 +457,16 @@ class World:
         said: list[Callable[[], None]] = []
         for (session_id, run), held in node.holds.items():
             for roll, marks in self.masters[session_id, run].up_to(held):
-                told = unpack_marks(pack_marks(one for one in marks if self.rng.random() <= share))
+                told = unpack_boundaries(pack_boundaries(one for one in marks if self.rng.random() <= share))
                 key = SegmentKey(session_id, run, roll)
-                said.append(lambda key=key, told=told: self.board.on_marks(node.name, key, told))  # type: ignore[misc]
+                said.append(lambda key=key, told=told: self.tracker.on_marks(node.name, key, told))  # type: ignore[misc]
         for place, end in node.fenced.items():
             final = SessionEnd(*place, *max(end, node.holds.get(place, NOTHING)))
             marks = self.masters[place].segments[final.roll]
             chain = next((one.chain for one in marks if one[:2] == final[3:]), None)
-            said.append(lambda final=final, chain=chain: self.board.on_final(node.name, final, chain))  # type: ignore[misc]
+            said.append(lambda final=final, chain=chain: self.tracker.on_final(node.name, final, chain))  # type: ignore[misc]
         for announced in node.announced.values():
-            said.append(lambda announced=announced: self.board.on_announced(announced))  # type: ignore[misc]
+            said.append(lambda announced=announced: self.tracker.on_announced(announced))  # type: ignore[misc]
         self.rng.shuffle(said)
         for one in said:
             if self.rng.random() <= share:
@@ -475,18 +482,18 @@ class World:
             self._take_news()
             is_alone = not any(isinstance(decode_command(one.data), MergeInstruction) for one in self.queue)
             if is_alone and not self.is_dirty:
-                self.speculation.settle()
-            merge = plan_merge(self.speculation, self.board, self.now_ns)
+                self.speculation.reconcile()
+            merge = plan_merge(self.speculation, self.tracker, self.now_ns)
             if merge is not None:
                 self.queue.append(InFlight(encode_command(merge), is_planned=True))
             elif is_alone and not self.is_dirty:
-                anew = plan_merge(Speculation(self.state), self.board, self.now_ns)
+                anew = plan_merge(Speculation(self.state), self.tracker, self.now_ns)
                 assert anew is None, f"{anew} was not looked for"
 
     def plan_ends(self) -> None:
         self._take_news()
         found = self.endings.plan()
-        assert set(found) == set(SessionCloser(self.state, self.board).plan())
+        assert set(found) == set(SessionCloser(self.state, self.tracker).plan())
         on_the_way = [decode_command(one.data) for one in self.queue]
         ends = {(one.session_id, one.run) for one in on_the_way if isinstance(one, FenceRun | CloseRun)}
         for command in found:
@@ -500,7 +507,7 @@ class World:
                 self.queue.append(InFlight(encode_command(restore), is_planned=True))
 
     def _take_news(self) -> None:
-        news = self.board.take_news()
+        news = self.tracker.take_news()
         self.speculation.pending |= news
         self.endings.on_news(news)
 
@@ -550,7 +557,7 @@ class World:
                 self.orders[order.instruction] = order
                 self.check_supplied()
                 for end in order.consumed:
-                    self.board.forget_below(*end[:4])
+                    self.tracker.prune_before(*end[:4])
             case OpenRun(), RunOpened():
                 self._note_opening(command, outcome)
             case OpenSealedRuns(), RunOpened():
@@ -569,8 +576,8 @@ class World:
     def _note_opening(self, command: OpenRun, opened: RunOpened) -> None:
         directory = next(one for one in self.directories if one.incarnation == command.incarnation)
         directory.session_id = opened.session_id
-        life = next(one for one in directory.lives if one.run == opened.run)
-        self.masters[opened.session_id, opened.run] = life
+        active = next(one for one in directory.active_runs if one.run == opened.run)
+        self.masters[opened.session_id, opened.run] = active
         self.opened_at.setdefault((opened.session_id, opened.run), len(self.log) - 1)
 
     def _note_joining(self, join: JoinDisk) -> None:
@@ -598,11 +605,11 @@ class World:
 
     def _check_range(self, one: MergeRange, count: int) -> None:
         session = self.state.sessions[one.session_id]
-        life = self.masters[one.session_id, one.run]
-        assert life.mark_at(one.roll, one.start) == (one.start, one.first, one.chain_start)
-        assert life.mark_at(one.roll, one.end) == (one.end, one.end_number, one.chain_end)
+        active = self.masters[one.session_id, one.run]
+        assert active.boundary_at(one.roll, one.start) == (one.start, one.first, one.chain_start)
+        assert active.boundary_at(one.roll, one.end) == (one.end, one.end_number, one.chain_end)
         assert self.acknowledged[one.session_id, one.run][:2] >= (one.roll, one.end)
-        assert one.first == self.reached.get((one.session_id, one.run), life.first)
+        assert one.first == self.reached.get((one.session_id, one.run), active.first)
         for session_id, run in self.reached:
             if self.state.sessions[session_id].name == session.name:
                 assert (session_id, run) <= (one.session_id, one.run)
@@ -625,10 +632,10 @@ class World:
         """Every majority of whole disks has a node that holds what was acknowledged of an open life."""
         whole = [node for node in self.nodes if node.name not in self._broken()]
         for session in self.state.sessions.values():
-            for life in session.lives:
-                place = session.id, life.run
+            for active in session.active_runs:
+                place = session.id, active.run
                 end = self.acknowledged.get(place, NOTHING)
-                if life.end is None and not self._is_merged(place, end):
+                if active.end is None and not self._is_merged(place, end):
                     without = sum(node.holds.get(place, NOTHING) < end for node in whole)
                     assert without < self.majority, f"{restore}, but {end} of {place} would be forgotten"
 
@@ -696,12 +703,12 @@ class World:
         for node in self.nodes:
             assert node.merged == self.state.instruction, f"{node.name} never merges {node.merged + 1}"
         for directory in self.present:
-            for life in directory.lives:
-                place, end = (directory.session_id, life.run), directory.end(life)
+            for active in directory.active_runs:
+                place, end = (directory.session_id, active.run), directory.end(active)
                 assert place in self.masters
                 assert self._is_merged(place, end), f"{place}: {end} was written, and is not merged"
         last = {one.id for one in self.state.sessions.values() if not one.is_superseded}
-        assert all(len(one.lives) == (one.id in last) for one in self.state.sessions.values())
+        assert all(len(one.active_runs) == (one.id in last) for one in self.state.sessions.values())
 
     def _is_merged(self, place: tuple[int, int], end: End) -> bool:
         return self.reached.get(place, self.masters[place].first) >= end.number

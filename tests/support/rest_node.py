@@ -73,7 +73,9 @@ def history() -> SequencerState:
         reason=TrimReason.TIME,
     )
     merged = MergedEnd(SegmentId(0, 3), 640, 300, at(30), {1}, 0xABCD, 5000)
-    waiting = Session(2, "feed", b"\2" * 16, "d1", waits_for=1, last_run=0, lives=(ActiveRun(0, b"\7" * 8),))
+    waiting = Session(
+        2, "feed", b"\2" * 16, "d1", waits_for=1, last_run=0, active_runs=(ActiveRun(0, b"\7" * 8),)
+    )
     going = Session(
         1,
         "feed",
@@ -81,7 +83,7 @@ def history() -> SequencerState:
         None,
         is_superseded=True,
         last_run=4,
-        lives=(ActiveRun(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
+        active_runs=(ActiveRun(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
         consumed=ConsumedEnd(End(1, 64, 40), 7),
         done=(3, End(0, 640, 40)),
     )
@@ -160,7 +162,7 @@ class FakeCommanding:
         if self.failure is not None:
             raise self.failure
         self.ran.append(operation)
-        return apply(self._served.data.replica.state, operation)
+        return apply(self._served.data.follower.state, operation)
 
 
 class FakeResets:
@@ -202,7 +204,7 @@ class Served:
                 health_port=health_port,
                 **settings,
             ),
-            replica=SimpleNamespace(state=history(), standing=standing(), index=99),
+            follower=SimpleNamespace(state=history(), standing=standing(), index=99),
             link=SimpleNamespace(is_up=True),
             merger=SimpleNamespace(
                 written=SimpleNamespace(instruction=17, position=360),
@@ -216,8 +218,8 @@ class Served:
             trims=TrimCounter(),
             damaged=(),
             lease_counts=LeaseCounter(),
-            holding=SimpleNamespace(refused={}),
-            commanding=FakeCommanding(self),
+            hold_tracker=SimpleNamespace(refused={}),
+            commands=FakeCommanding(self),
             resets=FakeResets(),
         )
         self.clients = ClientTracker()

@@ -60,11 +60,11 @@ def opening(
     run: int = 0,
     *,
     incarnation: int = 0,
-    life: int | None = None,
+    active: int | None = None,
     dedup: str | None = None,
     newest: int = 0,
 ) -> OpenRun:
-    life_id = struct.pack("<II", run if life is None else life, incarnation)
+    life_id = struct.pack("<II", run if active is None else active, incarnation)
     return OpenRun(name, INCARNATIONS[incarnation], dedup, run, life_id, newest)
 
 
@@ -189,7 +189,7 @@ class Writing:
             End(roll, mark.offset, mark.number) for roll, marks in enumerate(self.segments) for mark in marks
         ]
 
-    def mark_at(self, roll: int, offset: int) -> BatchBoundary:
+    def boundary_at(self, roll: int, offset: int) -> BatchBoundary:
         return next(mark for mark in self.segments[roll] if mark.offset == offset)
 
     def up_to(self, end: End | None) -> Iterator[tuple[int, list[BatchBoundary]]]:
@@ -210,9 +210,9 @@ class WrittenSession:
 
     def write(self, run: int, roll: int, first: int, runs: Sequence[Sequence[Said]]) -> int:
         """Write a segment with a batch for each of `runs`; the next number."""
-        life = struct.pack("<Q", run + 1)
+        active = struct.pack("<Q", run + 1)
         header = SegmentHeader(
-            LogKind.SESSION, SegmentId(run, roll), first, CREATED_NS, self.incarnation, life
+            LogKind.SESSION, SegmentId(run, roll), first, CREATED_NS, self.incarnation, active
         )
         data = encode_segment_header(header) + session_bytes(header, runs)
         self.files[run, roll] = data

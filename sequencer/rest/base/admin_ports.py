@@ -78,5 +78,5 @@ class ResetPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdminPorts:
-    commanding: CommandPort
+    commands: CommandPort
     resets: ResetPort

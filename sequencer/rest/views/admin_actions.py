@@ -49,7 +49,7 @@ class ActionContext:
     async def run(self, command: Operation) -> Outcome:
         """Commit and apply `command`; raises `Conflict` with the reason if it was rejected."""
         joined(self.snapshot())
-        outcome = await self.operations.commanding.run(command)
+        outcome = await self.operations.commands.run(command)
         if isinstance(outcome, CommandRejected):
             raise Conflict(outcome.why, hint="Nothing was changed.")
         return outcome

@@ -15,8 +15,8 @@ from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
     SegmentKey,
-    pack_marks,
-    unpack_marks,
+    pack_boundaries,
+    unpack_boundaries,
 )
 from sequencer.state.write_plan import SessionEnd
 
@@ -34,7 +34,7 @@ def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[Batc
 
 def said(key: SegmentKey, marks: list[BatchBoundary], **ends: pb.SessionEnd) -> pb.DataReport:
     one = pb.SegmentReport(
-        session_id=key.session_id, run=key.run, roll=key.roll, marks=pack_marks(marks), **ends
+        session_id=key.session_id, run=key.run, roll=key.roll, marks=pack_boundaries(marks), **ends
     )
     return pb.DataReport(segments=[one])
 
@@ -43,21 +43,21 @@ class DumbLeader:
     """Keeps what reports say, and asks again when one was lost."""
 
     def __init__(self) -> None:
-        self.board = ReplicationTracker(1)
+        self.tracker = ReplicationTracker(1)
         self.next: int | None = None
         self.finals: dict[tuple[int, int], pb.SessionEnd] = {}
 
     def hear(self, report: pb.Report) -> bool:
         """False: tell me all again."""
         if report.is_full:
-            self.board.forget_node("n")
+            self.tracker.forget_node("n")
             self.finals.clear()
         elif report.sequence != self.next:
             return False
         self.next = report.sequence + 1
         for one in report.segments:
             key = SegmentKey(one.session_id, one.run, one.roll)
-            self.board.on_marks("n", key, unpack_marks(one.marks))
+            self.tracker.on_marks("n", key, unpack_boundaries(one.marks))
             if one.HasField("final"):
                 self.finals[key[:2]] = one.final
         return True
@@ -104,7 +104,7 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
         least = end.offset if end is not None and key[1:] == (end.run, end.roll) else 0
         for mark in written[key][: taken[key]]:
             if mark.offset >= least:
-                assert leader.board.mark_at(key, mark.offset) == mark
+                assert leader.tracker.boundary_at(key, mark.offset) == mark
 
 
 def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
@@ -119,7 +119,7 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
         assert sum(len(one.marks) for one in report.segments) <= 10 * 20
         assert leader.hear(report)
     assert reports >= 9
-    assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)
+    assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)
 
 
 def test_final_ends_are_told_until_the_next_run_is_merged():
@@ -158,7 +158,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holdings_module, "FINE_MARKS_MAX", 64)
         patch.setattr(holdings_module, "COARSE_BYTES", coarse)
-        board = ReplicationTracker(3)
+        tracker = ReplicationTracker(3)
         for node in ("a", "b"):
             holdings, at = DurableEnds(node.encode()), 0
             while at < len(marks):
@@ -169,10 +169,10 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
                     holdings.require_full_report()
             holdings.require_full_report()
             for one in holdings.report(1).segments:
-                board.on_marks(node, KEYS[0], unpack_marks(one.marks))
+                tracker.on_marks(node, KEYS[0], unpack_boundaries(one.marks))
     at = 64
     while at < marks[-1].offset:
-        end = board.furthest(KEYS[0], at, cap)
+        end = tracker.furthest(KEYS[0], at, cap)
         assert end is not None, at
         assert end.offset - at <= cap
         at = end.offset
@@ -190,4 +190,4 @@ def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_o
     holdings.handle_report(said(KEYS[0], marks[19:]))
     while holdings.has_news:
         assert leader.hear(holdings.report(0))
-    assert all(leader.board.mark_at(KEYS[0], mark.offset) for mark in marks)
+    assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)

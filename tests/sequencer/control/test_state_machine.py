@@ -18,7 +18,7 @@ from sequencer.state.apply_result import CommandRejected, RangesMerged
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import MergeInstruction
 from sequencer.state.state_codec import encode_state
-from sequencer.state.write_plan import decode_order
+from sequencer.state.write_plan import decode_write_plan
 
 
 class Bench(SequencerStateMachine):
@@ -53,7 +53,7 @@ def contents(machine: SequencerStateMachine) -> list[bytes]:
     return [order.content for order in machine.tail]
 
 
-def copy_of(machine: SequencerStateMachine) -> Bench:
+def replica_of(machine: SequencerStateMachine) -> Bench:
     other = Bench()
     other.restore(machine.index, machine.snapshot()(), CLUSTER)
     return other
@@ -66,7 +66,7 @@ def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durab
     for _ in range(merges):
         machine.merge(8 * rng.randrange(1, 100))
     machine.prune_orders(durable)
-    other = copy_of(machine)
+    other = replica_of(machine)
     assert (other.index, contents(other)) == (machine.index, contents(machine))
     assert other.instructions == list(range(min(durable, merges) + 1, merges + 1))
     for one in (machine, other):
@@ -91,7 +91,7 @@ def test_orders_are_forgotten_up_to_what_is_durable_only():
     machine.prune_orders(3)
     machine.prune_orders(1)
     assert machine.instructions == [4, 5]
-    assert decode_order(machine.tail[0].content).instruction == 4
+    assert decode_write_plan(machine.tail[0].content).instruction == 4
 
 
 def test_orders_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypatch):
@@ -131,4 +131,4 @@ def test_a_snapshot_that_is_cut_short_is_refused():
 
 def test_restoring_is_told_each_time():
     machine = Bench()
-    assert (machine.restored, copy_of(machine).restored) == (1, 2)
+    assert (machine.restored, replica_of(machine).restored) == (1, 2)

@@ -38,7 +38,7 @@ from sequencer.state.commands import MergeRange, OpenRun
 from sequencer.state.state import ActiveRun as OpenLife
 from sequencer.state.state import Session
 from sequencer.state.state_codec import encode_state
-from sequencer.state.write_plan import WritePlan, encode_order
+from sequencer.state.write_plan import WritePlan, encode_write_plan
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,10 @@ class Bench:
     def give(self, peer: str, segments: Sequence[int]) -> Path:
         """A peer has the copies of these segments, which follow each other."""
         path = self.root / peer / "sessions" / "feed"
-        copy = session_copy(REAL, str(path), self.path)
-        give(copy, [one for one in self.items if _roll(one) <= max(segments)])
-        copy.trim(SegmentId(0, min(segments)), TrimReason.MERGED)
-        copy.close()
+        replica = session_copy(REAL, str(path), self.path)
+        give(replica, [one for one in self.items if _roll(one) <= max(segments)])
+        replica.trim(SegmentId(0, min(segments)), TrimReason.MERGED)
+        replica.close()
         return path
 
     @contextlib.asynccontextmanager
@@ -127,10 +127,10 @@ class Bench:
         data = DataProcess(self.config)
         data.link.send = lambda _: None  # type: ignore[method-assign]
         try:
-            orders = [encode_order(order) for order in self.orders]
+            orders = [encode_write_plan(order) for order in self.orders]
             snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), orders=orders)
             data._on_message(pb.ToData(snapshot=snapshot))
-            data.tasks.keep(data.catching_up.run())
+            data.tasks.keep(data.catch_up.run())
             yield data
             assert data.failure is None
         finally:
@@ -140,7 +140,7 @@ class Bench:
         assert data.merger is not None
         merger = data.merger
         await until(lambda: merger.position == self.count or data.failure)
-        assert data.merging.fetched.total_bytes == 0, "what is merged is not kept in memory"
+        assert data.merged_log.fetched.total_bytes == 0, "what is merged is not kept in memory"
 
 
 def _roll(item: Item) -> int:
@@ -151,8 +151,8 @@ def _roll(item: Item) -> int:
 
 @pytest.fixture
 def bench(tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(catch_up_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(catch_up_module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(catch_up_module, "POLL_S", 0.01)
+    monkeypatch.setattr(catch_up_module, "RETRY_S", 0.01)
     return Bench(tmp_path, pki)
 
 
@@ -225,9 +225,9 @@ def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes
 def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Bench) -> None:
     bench.give("n2", range(bench.segments))
     mine = Path(bench.config.sessions_directory) / "1"
-    copy = session_copy(REAL, str(mine), bench.path)
-    give(copy, bench.items)
-    copy.close()
+    replica = session_copy(REAL, str(mine), bench.path)
+    give(replica, bench.items)
+    replica.close()
 
     async def play() -> None:
         async with bench.serving("n2"), bench.running() as data:
@@ -251,7 +251,7 @@ def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_
 
     async def play() -> None:
         async with bench.serving("n2"), bench.running() as data:
-            fetched, ends = data.merging.fetched, data.catching_up._merged_ends
+            fetched, ends = data.merged_log.fetched, data.catch_up._merged_ends
             add = fetched.add
 
             def counted(one: FetchedRange) -> None:
@@ -263,7 +263,7 @@ def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_
                 return await ends()
 
             monkeypatch.setattr(fetched, "add", counted)
-            monkeypatch.setattr(data.catching_up, "_merged_ends", merged_ends)
+            monkeypatch.setattr(data.catch_up, "_merged_ends", merged_ends)
             await until(lambda: len(asked) >= 2 or data.failure)
 
     asyncio.run(play())
@@ -287,12 +287,12 @@ def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_
         asked.append(wanted.segment)
         return await fetch_range(channel, stream, wanted, *rest)
 
-    async def copy(*_: object, **__: object) -> None:
+    async def replica(*_: object, **__: object) -> None:
         asked_before_copying.append(list(asked))
         raise Unreachable("the log of this peer is no merge of the orders")
 
     monkeypatch.setattr(catch_up_module, "fetch_range", fetch)
-    monkeypatch.setattr(catch_up_module, "catch_up", copy)
+    monkeypatch.setattr(catch_up_module, "catch_up", replica)
 
     async def play() -> None:
         async with bench.serving("n2", "n3"), bench.running() as data:
@@ -314,7 +314,7 @@ def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(
     merged.sync()
     asked: list[int] = []
 
-    async def may_come(position: int) -> bool:
+    async def may_arrive(position: int) -> bool:
         asked.append(position)
         return position < bench.count
 
@@ -323,7 +323,7 @@ def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(
             target, tls = str(bench.root / "mine"), tls_of(pki, "n1")
             endpoint = f"localhost:{bench.ports['n2']}"
             async with asyncio.timeout(60):
-                await catch_up(target, "s", [endpoint], tls, lambda *_: False, may_come=may_come)
+                await catch_up(target, "s", [endpoint], tls, lambda *_: False, may_arrive=may_arrive)
 
     asyncio.run(play())
     merged.close()
@@ -335,7 +335,7 @@ def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_
     bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_pull, "SILENCE_S", 0.5)
-    life = next(one for one in bench.items if isinstance(one, Run))
+    active = next(one for one in bench.items if isinstance(one, Run))
     header = bench._header(0)
     path = bench.root / "n2" / "sessions" / "feed"
     theirs = session_copy(REAL, str(path), bench.path)
@@ -343,22 +343,24 @@ def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_
     told = theirs.next_offset
     assert told is not None
     later = [one for one in bench.items if isinstance(one, Run) or _roll(one) > 0]
-    session = Session(1, "feed", header.origin, None, lives=(OpenLife(0, header.run_id),))
+    session = Session(1, "feed", header.origin, None, active_runs=(OpenLife(0, header.run_id),))
     stored: list[LogOffset] = []
 
     async def play() -> None:
         async with bench.serving("n2"), bench.running() as data:
-            copy = await data.copies.open_copy(session)
+            replica = await data.replicas.open_replica(session)
             channel = open_channel(f"localhost:{bench.ports['n2']}", tls_of(pki, "n1"))
             following = asyncio.ensure_future(
-                peer_pull.fetch_session(data.copies, copy, life, told, "s", channel, follows=True)
+                peer_pull.fetch_session(data.replicas, replica, active, told, "s", channel, follows=True)
             )
-            await until(lambda: copy.receiver.next_offset is not None and copy.receiver.next_offset >= told)
+            await until(
+                lambda: replica.receiver.next_offset is not None and replica.receiver.next_offset >= told
+            )
             assert not following.done()
             give(theirs, later)
             async with asyncio.timeout(60):
                 await following
-            stored.append(copy.receiver.next_offset or told)
+            stored.append(replica.receiver.next_offset or told)
             await channel.close()
 
     asyncio.run(play())

@@ -77,7 +77,7 @@ from sequencer.state.commands import (
 )
 from sequencer.state.state import Configuration, End, SequencerState
 from sequencer.state.state_codec import encode_state
-from sequencer.state.write_plan import SessionEnd, WritePlan, encode_order
+from sequencer.state.write_plan import SessionEnd, WritePlan, encode_write_plan
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +173,10 @@ def test_the_process_begins_anew_where_control_comes_back_from_a_force(
             played.say(later)
             assert isinstance(played.data.failure, RestartLater) == ends
             assert played.data.tasks.stopping.is_set() == ends
-            assert (played.data.replica.state == state) == (not ends), "nothing of it is heard before"
+            assert (played.data.follower.state == state) == (not ends), "nothing of it is heard before"
             command = encode_command(opening("b"))
             played.say(pb.ToData(applied=pb.Applied(index=said.snapshot.index + 1, command=command)))
-            known = played.data.replica.state
+            known = played.data.follower.state
             assert known is not None
             assert (known.session_of("b") is None) == ends, (
                 "nor what is applied behind it, whatever its index"
@@ -220,7 +220,7 @@ def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open
             state = new_state()
             do_open(state)
             played.say(snapshot_of(state))
-            await played.until(lambda: played.data.copies.get(1) is not None)
+            await played.until(lambda: played.data.replicas.get(1) is not None)
             do_open(state, run=1)
             do_fence(state)
             assert played.finals == []
@@ -253,7 +253,7 @@ def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_
     fetched: list[LogOffset] = []
 
     async def fetch(
-        _copies: object, _copy: object, _life: object, place: LogOffset, *_: object, **_line: object
+        _replicas: object, _copy: object, _life: object, place: LogOffset, *_: object, **_line: object
     ) -> None:
         fetched.append(place)
         raise asyncio.CancelledError
@@ -285,7 +285,7 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
             do_open(state)
             played.say(snapshot_of(state))
             data = played.data
-            await played.until(lambda: data.copies.get(1) is not None)
+            await played.until(lambda: data.replicas.get(1) is not None)
             trimmed: list[LogOffset] = []
             answers: list[RtError | None] = [DiskFull("full"), None]
 
@@ -294,11 +294,11 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
                 if (error := answers.pop(0)) is not None:
                     raise error
 
-            monkeypatch.setattr(data.copies, "trim", trim)
-            data.merging._consumed.put_back(1, SessionEnd(1, 0, 1, 64, 5))
-            await data.merging.let_go(1)
-            await data.merging.let_go(2)
-            await data.merging.let_go(3)
+            monkeypatch.setattr(data.replicas, "trim", trim)
+            data.merged_log._consumed.put_back(1, SessionEnd(1, 0, 1, 64, 5))
+            await data.merged_log.release_input(1)
+            await data.merged_log.release_input(2)
+            await data.merged_log.release_input(3)
             assert trimmed == [LogOffset(0, 1, 64)] * 2
             assert data.failure is None
 
@@ -338,7 +338,7 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
 ):
     link, heard = control
     _damage_merged(config)
-    monkeypatch.setattr(Repairer, "on_damaged", lambda *_: False)
+    monkeypatch.setattr(Repairer, "on_corrupt", lambda *_: False)
 
     async def play() -> None:
         data = DataProcess(config)
@@ -364,9 +364,9 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, ha
             merger = data.merger
             assert merger is not None
             assert merger.damage is not None
-            assert str(path) in data.healing.mender.damages
+            assert str(path) in data.repair.repairer.corrupt_files
             assert not data._is_released(1)
-            for work in (data.healing.mender.run(), data.catching_up.run()):
+            for work in (data.repair.repairer.run(), data.catch_up.run()):
                 data.tasks.keep(work)
             content = bytearray(path.read_bytes())
             content[30] ^= 1
@@ -387,7 +387,7 @@ def test_what_a_pull_finds_damaged_is_mended(config):
         async with Played(config) as played:
             with pytest.raises(Corrupt):
                 await played.data._pull(Servicer(), None, None)
-            assert "/nowhere/log.0.0" in played.data.healing.mender.damages
+            assert "/nowhere/log.0.0" in played.data.repair.repairer.corrupt_files
 
     asyncio.run(play())
 
@@ -399,9 +399,9 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
             do_open(state)
             played.say(snapshot_of(state))
             data = played.data
-            await played.until(lambda: data.copies.get(1) is not None)
-            directory = data.copies.path(1)
-            healing = data.healing
+            await played.until(lambda: data.replicas.get(1) is not None)
+            directory = data.replicas.path(1)
+            healing = data.repair
             assert not healing._give_up(config.merged_directory, 100)
             assert not healing._give_up(directory, 1)
             assert healing._give_up(directory, 100)
@@ -417,10 +417,10 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
 def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config, monkeypatch):
     fetched: list[LogOffset] = []
 
-    async def fetch(_copies, _copy, _life, place, _stream, _channel, check, **_line) -> None:
+    async def fetch(_replicas, _copy, _life, place, _stream, _channel, check, **_line) -> None:
         check()
         fetched.append(place)
-        copy.has_stream = True
+        replica.has_stream = True
         check()
 
     monkeypatch.setattr(peer_fetch, "fetch_session", fetch)
@@ -428,18 +428,18 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
     wanted = pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n2")
 
     async def play() -> None:
-        nonlocal copy
+        nonlocal replica
         async with Played(config) as played:
             state = new_state()
             do_open(state)
             played.say(snapshot_of(state))
             data = played.data
-            await played.until(lambda: data.copies.get(1) is not None)
-            copy = data.copies.get(1)
+            await played.until(lambda: data.replicas.get(1) is not None)
+            replica = data.replicas.get(1)
             await data.fetcher.fetch(wanted)
             assert fetched == [LogOffset(0, 0, 640)]
             await data.fetcher.fetch(wanted)  # Its publisher is there.
-            copy.has_stream = False
+            replica.has_stream = False
             await data.fetcher.fetch(pb.Fetch(session_id=1, run=3, roll=0, offset=640, holder="n2"))
             await data.fetcher.fetch(pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n9"))
             do_open(state, run=1)
@@ -449,7 +449,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             assert fetched == [LogOffset(0, 0, 640)]
             assert not data.fetcher._fetching
 
-    copy = None
+    replica = None
     asyncio.run(play())
 
 
@@ -472,7 +472,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once
             merger = played.data.merger
             assert merger is not None
             assert merger.gap == story.end
-            await played.data.catching_up.catch_up(merger, ["b:1"], story.state.position)
+            await played.data.catch_up.catch_up(merger, ["b:1"], story.state.position)
             assert wanted == [(False, True)]
 
     asyncio.run(play())
@@ -497,11 +497,11 @@ class Lagging:
     def __init__(self, config: NodeConfig, root: Path) -> None:
         path = self.publisher_path = publish(REAL, *[1500] * 12, root=str(root))
         self.copy_path = Path(config.sessions_directory) / "1"
-        copy = session_copy(REAL, str(self.copy_path), path)
-        give(copy, items_of(REAL, path))
-        assert copy.next_offset is not None
-        self.end, self.count, incarnation = copy.next_offset, copy.end, copy.identity.origin
-        copy.close()
+        replica = session_copy(REAL, str(self.copy_path), path)
+        give(replica, items_of(REAL, path))
+        assert replica.next_offset is not None
+        self.end, self.count, incarnation = replica.next_offset, replica.end, replica.identity.origin
+        replica.close()
         header = read_header(REAL, path, SegmentId(0, 0))
         assert header is not None
         self.state = new_state()
@@ -523,7 +523,7 @@ class Lagging:
         return sorted(segment.roll for segment in files)
 
     def snapshot(self) -> pb.ToData:
-        return snapshot_of(self.state, 20, tuple(map(encode_order, self.orders)))
+        return snapshot_of(self.state, 20, tuple(map(encode_write_plan, self.orders)))
 
 
 def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(config, tmp_path):
@@ -559,7 +559,7 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
             assert lagging.segments == [*range(lagging.end.roll + 1)]
             durable = await asyncio.to_thread(data.merger.sync)
             assert durable.instruction == len(lagging.orders)
-            await data.merging.let_go(durable.instruction)
+            await data.merged_log.release_input(durable.instruction)
             assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(play())
@@ -576,17 +576,17 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
         async with Played(config) as played:
             data = played.data
             played.say(lagging.snapshot())
-            await played.until(lambda: data.copies.get(1) is not None)
-            copy = data.copies.get(1)
-            assert copy is not None
-            data.merging._consumed._instructions[1] += 1
-            await data.copies.skip_merged(copy, further)
-            assert copy.receiver.next_offset == LogOffset(0, ahead.roll, 0)
+            await played.until(lambda: data.replicas.get(1) is not None)
+            replica = data.replicas.get(1)
+            assert replica is not None
+            data.merged_log._consumed._instructions[1] += 1
+            await data.replicas.skip_merged(replica, further)
+            assert replica.receiver.next_offset == LogOffset(0, ahead.roll, 0)
             assert lagging.segments == [*range(lagging.end.roll + 1)]
-            data.merging._consumed._instructions[1] -= 1
+            data.merged_log._consumed._instructions[1] -= 1
             await played.until(lambda: data.merger.position == lagging.count)
             durable = await asyncio.to_thread(data.merger.sync)
-            await data.merging.let_go(durable.instruction)
+            await data.merged_log.release_input(durable.instruction)
             assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(play())
@@ -605,7 +605,7 @@ def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_p
         async with Played(with_peers(config)) as played:
             data = played.data
             played.say(lagging.snapshot())
-            data.tasks.keep(data.merging.keep_durable())
+            data.tasks.keep(data.merged_log.keep_durable())
             await played.until(lambda: data.merger.durable.instruction == last)
             assert not data._is_released(1)
             played.say(standing(2))
@@ -628,10 +628,10 @@ def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(con
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await asyncio.to_thread(data.merger.sync)
-            assert not data.healing._give_up(str(lagging.copy_path), 1)
+            assert not data.repair._give_up(str(lagging.copy_path), 1)
             nodes = [pb.NodeStanding(name="n3", summary=said)]
             played.say(pb.ToData(standing=pb.Standing(nodes=nodes)))
-            assert data.healing._give_up(str(lagging.copy_path), 1)
+            assert data.repair._give_up(str(lagging.copy_path), 1)
             data.tasks.failure = None
 
     asyncio.run(play())
@@ -643,7 +643,7 @@ def test_a_copy_of_a_session_that_is_over_is_opened_while_its_orders_wait(config
     end = lagging.state.sessions[1].consumed
     assert end is not None
     do_close(lagging.state, 1, 0, end.end)
-    assert not lagging.state.sessions[1].lives
+    assert not lagging.state.sessions[1].active_runs
 
     async def play() -> None:
         async with Played(config) as played:
@@ -665,8 +665,8 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
         async with Played(config) as played:
             played.say(snapshot_of(lagging.state, 20))
             await asyncio.to_thread(played.data.merger.sync)
-            await played.until(lambda: played.data.copies.get(1) is not None)
-            await played.data.merging.let_go(played.data.merger.durable.instruction)
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            await played.data.merged_log.release_input(played.data.merger.durable.instruction)
             assert lagging.segments == [lagging.end.roll]
 
     asyncio.run(merge())
@@ -675,20 +675,20 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
 
 
 def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(config, monkeypatch, caplog):
-    monkeypatch.setattr(opening_module, "OPEN_AGAIN_S", 0.001)
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
 
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            open_copy, tries = data.copies.open_copy, [0]
+            open_replica, tries = data.replicas.open_replica, [0]
 
             async def fails_at_first(session):
                 tries[0] += 1
                 if tries[0] < 5:
                     raise DiskFull("no room")
-                return await open_copy(session)
+                return await open_replica(session)
 
-            monkeypatch.setattr(data.copies, "open_copy", fails_at_first)
+            monkeypatch.setattr(data.replicas, "open_replica", fails_at_first)
             state = new_state()
             do_open(state)
             do_open(state, run=1)
@@ -708,13 +708,13 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
             state = new_state()
             do_open(state)
             played.say(snapshot_of(state))
-            await played.until(lambda: played.data.copies.get(1) is not None)
-            copy = played.data.copies.get(1)
-            assert copy is not None
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            replica = played.data.replicas.get(1)
+            assert replica is not None
             for run in range(3):
-                copy.finals[run] = copy.announced[run] = pb.SessionEnd(session_id=1, run=run)
-            copy.forget_below(LogOffset(2, 0, 64))
-            assert [*copy.finals] == [*copy.announced] == [2]
+                replica.finals[run] = replica.announced[run] = pb.SessionEnd(session_id=1, run=run)
+            replica.prune_before(LogOffset(2, 0, 64))
+            assert [*replica.finals] == [*replica.announced] == [2]
 
     asyncio.run(play())
 
@@ -738,13 +738,13 @@ def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
             for which in range(2):
                 do_open(state, f"s{which}", incarnation=which)
             played.say(snapshot_of(state))
-            copies = played.data.copies
-            asked = [asyncio.ensure_future(copies.open_copy(one)) for one in state.sessions.values()]
-            given_up = asyncio.ensure_future(copies.open_copy(state.sessions[1]))
+            replicas = played.data.replicas
+            asked = [asyncio.ensure_future(replicas.open_replica(one)) for one in state.sessions.values()]
+            given_up = asyncio.ensure_future(replicas.open_replica(state.sessions[1]))
             await played.until(lambda: len(opened) == 2)
             given_up.cancel()
             slow.set()
-            assert [copy.session_id for copy in await asyncio.gather(*asked)] == [1, 2]
+            assert [replica.session_id for replica in await asyncio.gather(*asked)] == [1, 2]
             assert len(opened) == 2
 
     asyncio.run(play())
@@ -765,18 +765,20 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            idle = IdleReplicas(data.replica, data.copies, data.merging.is_released, open_max=0, idle_s=0)
+            idle = IdleReplicas(
+                data.follower, data.replicas, data.merged_log.is_released, open_max=0, idle_s=0
+            )
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await idle.close_some()
-            assert data.copies.get(1) is not None, "not all of it is durable in the merged log"
+            assert data.replicas.get(1) is not None, "not all of it is durable in the merged log"
             await asyncio.to_thread(data.merger.sync)
-            copy = data.copies.get(1)
-            with copy.in_use():
+            replica = data.replicas.get(1)
+            with replica.in_use():
                 await idle.close_some()
-                assert data.copies.get(1) is copy
+                assert data.replicas.get(1) is replica
             await idle.close_some()
-            assert data.copies.all() == []
+            assert data.replicas.all() == []
             assert descriptors_of(str(lagging.copy_path)) <= 1, "but for the one that the merger reads"
             path = str(lagging.copy_path)
             left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
@@ -790,7 +792,7 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
             assert [(one.roll, one.offset) for one in played.finals] == [lagging.end[1:]]
             # What is final of it is to be said again to the next control process.
             await idle.close_some()
-            assert data.copies.get(1) is not None
+            assert data.replicas.get(1) is not None
 
     asyncio.run(play())
 
@@ -804,15 +806,15 @@ def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await asyncio.to_thread(data.merger.sync)
-            copy = data.copies.get(1)
-            closing = asyncio.ensure_future(data.copies.close_copy(copy))
+            replica = data.replicas.get(1)
+            closing = asyncio.ensure_future(data.replicas.close_replica(replica))
             await asyncio.sleep(0)
-            again = await data.copies.open_copy(lagging.state.sessions[1])
+            again = await data.replicas.open_replica(lagging.state.sessions[1])
             await closing
-            assert again is not copy
+            assert again is not replica
             assert again.receiver.next_offset == lagging.end
             with pytest.raises(Closed):
-                await copy.store.append(Chunk(lagging.end, b"x"))
+                await replica.store.append(Chunk(lagging.end, b"x"))
 
     asyncio.run(play())
 
@@ -823,14 +825,14 @@ def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
             data = played.data
             state = new_state()
             played.say(snapshot_of(state))
-            idle = IdleReplicas(data.replica, data.copies, lambda _: True, open_max=4, idle_s=0)
+            idle = IdleReplicas(data.follower, data.replicas, lambda _: True, open_max=4, idle_s=0)
             for which in range(100):
                 must(RunOpened, apply(state, OpenRun(f"s{which}", which.to_bytes(16), None, 0, bytes(8))))
-            data.replica.state = state
+            data.follower.state = state
             for number in range(1, 101):
-                await data.copies.open_copy(state.sessions[number])
+                await data.replicas.open_replica(state.sessions[number])
                 await idle.close_some()
-                assert len(data.copies.all()) == min(number, 4)
+                assert len(data.replicas.all()) == min(number, 4)
             assert descriptors_of(config.sessions_directory) <= 4 * 4
 
     asyncio.run(play())
@@ -839,7 +841,7 @@ def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
 def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
     async def play() -> None:
         async with Played(config) as played:
-            intakes = played.data.intakes
+            intakes = played.data.ingest
             state = new_state()
             do_open(state, run=1)
             played.say(snapshot_of(state, index=1))
@@ -893,22 +895,22 @@ def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_wa
         state = new_state()
         do_open(state)
         async with Played(config) as played:
-            copies = played.data.copies
-            open_copy, is_open = copies.open_copy, asyncio.Event()
+            replicas = played.data.replicas
+            open_replica, is_open = replicas.open_replica, asyncio.Event()
 
             async def opens_late(session):
                 await is_open.wait()
-                return await open_copy(session)
+                return await open_replica(session)
 
-            monkeypatch.setattr(copies, "open_copy", opens_late)
-            monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
+            monkeypatch.setattr(replicas, "open_replica", opens_late)
+            monkeypatch.setattr(opening_module, "POLL_S", 0.001)
             played.say(snapshot_of(state))
             played.say(CAUGHT_UP)
             await asyncio.sleep(0.01)
             assert not played.joins
             is_open.set()
             await played.until(lambda: played.joins)
-            assert copies.get(1) is not None
+            assert replicas.get(1) is not None
 
     asyncio.run(play())
 
@@ -917,14 +919,16 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
     """A snapshot knows nothing of sessions that were opened behind it, whose copies are here all the same."""
 
     async def play() -> None:
-        monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
+        monkeypatch.setattr(opening_module, "POLL_S", 0.001)
         lagging = Lagging(config, tmp_path / "publisher")
         session = lagging.state.sessions[1]
         async with Played(config) as played:
             played.say(snapshot_of(new_state()))
             await asyncio.sleep(0.01)
             assert not played.joins
-            command = encode_command(OpenRun("feed", session.incarnation, None, 0, session.lives[0].run_id))
+            command = encode_command(
+                OpenRun("feed", session.incarnation, None, 0, session.active_runs[0].run_id)
+            )
             played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
@@ -937,7 +941,7 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
 
 def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(config, monkeypatch):
     async def play() -> None:
-        monkeypatch.setattr(opening_module, "LOOK_S", 0.001)
+        monkeypatch.setattr(opening_module, "POLL_S", 0.001)
         async with Played(config) as played:
             played.say(snapshot_of(new_state()))
             played.data._on_lost()
@@ -985,7 +989,7 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
 
     async def play() -> None:
         async with Played(config) as played:
-            run = played.data.commanding.run
+            run = played.data.commands.run
             with pytest.raises(Unreachable):
                 await run(Configure(roll_minutes=0))
             played.say(snapshot_of(new_state()))
@@ -1000,7 +1004,7 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
                     log.apply(log.last)
                     log.apply(DecideRequest(log.last.id, 1))
                 assert await changing == ConfigurationChanged()
-                assert played.data.replica.state.configuration.roll_minutes == wanted.roll_minutes
+                assert played.data.follower.state.configuration.roll_minutes == wanted.roll_minutes
             releasing = asyncio.ensure_future(run(ReleaseHold("nobody")))
             await log.until_asked(ReleaseHold("nobody"))
             log.apply(log.last)
@@ -1023,7 +1027,7 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
             standing = pb.Standing(is_caught_up=True, leader="n1", nodes=nodes)
             played.say(pb.ToData(standing=standing))
             log = Log(played)
-            late = asyncio.ensure_future(played.data.commanding.run(Configure(roll_bytes=7), timeout_s=60))
+            late = asyncio.ensure_future(played.data.commands.run(Configure(roll_bytes=7), timeout_s=60))
             await log.until_asked(Configure(roll_bytes=7))
             assert log.last.until_ns == 67 * 10**9  # By the clock that a majority has reached.
             log.apply(log.last)
@@ -1033,11 +1037,11 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
             monkeypatch.setattr(command_client, "DECIDED_S", 0.0)
             played.heard.clear()
             with pytest.raises(Timeout, match="Check whether it was executed"):
-                await played.data.commanding.run(Configure(roll_bytes=7), timeout_s=0.01)
+                await played.data.commands.run(Configure(roll_bytes=7), timeout_s=0.01)
             await log.until_asked(Configure(roll_bytes=7))
             log.apply(log.last)  # It comes all the same, and is decided later.
             log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
-            assert played.data.replica.state.configuration == Configuration()
+            assert played.data.follower.state.configuration == Configuration()
 
     asyncio.run(play())
 
@@ -1052,7 +1056,7 @@ def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
             log = Log(played)
             changing = asyncio.ensure_future(
-                played.data.commanding.run(Configure(roll_minutes=5), timeout_s=0.2)
+                played.data.commands.run(Configure(roll_minutes=5), timeout_s=0.2)
             )
             await log.until_asked(Configure(roll_minutes=5))
             state = new_state()
@@ -1062,7 +1066,7 @@ def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(
             log.apply(DecideRequest(log.last.id, 1))  # Another leader's.
             with pytest.raises(Timeout, match="Check whether it was executed"):
                 await changing
-            assert played.data.replica.state.configuration.roll_minutes == 5
+            assert played.data.follower.state.configuration.roll_minutes == 5
 
     asyncio.run(play())
 
@@ -1107,11 +1111,11 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
             do_open(state, "b")
             played.say(snapshot_of(state, index=1))
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
-            data.intakes._is_up = lambda: True
+            data.ingest._is_up = lambda: True
             streams = {}
             for name in ("a", "b"):
                 hello = PushHello("s", name, opening(name).incarnation, None)
-                intake = streams[name] = await data.intakes.accept(hello, Identity("s", "publisher", name))
+                intake = streams[name] = await data.ingest.accept(hello, Identity("s", "publisher", name))
                 told = await intake.next_progress(None)
                 streams[name] = asyncio.ensure_future(intake.next_progress(told))
                 await asyncio.sleep(0)
@@ -1163,7 +1167,7 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
         async with Played(with_peers(config)) as played:
             data = played.data
             session = state.sessions[1]
-            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
             # The copy is opened although the session is closed: the merger needs it.
             await played.until(lambda: data.merger.position == lagging.count)
             durable = count if lacking == "a majority" else 0
@@ -1171,20 +1175,20 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
                 await asyncio.to_thread(data.merger.sync)
             others = (count, count) if lacking == "here" else (count - 1, 0)
             played.say(standing_with(durable, *others))
-            await data.closed_copies.remove_some()
+            await data.closed_replicas.remove_some()
             assert lagging.copy_path.exists(), f"it is not durable: {lacking}"
             await asyncio.to_thread(data.merger.sync)
             played.say(standing_with(count, count, 0))
-            copy = data.copies.get(1)
-            with copy.in_use():
-                await data.closed_copies.remove_some()
+            replica = data.replicas.get(1)
+            with replica.in_use():
+                await data.closed_replicas.remove_some()
                 assert lagging.copy_path.exists(), "it is in use"
-            await data.closed_copies.remove_some()
+            await data.closed_replicas.remove_some()
             assert not lagging.copy_path.exists()
-            assert data.copies.all() == []
+            assert data.replicas.all() == []
             await played.until(lambda: not data.merger._files)
             # Its publisher comes again: the copy goes on behind what is merged.
-            again = await data.copies.open_copy(session)
+            again = await data.replicas.open_replica(session)
             assert again.receiver.next_offset == LogOffset(0, lagging.end.roll, 0)
 
     asyncio.run(play())
@@ -1201,12 +1205,12 @@ def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_m
         async with Played(config) as played:
             data = played.data
             played.say(standing_with(count, count, count))
-            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
-            await data.closed_copies.remove_some()
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
+            await data.closed_replicas.remove_some()
             assert lagging.copy_path.exists()
-            data.closed_copies._released = lambda: count
+            data.closed_replicas._released = lambda: count
             played.say(standing_with(count, count, count))
-            await data.closed_copies.remove_some()
+            await data.closed_replicas.remove_some()
             assert [path.name for path in Path(config.sessions_directory).iterdir() if path.is_dir()] == []
 
     asyncio.run(play())
@@ -1239,12 +1243,12 @@ def test_a_copy_that_cannot_be_removed_keeps_no_other_one_and_is_told_of_once(
         async with Played(config) as played:
             played.say(snapshot_of(state))
             for _ in range(3):
-                await played.data.closed_copies.remove_some()
+                await played.data.closed_replicas.remove_some()
 
     asyncio.run(play())
     assert (elsewhere / "file").exists()
     assert sorted(path.name for path in sessions.iterdir() if path.is_dir()) == ["1", "2"]
-    assert [one.getMessage().count("closed_copy_not_removed") for one in caplog.records].count(1) == 2
+    assert [one.getMessage().count("closed_replica_not_removed") for one in caplog.records].count(1) == 2
 
 
 def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config, monkeypatch):
@@ -1264,7 +1268,7 @@ def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config
         async with Played(config) as played:
             played.say(snapshot_of(state))
             done.clear()
-            await played.data.closed_copies.remove_some()
+            await played.data.closed_replicas.remove_some()
 
     asyncio.run(play())
     assert done == ["rename", "sync", "remove"]
@@ -1287,10 +1291,10 @@ def test_what_is_left_of_a_removed_copy_goes_later_if_it_cannot_go_now(config, m
         async with Played(config) as played:
             played.say(snapshot_of(state))
             monkeypatch.setattr(shutil, "rmtree", failing)
-            await played.data.closed_copies.remove_some()
+            await played.data.closed_replicas.remove_some()
             assert [path.name for path in sessions.iterdir() if path.is_dir()] == ["gone.1"]
             monkeypatch.setattr(shutil, "rmtree", rmtree)
-            await played.data.closed_copies.remove_some()
+            await played.data.closed_replicas.remove_some()
 
     asyncio.run(play())
     assert [path.name for path in sessions.iterdir() if path.is_dir()] == []
@@ -1311,7 +1315,7 @@ def test_a_snapshot_has_nothing_removed_in_the_event_loop(config, monkeypatch):
     async def play() -> None:
         async with Played(config) as played:
             played.say(snapshot_of(new_state()))
-            await played.data.closed_copies.remove_some()
+            await played.data.closed_replicas.remove_some()
 
     asyncio.run(play())
     assert loops == [False]
@@ -1330,7 +1334,7 @@ def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config)
             must(RunOpened, apply(state, OpenRun("feed~a", bytes(16), None, 0, bytes(8))))
             played.say(snapshot_of(state))
             played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
-            intakes = played.data.intakes
+            intakes = played.data.ingest
             intakes._is_up = lambda: True
             with pytest.raises(TooManySessions, match="sessionsPerNameMax") as caught:
                 await intakes.open_session(IngestStream(intakes, hello_of(1), None, None), Run(0, bytes(8)))
@@ -1349,12 +1353,12 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
             do_close(state, 1, 3, (0, 64, 0))
             played.say(snapshot_of(state))
             played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
-            intakes = played.data.intakes
+            intakes = played.data.ingest
             intakes._is_up = lambda: True
             intake = await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
             assert intake.start.offset == LogOffset(4, 0, 0)
             await intake.close()
-            must(Forgotten, apply(played.data.replica.state, Forget((1,))))
+            must(Forgotten, apply(played.data.follower.state, Forget((1,))))
             with pytest.raises(Fenced, match="new directory"):
                 await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
             assert (
@@ -1379,19 +1383,19 @@ def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_r
 
     async def play() -> None:
         async with Played(with_peers(config)) as played:
-            played.say(snapshot_of(state, 20, tuple(map(encode_order, lagging.orders))))
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
             played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
-            intakes = played.data.intakes
+            intakes = played.data.ingest
             intakes._is_up = lambda: True
             if not is_here:  # It was removed, for all of it is in enough merged logs.
-                played.data.copies._is_released = lambda _: True
+                played.data.replicas._is_released = lambda _: True
             hello = PushHello("s", "feed", session.incarnation)
             intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
             assert intake.start.offset == LogOffset(1, 0, 0)
             await intake.open_run(Run(1, (1).to_bytes(8)))
-            copy = played.data.copies.get(1)
-            assert copy is not None
-            assert copy.receiver.next_offset in {None, LogOffset(1, 0, 0)}
+            replica = played.data.replicas.get(1)
+            assert replica is not None
+            assert replica.receiver.next_offset in {None, LogOffset(1, 0, 0)}
             assert lagging.copy_path.exists(), "it is kept until it is merged durably"
             await intake.close()
 
@@ -1418,16 +1422,16 @@ def test_of_a_closed_run_all_before_its_end_is_taken_and_what_is_after_it_ends_n
         async with Played(config) as played:
             played.say(snapshot_of(state))
             played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
-            intakes = played.data.intakes
+            intakes = played.data.ingest
             intakes._is_up = lambda: True
             hello = PushHello("s", "feed", session.incarnation)
             intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
             await intake.open_run(Run(0, header.run_id))
             with pytest.raises(Unreachable, match="end of a run"):
                 await intake.append(chunk)
-            copy = played.data.copies.get(1)
-            assert copy is not None
-            assert copy.receiver.next_offset == LogOffset(0, 0, marks[0].offset)
+            replica = played.data.replicas.get(1)
+            assert replica is not None
+            assert replica.receiver.next_offset == LogOffset(0, 0, marks[0].offset)
             await intake.close()
 
     asyncio.run(play())
@@ -1441,13 +1445,13 @@ def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
             data = played.data
             played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
-            copy = data.copies.get(1)
+            replica = data.replicas.get(1)
             segments = [SegmentId(0, y) for y in range(lagging.end.roll + 2)]
             for _ in range(2):
-                known = [copy._header_of(segment) for segment in segments]
+                known = [replica._header_of(segment) for segment in segments]
                 assert known == [read_header(REAL, str(lagging.copy_path), one) for one in segments]
                 durable = await asyncio.to_thread(data.merger.sync)
-                await data.merging.let_go(durable.instruction)
+                await data.merged_log.release_input(durable.instruction)
             assert known[0] is None, "it was trimmed"
             assert known[-2] is not None
 
@@ -1494,15 +1498,15 @@ class Offline:
     async def begin(self, played: Played) -> IngestStream:
         played.say(snapshot_of(new_state(), index=1))
         played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
-        played.data.intakes._is_up = lambda: True
-        return await played.data.intakes.accept(self.hello, Identity("s", "publisher", "feed"))
+        played.data.ingest._is_up = lambda: True
+        return await played.data.ingest.accept(self.hello, Identity("s", "publisher", "feed"))
 
     def stored(self, played: Played) -> dict[SegmentId, bytes]:
-        copy = Path(played.data.copies.path(1))
+        replica = Path(played.data.replicas.path(1))
         return {
             run.segment: file.read_bytes()
             for run in self.runs
-            if (file := copy / run.segment.file_name).exists()
+            if (file := replica / run.segment.file_name).exists()
         }
 
 
@@ -1527,12 +1531,12 @@ def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_m
             taking = asyncio.ensure_future(intake.append_runs(offline.runs))
             await played.until(lambda: proposed(played))
             assert proposed(played) == [offline.opening()]
-            assert not played.data.copies.all()
+            assert not played.data.replicas.all()
             offline.commit(played, offline.opening())
             await taking
             assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
             await played.until(
-                lambda: played.data.copies.get(1).store.progress.durable == offline.runs[-1].end_offset
+                lambda: played.data.replicas.get(1).store.progress.durable == offline.runs[-1].end_offset
             )
 
             def reported() -> set[int]:
@@ -1551,7 +1555,7 @@ def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config)
     async def play() -> None:
         async with Played(config) as played:
             intake = await offline.begin(played)
-            state = played.data.replica.state
+            state = played.data.follower.state
             taking = asyncio.ensure_future(intake.append_runs(offline.runs[:2]))
             await played.until(lambda: proposed(played))
             offline.commit(played, offline.opening())
@@ -1576,8 +1580,8 @@ def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
             offline.commit(played, offline.opening(ends=False))
             offline.commit(played, replace(offline.opening(), newest=1))
             taking = asyncio.ensure_future(intake.append_runs(offline.runs))
-            await played.until(lambda: played.data.copies.get(1) is not None)
-            await played.until(lambda: played.data.copies.get(1).receiver.has_ended)
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            await played.until(lambda: played.data.replicas.get(1).receiver.has_ended)
             assert len(offline.stored(played)) == 1
             assert not taking.done()
             first = offline.runs[0]

@@ -58,10 +58,10 @@ class Kept:
         self.state = new_state()
         for which in (1, 2, 3):
             path = publish(REAL, *[10] * 30, root=str(root / f"publisher{which}"))
-            copy = session_copy(REAL, str(self.sessions / str(which)), path)
-            give(copy, items_of(REAL, path))
-            incarnation = copy.identity.origin
-            copy.close()
+            replica = session_copy(REAL, str(self.sessions / str(which)), path)
+            give(replica, items_of(REAL, path))
+            incarnation = replica.identity.origin
+            replica.close()
             header = read_header(REAL, path, SegmentId(0, 0))
             assert header is not None
             opened = OpenRun(f"feed{which}", incarnation, None, 0, header.run_id)
@@ -72,11 +72,11 @@ class Kept:
         log.merge_all([str(self.sessions / "1")])
         log.close()
 
-    def clearing(self) -> HardResetter:
+    def hard_resetter(self) -> HardResetter:
         return HardResetter(str(self.sessions), str(self.merged), "s")
 
     @property
-    def copies(self) -> list[str]:
+    def replicas(self) -> list[str]:
         return sorted(path.name for path in self.sessions.iterdir() if path.is_dir())
 
     def is_trimmed(self) -> bool:
@@ -92,7 +92,7 @@ def kept(tmp_path: Path) -> Kept:
 
 def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(kept: Kept) -> None:
     reset(kept.state)
-    found = kept.clearing()
+    found = kept.hard_resetter()
     assert found.is_due(kept.state)
     found.clear(kept.state)
     assert found.done == HardResetRecord(
@@ -104,9 +104,9 @@ def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(
             DroppedRange("feed3", 3, 0, 0, 30),
         ),
     )
-    assert kept.copies == []
+    assert kept.replicas == []
     assert kept.is_trimmed()
-    again = kept.clearing()
+    again = kept.hard_resetter()
     assert again.done == found.done
     assert not again.is_due(kept.state)
 
@@ -115,16 +115,16 @@ def test_a_node_lets_go_of_copies_and_merged_bytes_and_says_what_was_not_merged(
 def test_without_a_hard_reset_nothing_goes(kept: Kept, is_reset: bool) -> None:
     if is_reset:
         reset(kept.state, is_hard=False)
-    assert not kept.clearing().is_due(kept.state)
+    assert not kept.hard_resetter().is_due(kept.state)
 
 
 def test_a_session_that_is_newer_than_the_reset_is_kept(kept: Kept) -> None:
     cleared = ClearedRange(2, 0, 3, 2)
     reset(kept.state)
     kept.state.cleared = cleared
-    found = kept.clearing()
+    found = kept.hard_resetter()
     found.clear(kept.state)
-    assert kept.copies == ["3"]
+    assert kept.replicas == ["3"]
     assert [dropped.session_id for dropped in found.done.dropped] == [1, 2]
 
 
@@ -133,7 +133,7 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     reset(kept.state)
-    whole, broken = kept.clearing(), getattr(HardResetter, step)
+    whole, broken = kept.hard_resetter(), getattr(HardResetter, step)
 
     def crash(self: HardResetter, *args: object) -> None:
         if step == "_record" and not args[0].is_done:  # type: ignore[attr-defined]
@@ -144,11 +144,11 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(HardResetter, step, crash)
         whole.clear(kept.state)
-    found = kept.clearing()
+    found = kept.hard_resetter()
     assert found.is_due(kept.state)
     found.clear(kept.state)
     assert [dropped.session_id for dropped in found.done.dropped] == [1, 2, 3]
-    assert kept.copies == []
+    assert kept.replicas == []
     assert kept.is_trimmed()
 
 
@@ -156,16 +156,16 @@ def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> No
     reset(kept.state)
     do_open(kept.state, "feed1", run=1)
     reset(kept.state, 3)
-    found = kept.clearing()
+    found = kept.hard_resetter()
     found.clear(kept.state)
     assert found.done.epoch == 3
-    assert kept.copies == []
+    assert kept.replicas == []
 
 
 def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
     (kept.merged / "log.0.0").write_bytes(b"x" * 4096)
     reset(kept.state)
-    kept.clearing().clear(kept.state)
+    kept.hard_resetter().clear(kept.state)
     assert not kept.merged.exists()
 
 
@@ -175,7 +175,7 @@ def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> N
     log.merge_all([str(kept.sessions / "1")])
     log.close()
     reset(kept.state)
-    kept.clearing().clear(kept.state)
+    kept.hard_resetter().clear(kept.state)
     assert list_segments(REAL, str(kept.merged)) == [SegmentId(2, 0)]
     assert (kept.merged / "log.2.0").stat().st_size > 64
 
@@ -183,7 +183,7 @@ def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> N
 def test_a_note_that_cannot_be_read_is_damage(kept: Kept) -> None:
     (kept.sessions / FILE).write_text('{"epoch": 2}')
     with pytest.raises(Corrupt):
-        kept.clearing()
+        kept.hard_resetter()
 
 
 # The merger
@@ -367,29 +367,29 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
 
     async def play() -> None:
         # Not yet here.
-        state.sessions[session_id] = replace(state.sessions[session_id], lives=(), last_run=-1)
+        state.sessions[session_id] = replace(state.sessions[session_id], active_runs=(), last_run=-1)
         asking = asyncio.create_task(
             intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, late.run_id))
         )
         await asyncio.sleep(0)
         state.sessions[session_id] = replace(
-            state.sessions[session_id], lives=(), last_run=2, done=(1, End(0, 128, 10))
+            state.sessions[session_id], active_runs=(), last_run=2, done=(1, End(0, 128, 10))
         )
         command = replace(late, newest=session_id)
         intakes.on_applied(command, apply(state, command))
-        with pytest.raises(Unreachable, match="session number 0 is over: 2 was opened"):
+        with pytest.raises(Unreachable, match="run 0 is over: run 2 was opened"):
             await asking
         assert intakes.start(state.sessions[session_id], None).offset == LogOffset(1, 0, 128)
-        with pytest.raises(Unreachable, match="that X is over"):
+        with pytest.raises(Unreachable, match="that run is over"):
             intakes.limit(session_id, 0)
 
     asyncio.run(play())
 
 
 def intakes_of(state: SequencerState) -> SessionIngest:
-    replica = StateFollower(lambda _: None, lambda *_: None)
-    replica.state, replica.standing = state, pb.Standing(is_caught_up=True, node="n1", epoch=2)
-    return SessionIngest(replica, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
+    follower = StateFollower(lambda _: None, lambda *_: None)
+    follower.state, follower.standing = state, pb.Standing(is_caught_up=True, node="n1", epoch=2)
+    return SessionIngest(follower, None, 3, lambda _: None, lambda: True)  # type: ignore[arg-type]
 
 
 def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_last() -> None:
@@ -404,7 +404,7 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
 
     async def play() -> None:
         hello = PushHello("s", "a", stale.incarnation, None)
-        with pytest.raises(Fenced, match="a reset of the cluster ended X 3"):
+        with pytest.raises(Fenced, match="a reset of the cluster ended run 3"):
             await intakes.open_session(IngestStream(intakes, hello, None, None), Run(3, stale.run_id))
 
     asyncio.run(play())
@@ -420,18 +420,18 @@ class Desk:
     """Resets of a node whose control process is the test."""
 
     def __init__(self, root: Path, *, leader: str = "n2", epoch: int = 1) -> None:
-        self.replica = StateFollower(lambda _: None, lambda *_: None)
+        self.follower = StateFollower(lambda _: None, lambda *_: None)
         self.proposed: list[ResetCluster] = []
         self.standing(leader=leader, epoch=epoch)
         self.tasks: list[asyncio.Task[None]] = []
         self.state = new_state()
-        self.replica.state = self.state
+        self.follower.state = self.state
         root.mkdir(exist_ok=True)
-        self.clearing = HardResetter(str(root), str(root / "merged"), "s")
-        self.resets = ResetService("n1", self.replica, self.clearing, self._propose, self._spawn)
+        self.hard_resetter = HardResetter(str(root), str(root / "merged"), "s")
+        self.resets = ResetService("n1", self.follower, self.hard_resetter, self._propose, self._spawn)
 
     def standing(self, *, leader: str = "n2", epoch: int = 1) -> None:
-        self.replica.standing = pb.Standing(leader=leader, epoch=epoch)
+        self.follower.standing = pb.Standing(leader=leader, epoch=epoch)
 
     def _propose(self, content: bytes) -> None:
         command = reset_of(content)
@@ -515,9 +515,9 @@ def test_a_hard_reset_is_done_when_this_node_has_let_go_of_its_files_and_says_wh
 
     async def play() -> None:
         desk = Desk(tmp_path / "x", epoch=2)
-        desk.replica.state = kept.state
-        found = kept.clearing()
-        resets = ResetService("n1", desk.replica, found, desk._propose, desk._spawn)
+        desk.follower.state = kept.state
+        found = kept.hard_resetter()
+        resets = ResetService("n1", desk.follower, found, desk._propose, desk._spawn)
         assert resets.status().state == "running"
         found.clear(kept.state)
         status = resets.status()

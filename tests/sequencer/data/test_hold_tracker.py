@@ -91,10 +91,10 @@ class Node:
     def __init__(self, position: int = 100) -> None:
         self.state: SequencerState | None = SequencerState(CLUSTER, position=position)
         self.proposed: list[Command] = []
-        self.replica: Any = SimpleNamespace(state=self.state, standing=SimpleNamespace(leader="n1"))
+        self.follower: Any = SimpleNamespace(state=self.state, standing=SimpleNamespace(leader="n1"))
         self.told: list[tuple[str, str]] = []
         self.holding = HoldTracker(
-            self.replica, self.proposed.append, lambda name, why: self.told.append((name, why))
+            self.follower, self.proposed.append, lambda name, why: self.told.append((name, why))
         )
 
     def propose(self, now_s: float) -> list[tuple[str, int]]:
@@ -204,7 +204,7 @@ def test_without_a_leader_the_wait_for_a_first_hold_ends_with_a_warning(
 ) -> None:
     monkeypatch.setattr(hold_tracker, "CONFIRM_S", 0.01)
     node = Node()
-    node.replica.standing.leader = ""
+    node.follower.standing.leader = ""
     node.holding.on_acknowledged("sub", 10)
     asyncio.run(node.holding.confirm("sub"))
     assert "hold_not_confirmed name=sub" in caplog.text
@@ -214,9 +214,9 @@ def test_without_a_leader_the_wait_for_a_first_hold_ends_with_a_warning(
 def test_nothing_is_proposed_to_nobody() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
-    node.replica.standing.leader = ""
+    node.follower.standing.leader = ""
     assert node.propose(1.0) == []
-    node.replica.standing.leader = "n2"
+    node.follower.standing.leader = "n2"
     assert node.propose(1.1) == [("sub", 10)]
 
 
@@ -224,7 +224,7 @@ def test_nothing_is_proposed_before_the_node_belongs_to_a_cluster() -> None:
     node = Node()
     node.holding.on_acknowledged("sub", 10)
     for state in (None, SequencerState(bytes(16))):
-        node.replica.state = state
+        node.follower.state = state
         assert node.propose(1.0) == []
-    node.replica.state = node.state
+    node.follower.state = node.state
     assert node.propose(1.0) == [("sub", 10)]

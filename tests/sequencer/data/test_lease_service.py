@@ -64,11 +64,11 @@ class Cluster:
 
 class Node:
     def __init__(self, cluster: Cluster) -> None:
-        self.replica: Any = SimpleNamespace(
+        self.follower: Any = SimpleNamespace(
             state=cluster.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
         )
         self.is_up = True
-        self.leasing = LeaseManager(self.replica, cluster.propose, lambda: self.is_up)
+        self.leasing = LeaseManager(self.follower, cluster.propose, lambda: self.is_up)
         cluster.nodes.append(self)
 
 
@@ -272,11 +272,11 @@ def test_a_node_that_hears_nothing_of_consensus_answers_nothing(lack: str) -> No
         node = cluster.nodes[0]
         match lack:
             case "joined":
-                node.replica.state = SequencerState(bytes(16))
+                node.follower.state = SequencerState(bytes(16))
             case "leader":
-                node.replica.standing.leader = ""
+                node.follower.standing.leader = ""
             case "caught up":
-                node.replica.is_caught_up = False
+                node.follower.is_caught_up = False
             case "control":
                 node.is_up = False
         for call, data in ((asks.acquire, asked()), (asks.list, b"\x0a\x04app/")):

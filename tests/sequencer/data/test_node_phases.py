@@ -134,13 +134,13 @@ def test_one_who_is_behind_a_far_end_stays_so_until_it_is_there() -> None:
 )
 def test_the_step_is_read_off_the_merger(changes: dict[str, Any], expected: Phase) -> None:
     fields = {"written": SimpleNamespace(position=10), "gap": None, "damage": None, **changes}
-    replica: Any = SimpleNamespace(state=None)
+    follower: Any = SimpleNamespace(state=None)
     merging: Any = SimpleNamespace(merger=None)
     catching_up: Any = SimpleNamespace(copied=None)
     reports: Any = None
-    stepping = PhaseReporter(replica, merging, catching_up, reports)
+    stepping = PhaseReporter(follower, merging, catching_up, reports)
     assert stepping.poll(0) == Phase("starting")
-    replica.state = SimpleNamespace(position=40)
+    follower.state = SimpleNamespace(position=40)
     assert stepping.poll(0) == Phase("starting")
     merging.merger = SimpleNamespace(**fields)
     assert stepping.poll(0) == expected

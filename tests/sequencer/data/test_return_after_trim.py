@@ -30,7 +30,7 @@ from sequencer.state.apply_result import SegmentsTrimmed
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import TrimSegments
 from sequencer.state.state_codec import encode_state
-from sequencer.state.write_plan import encode_order
+from sequencer.state.write_plan import encode_write_plan
 
 BEFORE = SegmentId(0, 3)
 
@@ -106,15 +106,15 @@ def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
 def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
     count: int, told: str, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catch_up, "AGAIN_S", 0.05)
-    monkeypatch.setattr(catch_up, "LOOK_S", 0.01)
+    monkeypatch.setattr(catch_up, "RETRY_S", 0.05)
+    monkeypatch.setattr(catch_up, "POLL_S", 0.01)
     story, port = drawn(), free_port()
     config = config_of(tmp_path / "node", pki, port)
     if count:
         write_log(Path(config.merged_directory), count)
     if told != "by orders and then a trim":
         must(SegmentsTrimmed, apply(story.state, TRIM))
-    orders = [] if told == "by a snapshot" else [encode_order(order) for order in story.orders[count:]]
+    orders = [] if told == "by a snapshot" else [encode_write_plan(order) for order in story.orders[count:]]
     snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=orders)
 
     def is_as_far(reached: MergeProgress) -> bool:
@@ -131,7 +131,7 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
                 if told == "by orders and then a trim":
                     applied = pb.Applied(index=2, command=encode_command(TRIM))
                     data._on_message(pb.ToData(applied=applied))
-                data.tasks.keep(data.catching_up.run())
+                data.tasks.keep(data.catch_up.run())
                 merger = data.merger
                 assert merger is not None
                 await until(lambda: is_as_far(merger.written) or data.failure)
@@ -151,7 +151,7 @@ def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_
     count: int, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody could mend it any more: the node goes on without, instead of waiting for ever."""
-    monkeypatch.setattr(catch_up, "LOOK_S", 0.01)
+    monkeypatch.setattr(catch_up, "POLL_S", 0.01)
     story, port = drawn(), free_port()
     config = config_of(tmp_path / "node", pki, port)
     directory = Path(config.merged_directory)
@@ -175,10 +175,10 @@ def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_
                 merger = data.merger
                 assert merger is not None
                 assert merger.damage is not None
-                for work in (data.healing.mender.run(), data.catching_up.run()):
+                for work in (data.repair.repairer.run(), data.catch_up.run()):
                     data.tasks.keep(work)
                 await until(lambda: merger.position == story.state.position or data.failure)
-                await until(lambda: not data.healing.mender.damages or data.failure)
+                await until(lambda: not data.repair.repairer.corrupt_files or data.failure)
                 assert data.failure is None
                 assert merger.damage is None
             finally:

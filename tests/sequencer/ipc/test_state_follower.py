@@ -11,7 +11,7 @@ from sequencer.state.apply_result import RangesMerged
 from sequencer.state.command_codec import encode_command
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import encode_state
-from sequencer.state.write_plan import encode_order
+from sequencer.state.write_plan import encode_write_plan
 
 
 class Bench(StateFollower):
@@ -29,57 +29,57 @@ class Bench(StateFollower):
 
 
 def test_commands_behind_a_snapshot_are_applied_each_once():
-    replica, state = Bench(), new_state()
-    replica.applied(1, opening("early"))
-    assert replica.heard == []
-    replica.snapshot(1, state)
+    follower, state = Bench(), new_state()
+    follower.applied(1, opening("early"))
+    assert follower.heard == []
+    follower.snapshot(1, state)
     for index in (1, 2, 2, 4):
-        replica.applied(index, opening(f"s{index}", incarnation=index))
-    assert replica.index == 2
-    assert [one.name for one in replica.state.sessions.values()] == ["s2"]
+        follower.applied(index, opening(f"s{index}", incarnation=index))
+    assert follower.index == 2
+    assert [one.name for one in follower.state.sessions.values()] == ["s2"]
 
 
 def test_the_orders_of_a_snapshot_are_handed_on():
-    replica, state = Bench(), new_state()
+    follower, state = Bench(), new_state()
     do_open(state)
     order = do_merge(state, piece())
-    replica.snapshot(2, state, encode_order(order))
-    assert replica.heard == [[order]]
+    follower.snapshot(2, state, encode_write_plan(order))
+    assert follower.heard == [[order]]
 
 
 def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapshot():
-    replica, state = Bench(), new_state()
+    follower, state = Bench(), new_state()
     do_open(state)
     older = encode_state(state)
     do_open(state, run=1)
     do_fence(state)
-    replica.snapshot(3, state)
-    replica.on_message(pb.ToData(snapshot=pb.ControlSnapshot(index=1, state=older)))
-    assert replica.heard[-1] is None
-    assert replica.state.sessions[1].lives[0].is_fenced
+    follower.snapshot(3, state)
+    follower.on_message(pb.ToData(snapshot=pb.ControlSnapshot(index=1, state=older)))
+    assert follower.heard[-1] is None
+    assert follower.state.sessions[1].active_runs[0].is_fenced
     # What control applies again is known already; what is new follows.
-    replica.applied(2, opening(run=1))
-    replica.applied(3, opening("wrong", incarnation=5))
-    assert replica.index == 3
-    replica.applied(4, opening("b", incarnation=1))
-    assert [one.name for one in replica.state.sessions.values()] == ["a", "b"]
+    follower.applied(2, opening(run=1))
+    follower.applied(3, opening("wrong", incarnation=5))
+    assert follower.index == 3
+    follower.applied(4, opening("b", incarnation=1))
+    assert [one.name for one in follower.state.sessions.values()] == ["a", "b"]
 
 
 def test_a_state_of_another_cluster_takes_the_place_of_any_other():
-    replica, state = Bench(), new_state()
+    follower, state = Bench(), new_state()
     do_open(state)
-    replica.snapshot(5, state)
+    follower.snapshot(5, state)
     other = SequencerState(bytes(reversed(CLUSTER)))
-    replica.snapshot(1, other)
-    assert (replica.index, replica.state.cluster) == (1, other.cluster)
+    follower.snapshot(1, other)
+    assert (follower.index, follower.state.cluster) == (1, other.cluster)
 
 
 def test_merged_orders_come_out_of_what_is_applied():
-    replica, state = Bench(), new_state()
+    follower, state = Bench(), new_state()
     do_open(state)
-    replica.snapshot(1, state)
-    replica.applied(2, _merge(state))
-    assert isinstance(replica.heard[-1], RangesMerged)
+    follower.snapshot(1, state)
+    follower.applied(2, _merge(state))
+    assert isinstance(follower.heard[-1], RangesMerged)
 
 
 def _merge(state: SequencerState) -> object:

@@ -8,7 +8,7 @@ from sequencing import must, new_state
 from archiver.policy import MINUTE_NS, DiskUse
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from sequencer.leader.retention_planner import DISK_AGAIN_NS, LOOK_NS, NodeUsage, RetentionPlanner
+from sequencer.leader.retention_planner import DISK_AGAIN_NS, POLL_NS, NodeUsage, RetentionPlanner
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import SegmentsTrimmed
 from sequencer.state.commands import Configure, HoldPosition, TrimSegments
@@ -34,7 +34,7 @@ class Stage:
         self.archiving = RetentionPlanner(self.state, 3, {}, NOW_NS)
 
     def look(self, *heard: NodeUsage) -> TrimSegments | None:
-        self.now_ns += LOOK_NS
+        self.now_ns += POLL_NS
         return self.archiving.plan(heard, self.now_ns)
 
     def commit(self, trim: TrimSegments | None) -> None:
@@ -85,7 +85,7 @@ def test_by_size_what_grows_counts_and_what_is_trimmed_does_not(stage: Stage) ->
 def test_looking_again_too_soon_finds_nothing(stage: Stage) -> None:
     apply(stage.state, Configure(retention_bytes=1))
     assert stage.look(*heard()) is not None
-    assert stage.archiving.plan(heard(), stage.now_ns + LOOK_NS - 1) is None
+    assert stage.archiving.plan(heard(), stage.now_ns + POLL_NS - 1) is None
 
 
 def test_a_new_leader_and_one_that_made_space_wait_for_new_reports_of_disks(stage: Stage) -> None:

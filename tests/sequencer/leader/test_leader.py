@@ -18,9 +18,9 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader import leader as leader_module
 from sequencer.leader.divergence_check import Divergence
 from sequencer.leader.leader import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
-from sequencer.leader.lease_expiry import LOOK_NS as LEASES_LOOK_NS
-from sequencer.leader.replication_tracker import BatchBoundary, pack_marks
-from sequencer.leader.retention_planner import LOOK_NS
+from sequencer.leader.lease_expiry import POLL_NS as LEASES_LOOK_NS
+from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
+from sequencer.leader.retention_planner import POLL_NS
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import (
     CommandRejected,
@@ -81,7 +81,7 @@ class Bench:
             self,
             self.asked.append,
             lambda: self.now_ns,
-            on_difference=self.differences.append,
+            on_divergence=self.differences.append,
             wanted=self.wanted,
         )
 
@@ -103,7 +103,7 @@ class Bench:
         values = {"boot": b"b", "clock_ns": CLOCK_NS, "sequence": sequence, "is_full": sequence == 0}
         report = pb.Report(**(values | fields))  # type: ignore[arg-type]
         for (session_id, run, roll), one in (marks or {}).items():
-            report.segments.add(session_id=session_id, run=run, roll=roll, marks=pack_marks(one))
+            report.segments.add(session_id=session_id, run=run, roll=roll, marks=pack_boundaries(one))
         self.leader.on_report(node, report)
 
     def commit(self, content: bytes, future: Future[int] | None = None) -> Outcome:
@@ -116,7 +116,7 @@ class Bench:
             future.set_result(len(self.outcomes))
         return outcome
 
-    def settle(self) -> None:
+    def reconcile(self) -> None:
         """Commit and plan until nothing is left to do."""
         for _ in range(500):
             self.leader.plan()
@@ -167,10 +167,10 @@ def marks_of(one: Writing, session_id: int = 1) -> dict[tuple[int, int, int], li
 def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):
     do_open(bench.state)
     bench.report("a", marks_of(writing(5)))
-    bench.settle()
+    bench.reconcile()
     assert bench.outcomes == []
     bench.report("b", marks_of(writing(3)))
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 3)
 
 
@@ -181,7 +181,7 @@ def test_only_so_many_instructions_are_on_their_way(bench):
     bench.report("b", much)
     bench.leader.plan()
     assert [command.number for command in bench.pending] == [*range(1, IN_FLIGHT_MAX + 1)]
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 20)
 
 
@@ -194,7 +194,7 @@ def test_a_report_that_does_not_follow_is_asked_for_again(bench):
     assert bench.asked == ["a"]
     bench.report("b", marks_of(writing(3)), boot=b"c")
     assert bench.asked == ["a", "b"]
-    bench.settle()
+    bench.reconcile()
     assert bench.outcomes == []
 
 
@@ -206,7 +206,7 @@ def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench
     bad.segments.add(session_id=1, marks=b"short")
     bench.leader.on_report("b", bad)
     assert bench.asked == ["b"]
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 3)
 
 
@@ -223,7 +223,7 @@ def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_an
     assert isinstance(bench.commit(own, future), CommandRejected)
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][3:]})
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 6)
 
 
@@ -245,7 +245,7 @@ def test_what_could_not_be_proposed_is_planned_again(bench, error):
     bench.leader.plan()
     assert not bench.proposals
     bench.error = None
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 4)
 
 
@@ -254,11 +254,11 @@ def test_what_could_not_be_proposed_is_planned_again(bench, error):
 def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
     rng = random.Random(seed)
     bench = Bench()
-    lives = {session_id: Writing(0, 0, session_id) for session_id in (1, 2, 3)}
-    for session_id in lives:
+    active_runs = {session_id: Writing(0, 0, session_id) for session_id in (1, 2, 3)}
+    for session_id in active_runs:
         do_open(bench.state, f"s{session_id}", incarnation=session_id)
     for _ in range(60):
-        one = rng.choice([*lives.values()])
+        one = rng.choice([*active_runs.values()])
         match rng.randrange(7):
             case 0 | 1:
                 one.append(8 * rng.randrange(1, 1 << rng.randrange(1, 22)), rng.randrange(1, 5))
@@ -266,7 +266,7 @@ def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
                 one.roll()
             case 3:
                 bench.sequences.pop(name := rng.choice("abc"), None)
-                bench.report(name, _held(rng, lives))
+                bench.report(name, _held(rng, active_runs))
             case 4:
                 bench.leader.plan()
             case 5 if bench.proposals:
@@ -287,21 +287,25 @@ def test_all_is_merged_once_whatever_becomes_of_proposals_and_reports(seed):
                 bench.proposals.clear()
     for name in "abc":
         bench.sequences.pop(name, None)
-        bench.report(name, _all(lives))
-    bench.settle()
-    for session_id, one in lives.items():
+        bench.report(name, _all(active_runs))
+    bench.reconcile()
+    for session_id, one in active_runs.items():
         bench.assert_merged(session_id, one.end.number)
 
 
-def _all(lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
+def _all(active_runs: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
     return {
-        key: marks for session_id, one in lives.items() for key, marks in marks_of(one, session_id).items()
+        key: marks
+        for session_id, one in active_runs.items()
+        for key, marks in marks_of(one, session_id).items()
     }
 
 
-def _held(rng: random.Random, lives: dict[int, Writing]) -> dict[tuple[int, int, int], list[BatchBoundary]]:
+def _held(
+    rng: random.Random, active_runs: dict[int, Writing]
+) -> dict[tuple[int, int, int], list[BatchBoundary]]:
     found: dict[tuple[int, int, int], list[BatchBoundary]] = {}
-    for session_id, one in lives.items():
+    for session_id, one in active_runs.items():
         for roll, marks in one.up_to(rng.choice(one.ends())):
             found[session_id, 0, roll] = marks
     return found
@@ -315,7 +319,7 @@ def test_a_clock_that_is_an_hour_off_moves_no_time(bench):
     bench.report("a", marks_of(writing(3)), clock_ns=CLOCK_NS + HOUR_NS)
     bench.report("b", marks_of(writing(3)))
     bench.report("c", clock_ns=CLOCK_NS + 5)
-    bench.settle()
+    bench.reconcile()
     assert bench.state.sequenced_ns == CLOCK_NS + 5
 
 
@@ -325,11 +329,11 @@ def test_when_all_clocks_jump_time_still_goes_forward_and_all_is_merged(bench, j
     one = writing(6)
     for node in "abc":
         bench.report(node, {(1, 0, 0): one.segments[0][:4]})
-    bench.settle()
+    bench.reconcile()
     before = bench.state.sequenced_ns
     for node in "abc":
         bench.report(node, {(1, 0, 0): one.segments[0][4:]}, clock_ns=CLOCK_NS + jump_ns)
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 6)
     assert bench.state.sequenced_ns > before
 
@@ -339,12 +343,12 @@ def test_without_any_fresh_clock_time_goes_on_by_the_least_step(bench):
     one = writing(6)
     for node in "abc":
         bench.report(node, {(1, 0, 0): one.segments[0][:4]})
-    bench.settle()
+    bench.reconcile()
     before = bench.state.sequenced_ns
     for node in "abc":
         bench.report(node, {(1, 0, 0): one.segments[0][4:]})
     bench.now_ns += FRESH_NS
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 6)
     assert bench.state.sequenced_ns == before + 1
 
@@ -359,7 +363,7 @@ def grown_old(bench: Bench) -> None:
     for upto in (3, 5):
         for node in "ab":
             bench.report(node, {(1, 0, 0): one.segments[0][upto - 3 : upto]})
-        bench.settle()
+        bench.reconcile()
         if upto == 3:
             do_roll(bench.state)
     assert len(bench.state.segments) == 1
@@ -376,7 +380,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
     assert bench.pending == [TrimSegments(2, TrimReason.TIME, CLOCK_NS + week_ns)]
-    bench.now_ns += LOOK_NS
+    bench.now_ns += POLL_NS
     bench.leader.tick()
     assert len(bench.proposals) == 1  # It is on its way.
     bench.now_ns += FRESH_NS
@@ -388,7 +392,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
         SegmentsTrimmed,
         CommandRejected,
     ]
-    bench.now_ns += LOOK_NS
+    bench.now_ns += POLL_NS
     bench.leader.tick()
     assert bench.pending == []
 
@@ -414,13 +418,13 @@ def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
     bench.lead()
     week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
-        bench.now_ns += LOOK_NS
+        bench.now_ns += POLL_NS
         for node in "ab":
             bench.report(node, clock_ns=CLOCK_NS + week_ns)
         bench.leader.tick()
         assert bench.pending == [Configure(retention_minutes=0)]
     bench.commit(*bench.proposals.popleft())
-    bench.now_ns += LOOK_NS
+    bench.now_ns += POLL_NS
     bench.leader.tick()
     assert bench.pending == []
     assert bench.state.log_start == 0
@@ -513,17 +517,17 @@ def test_while_a_majority_has_merged_too_little_durably_nothing_is_planned(bench
     one = writing(40, size=1000)
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][:21]})
-    bench.settle()
+    bench.reconcile()
     total = bench.state.merged.total_bytes
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][21:]})
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 20)
     bench.report("a", merged=pb.MergedReport(instruction=1, bytes=total))
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 20)
     bench.report("c", merged=pb.MergedReport(instruction=1, bytes=total))
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 40)
 
 
@@ -535,7 +539,7 @@ def _aged(bench: Bench, minutes: int) -> None:
     apply(bench.state, leading_configure(roll_minutes=5))
     for node in "abc":
         bench.report(node, marks_of(writing(2)))
-    bench.settle()
+    bench.reconcile()
     for node in "abc":
         bench.report(node, clock_ns=CLOCK_NS + minutes * MINUTE_NS)
 
@@ -550,12 +554,12 @@ def test_a_merged_segment_that_is_old_is_rolled_once(bench):
     bench.leader.tick()
     clock_ns = CLOCK_NS + 5 * MINUTE_NS
     assert bench.pending == [Roll(2, 0, 0, clock_ns)]
-    bench.settle()
+    bench.reconcile()
     assert (bench.state.merged.segment, bench.state.merged.created_ns) == ((0, 1), clock_ns)
     assert bench.state.segments[0].sealed_ns == clock_ns
     bench.now_ns += FRESH_NS
     bench.leader.tick()
-    bench.settle()
+    bench.reconcile()
     assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
 
 
@@ -563,7 +567,7 @@ def test_one_clock_that_is_ahead_rolls_nothing(bench):
     _aged(bench, 4)
     bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
     bench.leader.tick()
-    bench.settle()
+    bench.reconcile()
     assert not any(isinstance(command, Roll) for command, _ in bench.outcomes)
 
 
@@ -594,7 +598,7 @@ def test_nodes_that_differ_stop_that_session_alone_and_it_is_said_once(bench, ca
     bench.report("a", marks_of(good) | marks_of(good, 2))
     bench.report("b", marks_of(bad) | marks_of(good, 2))
     bench.report("c", marks_of(bad))
-    bench.settle()
+    bench.reconcile()
     assert bench.merged_numbers(1) == []
     bench.assert_merged(2, 3)
     assert caplog.text.count("session_stopped") == 1
@@ -620,7 +624,7 @@ def test_a_node_that_merged_something_else_than_the_others_is_named(bench):
     do_open(bench.state)
     for node in "abc":
         bench.report(node, marks_of(writing(3)))
-    bench.settle()
+    bench.reconcile()
     good = pb.MergedReport(instruction=1, chain=bench.state.merged.chain)
     bench.report("a", merged=good)
     bench.report("b", merged=pb.MergedReport(instruction=1, chain=7))
@@ -641,7 +645,7 @@ def test_while_a_small_instruction_is_on_its_way_what_comes_waits_and_goes_toget
         bench.leader.plan()
     assert len(bench.proposals) == 1
     assert not bench.leader.may_plan
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 29)
     assert len(bench.outcomes) == 2
 
@@ -654,7 +658,7 @@ def test_while_one_is_on_its_way_another_follows_if_it_is_large(bench):
             bench.report(node, {(1, 0, 0): one.segments[0][at - 2 : at]})
         bench.leader.plan()
     assert [len(command.ranges) for command in bench.pending] == [1, 1, 1]
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 6)
 
 
@@ -664,7 +668,7 @@ def test_when_nothing_is_new_nothing_is_planned(bench):
     bench.lead()
     for node in "abc":
         bench.report(node, {(n + 1, 0, 0): writing(2).segments[0] for n in range(20)})
-    bench.settle()
+    bench.reconcile()
     assert not bench.leader.has_plans
     for node in "abc":
         bench.report(node)
@@ -684,7 +688,7 @@ def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missi
     one = writing(4)
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][:2]}, joins=3)
-    bench.settle()
+    bench.reconcile()
     bench.report("a", {(1, 0, 0): one.segments[0][2:]}, joins=3)
     do_join(bench.state, "c", disk=1)
     bench.report("a", joins=4)
@@ -702,7 +706,7 @@ def test_a_disk_is_restored_by_what_reports_say_and_by_nothing_that_may_be_missi
     bench.report("c", joins=4, merged=pb.MergedReport(instruction=1))
     bench.leader.tick()
     assert RestoreDisk("c", bytes([1]) * 16) in bench.pending
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 4)
     assert bench.state.disks["c"].is_whole
 
@@ -741,7 +745,7 @@ def test_a_lease_nobody_renews_expires_by_the_leaders_own_time_whatever_wall_clo
     bench.leader.tick()
     assert bench.pending == [ExpireLeases((IdleLease("g/q1", 1, 0), IdleLease("g/q2", 2, 0)))]
     bench.commit(encode_command(RenewLeases(b"R" * 16, "h1", (HeldLease("g/q1", 1),))))
-    bench.settle()
+    bench.reconcile()
     assert [*bench.state.leases] == ["g/q1"]
 
 
@@ -756,7 +760,7 @@ def test_an_expiry_that_was_lost_is_proposed_again_but_not_while_it_is_on_its_wa
     bench.proposals.clear()
     bench.now_ns += FRESH_NS
     bench.leader.tick()
-    bench.settle()
+    bench.reconcile()
     assert not bench.state.leases
 
 
@@ -805,12 +809,12 @@ def test_a_session_that_nobody_feeds_is_fenced_and_closed_and_one_with_a_stream_
             break
         bench.now_ns += 10 * SECOND_NS
     assert closing(bench) == [FenceRun(1, 0)]
-    bench.settle()
+    bench.reconcile()
     for node in "ab":
         end_report(bench, node, 1, 64, 0)
-    bench.settle()
+    bench.reconcile()
     assert [*bench.state.closed] == [1]
-    assert bench.state.sessions[2].lives
+    assert bench.state.sessions[2].active_runs
 
 
 @pytest.mark.parametrize("runs", [1, 2])
@@ -828,18 +832,18 @@ def test_an_operator_closes_a_run_whose_end_is_lost_with_a_disk_also_after_nodes
     bench.commit(encode_command(CloseSession("a")))
     end_report(bench, "a", 1, 640, 10)
     end_report(bench, "b", 1, 64, 0)
-    bench.settle()
-    life = bench.state.sessions[1].life
-    assert life is not None
-    assert life.end == (0, 640, 10)
+    bench.reconcile()
+    active = bench.state.sessions[1].active
+    assert active is not None
+    assert active.end == (0, 640, 10)
     bench.commit(encode_command(JoinDisk("a", b"D" * 16)))
     bench.sequences.pop("a")
     for node in "abc":
         bench.report(node, joins=4)
     bench.leader.tick()
     assert CloseRun(1, 0, 0, 64, 0) in bench.pending
-    bench.settle()
-    assert [life.run for life in bench.state.sessions[1].lives] == [1][: runs - 1]
+    bench.reconcile()
+    assert [active.run for active in bench.state.sessions[1].active_runs] == [1][: runs - 1]
 
 
 def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):
@@ -851,7 +855,7 @@ def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):
     bench.commit(encode_command(CloseSession("a")))
     end_report(bench, "a", 1, 640, 10)
     end_report(bench, "b", 1, 64, 0)
-    bench.settle()
+    bench.reconcile()
     bench.commit(encode_command(JoinDisk("a", b"D" * 16)))
     bench.sequences.pop("a")
     for node in "abc":
@@ -868,12 +872,12 @@ def test_the_leader_lets_go_of_old_records_and_of_all_it_knows_of_them(bench, mo
     bench.lead()
     for node in "ab":
         bench.report(node, {(1, 0, 0): [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]})
-    bench.settle()
+    bench.reconcile()
     bench.assert_merged(1, 10)
     bench.commit(encode_command(CloseSession("a")))
     for node in "ab":
         end_report(bench, node, 1, 128, 10)
-    bench.settle()
+    bench.reconcile()
     assert [*bench.state.closed] == [1]
     bench.leader.tick()
     assert not any(isinstance(one, Forget) for one in bench.pending), "nobody has merged it durably"
@@ -881,11 +885,11 @@ def test_the_leader_lets_go_of_old_records_and_of_all_it_knows_of_them(bench, mo
         bench.report(node, merged=pb.MergedReport(instruction=1))
     bench.leader.tick()
     assert bench.pending == [Forget((1,))]
-    bench.settle()
+    bench.reconcile()
     assert bench.state.sessions == {}
-    assert bench.leader.board._segments == bench.leader.board._finals == {}
+    assert bench.leader.tracker._segments == bench.leader.tracker._finals == {}
     # A node that has not heard of it yet says what it holds: it is not asked for everything again.
     bench.asked.clear()
     end_report(bench, "a", 1, 128, 10)
     assert bench.asked == []
-    assert bench.leader.board._finals == {}
+    assert bench.leader.tracker._finals == {}

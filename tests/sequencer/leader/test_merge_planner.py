@@ -30,12 +30,12 @@ MIB = 1 << 20
 
 
 def held(
-    board: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
+    tracker: ReplicationTracker, session_id: int, *offsets: int, run: int = 0, roll: int = 0, nodes: int = 2
 ) -> None:
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     for node in range(nodes):
-        board.on_marks(f"n{node}", SegmentKey(session_id, run, roll), marks)
+        tracker.on_marks(f"n{node}", SegmentKey(session_id, run, roll), marks)
 
 
 def stage(
@@ -47,139 +47,139 @@ def stage(
     return state, ReplicationTracker(3), Speculation(state)
 
 
-def planned(speculation: Speculation, board: ReplicationTracker, now_ns: int = 1) -> MergeInstruction:
-    merge = maybe_planned(speculation, board, now_ns)
+def planned(speculation: Speculation, tracker: ReplicationTracker, now_ns: int = 1) -> MergeInstruction:
+    merge = maybe_planned(speculation, tracker, now_ns)
     assert merge is not None
     return merge
 
 
 def maybe_planned(
-    speculation: Speculation, board: ReplicationTracker, now_ns: int = 1
+    speculation: Speculation, tracker: ReplicationTracker, now_ns: int = 1
 ) -> MergeInstruction | None:
-    speculation.pending |= board.take_news()
-    return plan_merge(speculation, board, now_ns)
+    speculation.pending |= tracker.take_news()
+    return plan_merge(speculation, tracker, now_ns)
 
 
 # Instructions
 
 
 def test_what_a_majority_holds_is_planned_and_nothing_more() -> None:
-    _, board, speculation = stage()
-    held(board, 1, 128, nodes=1)
-    assert maybe_planned(speculation, board) is None
-    held(board, 1, 128)
-    held(board, 1, 128, 256, nodes=1)
-    assert planned(speculation, board).ranges == (piece(),)
+    _, tracker, speculation = stage()
+    held(tracker, 1, 128, nodes=1)
+    assert maybe_planned(speculation, tracker) is None
+    held(tracker, 1, 128)
+    held(tracker, 1, 128, 256, nodes=1)
+    assert planned(speculation, tracker).ranges == (piece(),)
 
 
 def test_nothing_is_planned_where_nodes_disagree() -> None:
-    _, board, speculation = stage(2)
-    held(board, 1, 128)
-    held(board, 2, 128)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
-    assert [one.session_id for one in planned(speculation, board).ranges] == [2]
+    _, tracker, speculation = stage(2)
+    held(tracker, 1, 128)
+    held(tracker, 2, 128)
+    tracker.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
+    assert [one.session_id for one in planned(speculation, tracker).ranges] == [2]
 
 
 def test_several_instructions_are_planned_ahead_and_apply_takes_them() -> None:
-    state, board, speculation = stage(2)
+    state, tracker, speculation = stage(2)
     apply(state, Configure(session_bytes_max=64))
-    held(board, 1, 128, 192, 256)
-    held(board, 2, 128)
-    merges = [planned(speculation, board) for _ in range(3)]
-    assert maybe_planned(speculation, board) is None
+    held(tracker, 1, 128, 192, 256)
+    held(tracker, 2, 128)
+    merges = [planned(speculation, tracker) for _ in range(3)]
+    assert maybe_planned(speculation, tracker) is None
     assert [len(merge.ranges) for merge in merges] == [2, 1, 1]
     for merge in merges:
         must(RangesMerged, apply(state, merge))
 
 
 def test_what_was_planned_and_vanished_is_planned_again() -> None:
-    _, board, speculation = stage()
-    held(board, 1, 128)
-    first = planned(speculation, board)
+    _, tracker, speculation = stage()
+    held(tracker, 1, 128)
+    first = planned(speculation, tracker)
     speculation.reset()
-    assert planned(speculation, board) == first
+    assert planned(speculation, tracker) == first
 
 
 def test_a_leader_goes_on_to_the_next_life_while_the_end_of_this_one_is_in_flight() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 128, 10))
-    held(board, 1, 128)
-    merges = [planned(speculation, board)]
-    held(board, 1, 128, run=1)
-    merges.append(planned(speculation, board))
+    held(tracker, 1, 128)
+    merges = [planned(speculation, tracker)]
+    held(tracker, 1, 128, run=1)
+    merges.append(planned(speculation, tracker))
     assert [merge.ranges for merge in merges] == [(piece(),), (piece(run=1),)]
-    assert maybe_planned(speculation, board) is None
+    assert maybe_planned(speculation, tracker) is None
     do_open(state, "s0", run=5)
-    held(board, 1, 128, 256, run=1)
-    merges.append(planned(speculation, board))
+    held(tracker, 1, 128, 256, run=1)
+    merges.append(planned(speculation, tracker))
     for merge in merges:
         must(RangesMerged, apply(state, merge))
-    assert maybe_planned(speculation, board) is None
+    assert maybe_planned(speculation, tracker) is None
 
 
 def test_a_life_that_was_closed_where_it_is_merged_is_left_behind() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
-    held(board, 1, 128)
-    held(board, 1, 128, run=1)
-    must(RangesMerged, apply(state, planned(speculation, board)))
+    held(tracker, 1, 128)
+    held(tracker, 1, 128, run=1)
+    must(RangesMerged, apply(state, planned(speculation, tracker)))
     do_fence(state)
     speculation.on_applied(apply(state, CloseRun(1, 0, 0, 128, 10)))
-    assert planned(speculation, board).ranges == (piece(run=1),)
+    assert planned(speculation, tracker).ranges == (piece(run=1),)
 
 
 def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
-    state, board, speculation = stage()
-    held(board, 1, 128)
+    state, tracker, speculation = stage()
+    held(tracker, 1, 128)
     marks = [BatchBoundary(64, 10, 7), BatchBoundary(128, 20, 8)]
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(1, 0, 1), marks)
+        tracker.on_marks(node, SegmentKey(1, 0, 1), marks)
     for want in (piece(), piece(roll=1, first=10, chains=(7, 8))):
-        merge = planned(speculation, board)
+        merge = planned(speculation, tracker)
         assert merge.ranges == (want,)
         must(RangesMerged, apply(state, merge))
 
 
 def test_a_later_segment_is_not_planned_while_the_first_was_not_reported() -> None:
-    _, board, speculation = stage()
-    held(board, 1, 128, roll=1)
-    assert maybe_planned(speculation, board) is None
+    _, tracker, speculation = stage()
+    held(tracker, 1, 128, roll=1)
+    assert maybe_planned(speculation, tracker) is None
 
 
 def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
-    _, board, speculation = stage()
-    held(board, 1, 128)
+    _, tracker, speculation = stage()
+    held(tracker, 1, 128)
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(1, 0, 1), [BatchBoundary(64, 20, 7), BatchBoundary(128, 30, 8)])
-    assert planned(speculation, board).ranges == (piece(),)
-    assert maybe_planned(speculation, board) is None
+        tracker.on_marks(node, SegmentKey(1, 0, 1), [BatchBoundary(64, 20, 7), BatchBoundary(128, 30, 8)])
+    assert planned(speculation, tracker).ranges == (piece(),)
+    assert maybe_planned(speculation, tracker) is None
 
 
 def test_a_range_keeps_to_the_cap_but_holds_a_batch() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=200))
-    held(board, 1, 128, 256, 1000, 1200)
-    ends = [(one.start, one.end) for _ in range(3) for one in planned(speculation, board).ranges]
+    held(tracker, 1, 128, 256, 1000, 1200)
+    ends = [(one.start, one.end) for _ in range(3) for one in planned(speculation, tracker).ranges]
     assert ends == [(64, 256), (256, 1000), (1000, 1200)]
 
 
 def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_a_further_one() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=8))
-    held(board, 1, 128, 256)
-    board.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(72, 1, 1), BatchBoundary(120, 2, 1)])
-    assert planned(speculation, board).ranges == (piece(),)
+    held(tracker, 1, 128, 256)
+    tracker.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(72, 1, 1), BatchBoundary(120, 2, 1)])
+    assert planned(speculation, tracker).ranges == (piece(),)
 
 
 def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     marks = [BatchBoundary(64, 0, 64), *(BatchBoundary(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(1, 0, 0), marks)
+        tracker.on_marks(node, SegmentKey(1, 0, 0), marks)
     counts = []
-    while (merge := maybe_planned(speculation, board)) is not None:
+    while (merge := maybe_planned(speculation, tracker)) is not None:
         must(RangesMerged, apply(state, merge))
         counts.append(merge.ranges[0].count)
     assert counts == [3 * 2**30, 3 * 2**30, 2 * 2**30]
@@ -187,22 +187,22 @@ def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
 
 
 def test_a_closed_life_is_planned_up_to_its_end_whatever_nodes_hold_beyond() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     do_open(state, "s0", run=1)
     do_fence(state)
     do_close(state, 1, 0, (0, 128, 10))
-    held(board, 1, 128, 256)
-    held(board, 1, 128, run=1)
-    merge = planned(speculation, board)
+    held(tracker, 1, 128, 256)
+    held(tracker, 1, 128, run=1)
+    merge = planned(speculation, tracker)
     assert merge.ranges == (piece(), piece(run=1))
     must(RangesMerged, apply(state, merge))
 
 
 def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
-    state, board, speculation = stage()
+    state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=1))
-    held(board, 1, 128, 192, 256, 512)
-    times = [planned(speculation, board, now_ns).sequenced_ns for now_ns in (1000, 10, 1001, 5000)]
+    held(tracker, 1, 128, 192, 256, 512)
+    times = [planned(speculation, tracker, now_ns).sequenced_ns for now_ns in (1000, 10, 1001, 5000)]
     assert times == [1000, 1001, 1002, 5000]
 
 
@@ -211,18 +211,18 @@ def test_sequencing_times_rise_whatever_the_clocks_say() -> None:
 def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idle: int, cap: int) -> None:
     """All busy sessions fill their caps; idle ones, and those that waste their turn, take none from them."""
     busy = 9
-    state, board, speculation = stage(idle + busy + 1)
+    state, tracker, speculation = stage(idle + busy + 1)
     apply(state, Configure(session_bytes_max=cap))
     last = idle + busy + 1
-    held(board, last, 128)
+    held(tracker, last, 128)
     do_merge(state, piece(last))
     speculation.reset()
     ids = range(idle + 1, idle + busy + 1)
     for session_id in ids:
-        held(board, session_id, *range(cap + 64, 40 * cap, cap))
+        held(tracker, session_id, *range(cap + 64, 40 * cap, cap))
     turns: dict[int, list[int]] = {session_id: [] for session_id in ids}
     for at in range(busy * 3):
-        merge = planned(speculation, board)
+        merge = planned(speculation, tracker)
         assert sum(one.end - one.start for one in merge.ranges[:-1]) < INSTRUCTION_BYTES_MAX
         for one in merge.ranges:
             turns[one.session_id].append(at)
@@ -235,10 +235,10 @@ def test_no_session_with_messages_waits_for_more_than_one_turn_of_the_others(idl
 
 def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
     count = RANGES_MAX + 100
-    state, board, speculation = stage(count)
+    state, tracker, speculation = stage(count)
     for session_id in range(1, count + 1):
-        held(board, session_id, 128)
-    merges = [planned(speculation, board) for _ in range(2)]
+        held(tracker, session_id, 128)
+    merges = [planned(speculation, tracker) for _ in range(2)]
     assert [len(merge.ranges) for merge in merges] == [RANGES_MAX, 100]
     for merge in merges:
         must(RangesMerged, apply(state, merge))
@@ -250,54 +250,54 @@ def test_more_sessions_than_an_instruction_has_ranges_take_turns() -> None:
 def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
     """Session 1 must wait for ids that session 2 brings, whichever of them has its turn first."""
     for turn in (0, 2):
-        state, board, speculation = stage(2, dedup="d")
+        state, tracker, speculation = stage(2, dedup="d")
         state.wanted["d"] = 0
         speculation.turn = turn
         for node in ("n0", "n1"):
-            board.on_marks(
+            tracker.on_marks(
                 node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
             )
-        held(board, 2, 128)
+        held(tracker, 2, 128)
         for want in (piece(2), piece(1, first=10)):
-            merge = planned(speculation, board)
+            merge = planned(speculation, tracker)
             assert merge.ranges == (want,)
             must(RangesMerged, apply(state, merge))
 
 
 def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first() -> None:
     for turn in (0, 2):
-        state, board, speculation = stage(2, dedup="d")
+        state, tracker, speculation = stage(2, dedup="d")
         speculation.turn = turn
         for node in ("n0", "n1"):
-            board.on_marks(
+            tracker.on_marks(
                 node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
             )
-        held(board, 2, 128)
-        must(RangesMerged, apply(state, planned(speculation, board)))
+        held(tracker, 2, 128)
+        must(RangesMerged, apply(state, planned(speculation, tracker)))
         assert speculation.wanted == state.wanted == {"d": 20}
 
 
 def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
-    state, board, speculation = stage(2, dedup="d")
+    state, tracker, speculation = stage(2, dedup="d")
     state.wanted["d"] = 0
-    held(board, 1, 128)
+    held(tracker, 1, 128)
     for node in ("n0", "n1"):
-        board.on_marks(node, SegmentKey(2, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)])
-    assert [planned(speculation, board).ranges[0].session_id for _ in range(2)] == [1, 2]
+        tracker.on_marks(node, SegmentKey(2, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)])
+    assert [planned(speculation, tracker).ranges[0].session_id for _ in range(2)] == [1, 2]
     speculation.reset()
-    board.forget_below(1, 0, 0, 1000)
-    assert maybe_planned(speculation, board) is None
+    tracker.prune_before(1, 0, 0, 1000)
+    assert maybe_planned(speculation, tracker) is None
 
 
 def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
-    state, board, speculation = stage(9, dedup="d")
+    state, tracker, speculation = stage(9, dedup="d")
     state.wanted["d"] = 0
     for session_id in range(1, 9):
         for node in ("n0", "n1"):
             end = BatchBoundary(64 + 16 * MIB, 20, 1)
-            board.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 10, 64), end])
-    held(board, 9, 128)
-    assert planned(speculation, board).ranges == (piece(9),)
+            tracker.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 10, 64), end])
+    held(tracker, 9, 128)
+    assert planned(speculation, tracker).ranges == (piece(9),)
 
 
 # A stream in small

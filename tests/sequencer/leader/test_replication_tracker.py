@@ -15,8 +15,8 @@ from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
     SegmentKey,
-    pack_marks,
-    unpack_marks,
+    pack_boundaries,
+    unpack_boundaries,
 )
 from sequencer.state.write_plan import SessionEnd
 
@@ -69,7 +69,7 @@ class DumbBoard:
         self.said = [one for one in self.said if one[0] != node]
         self.finals = {key: end for key, end in self.finals.items() if key[2] != node}
 
-    def forget_below(self, session_id: int, run: int, roll: int, offset: int) -> None:
+    def prune_before(self, session_id: int, run: int, roll: int, offset: int) -> None:
         self.said = [
             (node, key, one)
             for node, key, one in self.said
@@ -101,7 +101,7 @@ STEPS = st.one_of(
 @given(st.sampled_from([1, 3, 5]), st.lists(STEPS, max_size=40))
 @settings(max_examples=100)
 def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> None:
-    board, dumb = ReplicationTracker(members), DumbBoard(members)
+    tracker, dumb = ReplicationTracker(members), DumbBoard(members)
     differ: set[int] = set()
     for step in steps:
         match step:
@@ -109,84 +109,85 @@ def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> 
                 if NODES.index(node) >= members:
                     continue
                 marks = [mark(offset, forged=bool(forged)) for offset in offsets]
-                board.on_marks(node, key, marks)
+                tracker.on_marks(node, key, marks)
                 differ |= dumb.on_marks(node, key, marks)
             case ("node", node):
-                board.forget_node(node)
+                tracker.forget_node(node)
                 dumb.forget_node(node)
             case ("below", key, offset):
-                board.forget_below(*key, offset)
-                dumb.forget_below(*key, offset)
+                tracker.prune_before(*key, offset)
+                dumb.prune_before(*key, offset)
             case ("announced", _, key, offset):
                 end = SessionEnd(*key, offset, offset // 8)
-                board.on_announced(end)
+                tracker.on_announced(end)
                 dumb.announced[key[:2]] = end
             case ("final", node, key, offset):
                 end = SessionEnd(*key, offset, offset // 8)
-                board.on_final(node, end, None)
+                tracker.on_final(node, end, None)
                 dumb.finals[key[0], key[1], node] = end
-        assert set(board.disagreements) == differ
+        assert set(tracker.disagreements) == differ
     for key in KEYS:
-        check(board, dumb, key)
+        check(tracker, dumb, key)
 
 
-def check(board: ReplicationTracker, dumb: DumbBoard, key: SegmentKey) -> None:
+def check(tracker: ReplicationTracker, dumb: DumbBoard, key: SegmentKey) -> None:
     held = {one.offset: one for one in dumb.held(key)}
     for offset in [*OFFSETS, 0, 8, 1000]:
-        assert board.mark_at(key, offset) == held.get(offset)
+        assert tracker.boundary_at(key, offset) == held.get(offset)
         for bytes_max in (1, 8, 100, 10_000):
             for number_max in (9, 40, NUMBER_MAX):
-                assert board.furthest(key, offset, bytes_max, number_max) == dumb.furthest(
+                assert tracker.furthest(key, offset, bytes_max, number_max) == dumb.furthest(
                     key, offset, bytes_max, number_max
                 )
-    assert board.announced(*key[:2]) == dumb.announced.get(key[:2])
+    assert tracker.announced(*key[:2]) == dumb.announced.get(key[:2])
     finals = [end for known, end in dumb.finals.items() if known[:2] == key[:2]]
-    assert sorted(board.finals(*key[:2]).values()) == sorted(finals)
+    assert sorted(tracker.finals(*key[:2]).values()) == sorted(finals)
 
 
 def test_a_disagreement_says_who_holds_what() -> None:
-    board = ReplicationTracker(3)
+    tracker = ReplicationTracker(3)
     key = KEYS[0]
     for node in ("n0", "n1"):
-        board.on_marks(node, key, [mark(64), mark(128)])
-    board.on_marks("n2", key, [mark(64), mark(128, forged=True), mark(256)])
-    found = board.disagreements[1]
+        tracker.on_marks(node, key, [mark(64), mark(128)])
+    tracker.on_marks("n2", key, [mark(64), mark(128, forged=True), mark(256)])
+    found = tracker.disagreements[1]
     assert (found.key, found.offset, found.node, found.others) == (key, 128, "n2", ("n0", "n1"))
     assert (found.got, found.wanted) == (mark(128, forged=True), mark(128))
-    board.on_marks("n2", KEYS[0], [mark(64, forged=True)])
-    assert board.disagreements == {1: found}
+    tracker.on_marks("n2", KEYS[0], [mark(64, forged=True)])
+    assert tracker.disagreements == {1: found}
 
 
 def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> None:
-    board = ReplicationTracker(3)
+    tracker = ReplicationTracker(3)
     for key in KEYS:
         for node in ("n0", "n1"):
-            board.on_marks(node, key, [mark(64), mark(128), mark(256)])
-    board.forget_below(1, 0, 1, 128)
+            tracker.on_marks(node, key, [mark(64), mark(128), mark(256)])
+    tracker.prune_before(1, 0, 1, 128)
     known = {
-        key: [offset for offset in (64, 128, 256) if board.mark_at(key, offset) is not None] for key in KEYS
+        key: [offset for offset in (64, 128, 256) if tracker.boundary_at(key, offset) is not None]
+        for key in KEYS
     }
     assert list(known.values()) == [[], [128, 256], [64, 128, 256], [64, 128, 256]]
 
 
 def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
-    board = ReplicationTracker(3)
+    tracker = ReplicationTracker(3)
     for node, one in (
         ("n0", BatchBoundary(128, 5, 1)),
         ("n1", BatchBoundary(128, 5, 2)),
         ("n2", BatchBoundary(128, 6, 1)),
     ):
-        board.on_marks(node, KEYS[0], [one])
-    assert board.mark_at(KEYS[0], 128) is None
-    assert board.furthest(KEYS[0], 64, 1000) is None
+        tracker.on_marks(node, KEYS[0], [one])
+    assert tracker.boundary_at(KEYS[0], 128) is None
+    assert tracker.furthest(KEYS[0], 64, 1000) is None
 
 
 @pytest.mark.parametrize(("members", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
 def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
-    board = ReplicationTracker(members)
+    tracker = ReplicationTracker(members)
     for count in range(1, members + 1):
-        board.on_marks(f"n{count}", KEYS[0], [mark(128)])
-        assert (board.mark_at(KEYS[0], 128) is not None) == (count >= needed)
+        tracker.on_marks(f"n{count}", KEYS[0], [mark(128)])
+        assert (tracker.boundary_at(KEYS[0], 128) is not None) == (count >= needed)
 
 
 # Marks as reports carry them
@@ -198,24 +199,24 @@ def test_marks_survive_their_bytes(offsets: set[int], data: st.DataObject) -> No
         BatchBoundary(one, data.draw(st.integers(0, 2**62)), data.draw(st.integers(0, 2**32 - 1)))
         for one in sorted(offsets)
     ]
-    assert unpack_marks(pack_marks(marks)) == marks
+    assert unpack_boundaries(pack_boundaries(marks)) == marks
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_are_marks_or_a_format_error(data: bytes) -> None:
     try:
-        marks = unpack_marks(data)
+        marks = unpack_boundaries(data)
     except FormatError:
         return
-    assert pack_marks(marks) == data
+    assert pack_boundaries(marks) == data
 
 
 @pytest.mark.parametrize("offsets", [(128, 64), (64, 64)], ids=["falling", "equal"])
 def test_marks_that_do_not_ascend_are_refused(offsets: tuple[int, int]) -> None:
     with pytest.raises(FormatError, match="do not ascend"):
-        unpack_marks(pack_marks(mark(offset) for offset in offsets))
-    with pytest.raises(FormatError, match="cut short"):
-        unpack_marks(pack_marks([mark(64)])[:-1])
+        unpack_boundaries(pack_boundaries(mark(offset) for offset in offsets))
+    with pytest.raises(FormatError, match="truncated"):
+        unpack_boundaries(pack_boundaries([mark(64)])[:-1])
 
 
 # Costs
@@ -247,30 +248,30 @@ MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001
 @pytest.mark.parametrize("others", [0, 1, 50_000, 100_000])
 def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) -> None:
     """One node holds all of a segment, the others as many batches of it as that."""
-    board, key = ReplicationTracker(3), KEYS[0]
-    board.on_marks("n0", key, MANY)
+    tracker, key = ReplicationTracker(3), KEYS[0]
+    tracker.on_marks("n0", key, MANY)
     for node in ("n1", "n2"):
-        board.on_marks(node, key, MANY[: others + 1])
-    count_looks(board, key)
-    found = board.furthest(key, 64, 16 << 20)
+        tracker.on_marks(node, key, MANY[: others + 1])
+    count_looks(tracker, key)
+    found = tracker.furthest(key, 64, 16 << 20)
     assert found == (MANY[others] if others else None)
-    assert board.furthest(key, 64, 16_000) == (MANY[min(others, 100)] if others else None)
+    assert tracker.furthest(key, 64, 16_000) == (MANY[min(others, 100)] if others else None)
     assert Counting.looks <= 4
 
 
 def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
-    board, key = ReplicationTracker(3), KEYS[0]
+    tracker, key = ReplicationTracker(3), KEYS[0]
     for node in ("n0", "n1"):
-        board.on_marks(node, key, MANY[:10_000])
-    board.forget_node("n1")
-    board.on_marks("n1", key, MANY[:10])
-    count_looks(board, key)
-    assert board.furthest(key, 64, 16 << 20) == MANY[9]
+        tracker.on_marks(node, key, MANY[:10_000])
+    tracker.forget_node("n1")
+    tracker.on_marks("n1", key, MANY[:10])
+    count_looks(tracker, key)
+    assert tracker.furthest(key, 64, 16 << 20) == MANY[9]
     assert Counting.looks <= 4
 
 
-def count_looks(board: ReplicationTracker, key: SegmentKey) -> None:
-    segment = board._segment(key)
+def count_looks(tracker: ReplicationTracker, key: SegmentKey) -> None:
+    segment = tracker._segment(key)
     assert segment is not None
     Counting.looks = 0
     segment.boundaries = Counting(segment.boundaries)

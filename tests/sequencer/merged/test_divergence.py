@@ -23,7 +23,7 @@ def merged(count: int) -> list[WritePlan]:
 def leading(members: int, orders: list[WritePlan]) -> DivergenceDetector:
     chains = DivergenceDetector(members)
     for order in orders:
-        chains.on_order(order)
+        chains.on_plan(order)
     return chains
 
 

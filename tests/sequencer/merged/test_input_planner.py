@@ -116,9 +116,9 @@ def test_a_fetched_range_is_found_until_it_is_merged_and_only_with_the_chain_tha
     ranges.add(good := fetched_of(block, chain_end=block.chain_end))
     assert ranges.find(block) is good
     assert ranges.find(other) is None
-    stretch = good.stretch(block)
-    assert stretch is not None
-    assert stretch.timestamp_low_ns == 6
+    range_info = good.range_info(block)
+    assert range_info is not None
+    assert range_info.timestamp_low_ns == 6
     assert len(good.bytes_of(block)) == block.end - block.start
     ranges.forget(STORY.orders[0])
     assert ranges.find(block) is None

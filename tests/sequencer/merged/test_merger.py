@@ -299,16 +299,16 @@ def test_input_that_comes_while_it_is_looked_for_is_not_missed(merger, sources, 
     monkeypatch.setattr(merger_module, "RETRY_S", 3600.0)
     hidden = (2, SegmentId(0, 3))
     sources.hidden.add(hidden)
-    stretch = sources.stretch
+    range_info = sources.range_info
 
     def look(session_id, segment, start, end):
-        found = stretch(session_id, segment, start, end)
+        found = range_info(session_id, segment, start, end)
         if (session_id, segment) == hidden and hidden in sources.hidden:
             sources.hidden.clear()  # It comes just behind the look.
             merger.wake()
         return found
 
-    monkeypatch.setattr(sources, "stretch", look)
+    monkeypatch.setattr(sources, "range_info", look)
     begin(merger, STORY)
     merger.wait_written(LAST)
     assert merger.failure is None

@@ -27,7 +27,7 @@ from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.loopback import free_port
 from sequencer.merged.repair_queue import CorruptFiles, Fetch, Repairer, VerifiedDisk
 from sequencer.merged.scrubber import Scrubber, ScrubTarget
-from sequencer.sessions.peer_pull import fetch_copy, fetch_segment
+from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import ActiveRun as OpenLife
 from sequencer.state.state import Session
@@ -75,7 +75,7 @@ class Logs:
         return Corrupt("a batch fails its checksum", path=str(self.file(segment, node)), offset=at)
 
     @asynccontextmanager
-    async def mender(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Repairer]:
+    async def repairer(self, root: Path, pki: Path, **options: Any) -> AsyncIterator[Repairer]:
         """A mender that asks the other nodes."""
         async with AsyncExitStack() as opened:
             tls = tls_of(pki, "n1")
@@ -84,8 +84,8 @@ class Logs:
             async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
                 await fetch_segment(aside, WHOLE, segment, self.firsts[segment], end, endpoints, tls)
 
-            async with running(root, fetch, **options) as mender:
-                yield mender
+            async with running(root, fetch, **options) as repairer:
+                yield repairer
 
 
 @asynccontextmanager
@@ -93,10 +93,10 @@ async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Rep
     pool = ThreadPoolExecutor(2)
     failures: list[RtError] = []
     aside = str(root / "mending")
-    mender = Repairer(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
-    task = asyncio.ensure_future(mender.run())
+    repairer = Repairer(aside, pool, fetch, on_failed=failures.append, again_s=0.01, **options)
+    task = asyncio.ensure_future(repairer.run())
     try:
-        yield mender
+        yield repairer
         assert failures == []
     finally:
         task.cancel()
@@ -104,8 +104,8 @@ async def running(root: Path, fetch: Fetch, **options: Any) -> AsyncIterator[Rep
         pool.shutdown()
 
 
-def is_sound(mender: Repairer) -> Callable[[], bool]:
-    return lambda: not len(mender.damages)
+def is_sound(repairer: Repairer) -> Callable[[], bool]:
+    return lambda: not len(repairer.corrupt_files)
 
 
 @pytest.mark.parametrize(("segment", "at"), [(FIRST, 5000), (FIRST, 3), (FIRST, 70), (SECOND, 9000)])
@@ -115,9 +115,9 @@ def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
     async def main() -> None:
         logs = Logs(tmp_path)
         error = logs.damaged(segment, at)
-        async with logs.mender(tmp_path, pki) as mender:
-            assert mender.on_damaged(error)
-            await until(is_sound(mender))
+        async with logs.repairer(tmp_path, pki) as repairer:
+            assert repairer.on_corrupt(error)
+            await until(is_sound(repairer))
         assert files_of(REAL, str(logs.path)) == logs.good
         assert not (tmp_path / "mending").exists()
 
@@ -128,9 +128,9 @@ def test_a_segment_that_is_gone_comes_back(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path)
         logs.file(FIRST).unlink()
-        async with logs.mender(tmp_path, pki) as mender:
-            mender.on_damaged(Corrupt("missing", path=str(logs.file(FIRST)), offset=0))
-            await until(is_sound(mender))
+        async with logs.repairer(tmp_path, pki) as repairer:
+            repairer.on_corrupt(Corrupt("missing", path=str(logs.file(FIRST)), offset=0))
+            await until(is_sound(repairer))
         assert files_of(REAL, str(logs.path)) == logs.good
 
     asyncio.run(main())
@@ -141,9 +141,9 @@ def test_a_peer_whose_own_copy_is_damaged_is_left_for_another(tmp_path: Path, pk
         logs = Logs(tmp_path)
         logs.damaged(node=1, at=5100)
         error = logs.damaged()
-        async with logs.mender(tmp_path, pki) as mender:
-            mender.on_damaged(error)
-            await until(is_sound(mender))
+        async with logs.repairer(tmp_path, pki) as repairer:
+            repairer.on_corrupt(error)
+            await until(is_sound(repairer))
         assert files_of(REAL, str(logs.path)) == logs.good
 
     asyncio.run(main())
@@ -164,11 +164,11 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
         logs = Logs(tmp_path, 1)
         error = logs.damaged()
         bad = logs.file(FIRST).read_bytes()
-        async with running(tmp_path, fetch) as mender:
-            mender.on_damaged(error)
-            await until(lambda: mender.patients[0].tries == 3)
-            disk, path = VerifiedDisk(mender.damages), str(logs.file(FIRST))
-            (patient,) = mender.patients
+        async with running(tmp_path, fetch) as repairer:
+            repairer.on_corrupt(error)
+            await until(lambda: repairer.corrupt_segments[0].tries == 3)
+            disk, path = VerifiedDisk(repairer.corrupt_files), str(logs.file(FIRST))
+            (patient,) = repairer.corrupt_segments
             assert (patient.path, patient.segment, patient.tries) == (path, FIRST, 3)
             sound = patient.offset
             assert 64 < sound <= 5000  # Up to the block that is damaged.
@@ -176,15 +176,15 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
             assert file.pread(2**20, 0) == bad[:sound]
             assert (file.size(), file.is_linked()) == (len(bad), True)
             for offset in (sound, 5000, len(bad) - 1):
-                with pytest.raises(Corrupt, match="fetched again") as caught:
+                with pytest.raises(Corrupt, match="is being repaired") as caught:
                     file.pread(1, offset)
                 assert caught.value.offset == sound
             file.close()
             disk.check_reach(path, sound)
-            with pytest.raises(Corrupt, match="fetched again"):
+            with pytest.raises(Corrupt, match="is being repaired"):
                 disk.check_reach(path, sound + 1)
-            mender.damages.note_sound(path, 8)
-            with pytest.raises(Corrupt, match="fetched again"):
+            repairer.corrupt_files.record_valid_end(path, 8)
+            with pytest.raises(Corrupt, match="is being repaired"):
                 disk.open(path)
             disk.open(str(logs.file(SECOND))).close()
         assert logs.file(FIRST).read_bytes() == bad
@@ -215,14 +215,14 @@ def test_nodes_with_damage_at_different_places_mend_one_another(tmp_path: Path, 
                     await fetch_segment(aside, WHOLE, segment, logs.firsts[segment], end, asked, tls)
 
                 root = tmp_path / f"mender{number}"
-                mender = await opened.enter_async_context(running(root, fetch))
-                disk = VerifiedDisk(mender.damages)
+                repairer = await opened.enter_async_context(running(root, fetch))
+                disk = VerifiedDisk(repairer.corrupt_files)
                 node.pull = PullServicer(node, "s", node.pool, check_reach=disk.check_reach, disk=disk)
                 endpoints.append(await opened.enter_async_context(node.serving(tls)))
-                menders.append(mender)
-            for mender, error in zip(menders, errors, strict=True):
-                mender.on_damaged(error)
-            await until(lambda: not any(len(mender.damages) for mender in menders))
+                menders.append(repairer)
+            for repairer, error in zip(menders, errors, strict=True):
+                repairer.on_corrupt(error)
+            await until(lambda: not any(len(repairer.corrupt_files) for repairer in menders))
         for node in logs.nodes:
             assert files_of(REAL, node.merged) == logs.good
 
@@ -235,10 +235,10 @@ def test_what_turns_out_to_be_sound_is_served_again(tmp_path: Path) -> None:
 
     async def main() -> None:
         logs = Logs(tmp_path, 1)
-        async with running(tmp_path, fetch) as mender:
-            mender.on_damaged(Corrupt("a hiccup", path=str(logs.file(FIRST)), offset=70))
-            assert str(logs.file(FIRST)) in mender.damages
-            await until(is_sound(mender))
+        async with running(tmp_path, fetch) as repairer:
+            repairer.on_corrupt(Corrupt("a hiccup", path=str(logs.file(FIRST)), offset=70))
+            assert str(logs.file(FIRST)) in repairer.corrupt_files
+            await until(is_sound(repairer))
 
     asyncio.run(main())
 
@@ -256,9 +256,9 @@ def test_a_directory_that_is_given_up_is_left_alone(tmp_path: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path, 1)
         error = logs.damaged()
-        async with running(tmp_path, fetch, give_up=give_up) as mender:
-            mender.on_damaged(error)
-            await until(is_sound(mender))
+        async with running(tmp_path, fetch, give_up=give_up) as repairer:
+            repairer.on_corrupt(error)
+            await until(is_sound(repairer))
         assert told == [(str(logs.path), tries) for tries in (1, 2, 3)]
 
     asyncio.run(main())
@@ -277,24 +277,24 @@ def test_who_could_not_be_asked_may_have_it(tmp_path: Path) -> None:
     async def main() -> None:
         logs = Logs(tmp_path, 1)
         error = logs.damaged()
-        async with running(tmp_path, fetch, give_up=give_up) as mender:
-            mender.on_damaged(error)
-            await until(is_sound(mender))
+        async with running(tmp_path, fetch, give_up=give_up) as repairer:
+            repairer.on_corrupt(error)
+            await until(is_sound(repairer))
         assert told == [0, 0, 0]
 
     asyncio.run(main())
 
 
 def test_only_segments_can_be_mended(tmp_path: Path) -> None:
-    damages = CorruptFiles()
-    assert not len(damages)
+    corrupt_files = CorruptFiles()
+    assert not len(corrupt_files)
 
     async def main() -> None:
         async def fetch(*_: object) -> None:
             raise AssertionError
 
-        async with running(tmp_path, fetch) as mender:
-            assert not mender.on_damaged(Corrupt("bad", path=str(tmp_path / "segments"), offset=0))
+        async with running(tmp_path, fetch) as repairer:
+            assert not repairer.on_corrupt(Corrupt("bad", path=str(tmp_path / "segments"), offset=0))
 
     asyncio.run(main())
 
@@ -324,10 +324,10 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
         flip(mine / "log.0.0", at)
         identity, header = read_identity(REAL, source), read_header(REAL, source, FIRST)
         assert header is not None
-        session = Session(1, "feed", identity.origin, None, lives=(OpenLife(0, header.run_id),))
+        session = Session(1, "feed", identity.origin, None, active_runs=(OpenLife(0, header.run_id),))
         pool = ThreadPoolExecutor(4)
         sync = GroupCommit()
-        copies = SessionReplicas(
+        replicas = SessionReplicas(
             str(tmp_path / "mine"),
             sync,
             pool,
@@ -335,36 +335,38 @@ def test_a_flipped_bit_in_a_session_copy_is_mended_by_a_peer_that_has_the_bytes(
             on_durable=lambda: None,
             on_failed=lambda _: None,
             is_released=lambda _: False,
-            on_damaged=lambda _: None,
+            on_corrupt=lambda _: None,
         )
         tls = tls_of(pki, "n1")
         async with peer.serving(tls) as endpoint:
             endpoints = [f"localhost:{free_port()}", endpoint]
 
             async def fetch(_directory: str, segment: SegmentId, aside: str, end: int) -> None:
-                life = Run(0, header.run_id)
-                await fetch_copy(copies, aside, session, life, segment, end, "s", endpoints, tls)
+                active = Run(0, header.run_id)
+                await fetch_replica(replicas, aside, session, active, segment, end, "s", endpoints, tls)
 
-            async with running(tmp_path, fetch) as mender:
+            async with running(tmp_path, fetch) as repairer:
                 with pytest.raises(Corrupt) as caught:
-                    await copies.open_copy(session)
-                mender.on_damaged(caught.value)
-                await until(is_sound(mender))
-                copy = await copies.open_copy(session)
-                assert files_of(REAL, copy.receiver.path) == good
-                assert copy.unmerged == [FIRST]
+                    await replicas.open_replica(session)
+                repairer.on_corrupt(caught.value)
+                await until(is_sound(repairer))
+                replica = await replicas.open_replica(session)
+                assert files_of(REAL, replica.receiver.path) == good
+                assert replica.unmerged == [FIRST]
                 planted = tmp_path / "planted"
                 planted.symlink_to(tmp_path / "peer", target_is_directory=True)
                 with pytest.raises(LogNotFound, match="is a symbolic link"):
-                    await copies.open_aside(session, str(planted), FIRST)
+                    await replicas.open_aside(session, str(planted), FIRST)
                 assert (
-                    copy.end_of(0).chain == copy.receiver.chain == read_marks(REAL, source, FIRST)[-1].chain
+                    replica.end_of(0).chain
+                    == replica.receiver.chain
+                    == read_marks(REAL, source, FIRST)[-1].chain
                 )
                 flip(mine / "log.0.0", 3500)  # While it is open.
-                mender.on_damaged(Corrupt("it fails", path=str(mine / "log.0.0"), offset=64))
-                await until(is_sound(mender))
-                assert files_of(REAL, copy.receiver.path) == good
-        await copies.close()
+                repairer.on_corrupt(Corrupt("it fails", path=str(mine / "log.0.0"), offset=64))
+                await until(is_sound(repairer))
+                assert files_of(REAL, replica.receiver.path) == good
+        await replicas.close()
         await sync.close()
         pool.shutdown()
 

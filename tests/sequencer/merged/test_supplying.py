@@ -10,7 +10,12 @@ from sequencing import Writing, do_fence, do_merge, do_open, must, new_state, op
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import Leader
 from sequencer.leader.peer_fetch_planner import QUIET_NS, FetchRequest, PeerFetchPlanner
-from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey, pack_marks
+from sequencer.leader.replication_tracker import (
+    BatchBoundary,
+    ReplicationTracker,
+    SegmentKey,
+    pack_boundaries,
+)
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
 from sequencer.state.commands import OpenSealedRuns, SealedRun
@@ -25,8 +30,8 @@ class Stage:
     def __init__(self) -> None:
         self.state: SequencerState = new_state()
         self.session_id = do_open(self.state)
-        self.board = ReplicationTracker(len(NODES))
-        self.supplying = PeerFetchPlanner(self.state, self.board)
+        self.tracker = ReplicationTracker(len(NODES))
+        self.supplying = PeerFetchPlanner(self.state, self.tracker)
         self.written = Writing(0, 0, 0)
         for _ in range(4):
             self.written.append(104, 5)
@@ -36,7 +41,7 @@ class Stage:
 
     def report(self, node: str, roll: int, batches: int) -> None:
         marks = self.written.segments[roll][: batches + 1]
-        self.board.on_marks(node, SegmentKey(self.session_id, 0, roll), marks)
+        self.tracker.on_marks(node, SegmentKey(self.session_id, 0, roll), marks)
         self.supplying.on_news(self.session_id, node, self.now_ns)
 
     def plan(self, after_ns: int = QUIET_NS) -> list[FetchRequest]:
@@ -111,7 +116,7 @@ def test_a_node_that_begins_anew_is_looked_at_although_it_reports_nothing(stage:
     for node in NODES:
         stage.report(node, 0, 1)
     assert stage.plan() == []
-    stage.board.forget_node("n2")
+    stage.tracker.forget_node("n2")
     stage.supplying.on_node("n2", stage.now_ns)
     assert stage.plan() == [stage.lack("n2", "n1", 0, 1)]
 
@@ -135,7 +140,7 @@ def test_of_a_life_that_is_being_closed_nothing_is_told(stage: Stage) -> None:
 def test_where_nodes_disagree_nothing_is_spread(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     mark = stage.written.segments[0][1]._replace(chain=7)
-    stage.board.on_marks("n2", SegmentKey(stage.session_id, 0, 0), [mark])
+    stage.tracker.on_marks("n2", SegmentKey(stage.session_id, 0, 0), [mark])
     assert stage.plan() == []
 
 
@@ -152,7 +157,7 @@ def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage
     for node in NODES:
         report = pb.Report(boot=b"boot", is_full=True)
         if node == "n3":
-            marks = pack_marks(stage.written.segments[0][:3])
+            marks = pack_boundaries(stage.written.segments[0][:3])
             report.segments.add(session_id=stage.session_id, run=0, roll=0, marks=marks)
         leader.on_report(node, report)
     leader.tick()
@@ -167,12 +172,12 @@ def test_runs_that_wait_behind_one_that_is_merged_are_not_forgotten_however_quie
     whose = opening("a")
     runs = tuple(SealedRun(x, opening("a", x).run_id, End(0, 128, 10)) for x in (0, 1))
     must(RunOpened, apply(state, OpenSealedRuns(whose.session, whose.incarnation, None, runs)))
-    board = ReplicationTracker(len(NODES))
-    supplying = PeerFetchPlanner(state, board)
+    tracker = ReplicationTracker(len(NODES))
+    supplying = PeerFetchPlanner(state, tracker)
     marks = [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
     for node, xs in (("n1", (0, 1)), ("n2", (0,)), ("n3", (0,))):
         for x in xs:
-            board.on_marks(node, SegmentKey(1, x, 0), marks)
+            tracker.on_marks(node, SegmentKey(1, x, 0), marks)
             supplying.on_news(1, node, 0)
     assert supplying.plan(NODES, QUIET_NS) == []
     do_merge(state, piece())

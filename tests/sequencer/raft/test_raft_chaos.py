@@ -297,7 +297,7 @@ def test_a_torn_record_is_of_a_change_that_was_not_made(tmp_path: Path) -> None:
 # --- checks: each line that is wrong is found
 
 
-def lives(root: Path) -> dict[str, Path]:
+def lives_of(root: Path) -> dict[str, Path]:
     """Two nodes; the first had two lives, and skipped ahead in the second."""
     texts = {
         "n1/applied.1": f"restore 0 {NO_CHAIN}\n1 n1.1.0.1 c1\n2 n2.1.0.1 c2\n3 n1.1",
@@ -314,7 +314,7 @@ def lives(root: Path) -> dict[str, Path]:
 
 
 def test_sound_lives_pass_and_are_counted(tmp_path: Path) -> None:
-    verdict = check_lives(lives(tmp_path))
+    verdict = check_lives(lives_of(tmp_path))
     assert verdict.problems == []
     assert (verdict.commands, verdict.acknowledged, verdict.lives, verdict.installs) == (4, 4, 3, 1)
 
@@ -339,7 +339,7 @@ def test_sound_lives_pass_and_are_counted(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_promise_is_found(tmp_path: Path, file: str, old: str, new: str, problem: str) -> None:
-    directories = lives(tmp_path)
+    directories = lives_of(tmp_path)
     text = (tmp_path / file).read_text()
     assert old in text
     (tmp_path / file).write_text(text.replace(old, new))

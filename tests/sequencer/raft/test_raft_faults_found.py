@@ -929,7 +929,7 @@ class Dying(MemoryDisk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hangs, self.let_go = threading.Event(), threading.Event()
+        self.hangs, self.released = threading.Event(), threading.Event()
         self.is_hanging = self.is_failing = False
         self.renamed: list[str] = []
 
@@ -955,7 +955,7 @@ class _DyingFile:
     def sync(self) -> None:
         if self._disk.is_hanging and "snapshot" in self._path:
             self._disk.hangs.set()
-            assert self._disk.let_go.wait(120)
+            assert self._disk.released.wait(120)
         if self._disk.is_failing and "/log." in self._path:
             raise OSError(errno.EIO, "Input/output error")
         self._file.sync()
@@ -976,11 +976,11 @@ def test_a_node_whose_disk_fails_ends_although_its_helper_hangs(tls: dict[str, T
         disk.is_failing = True
         future = running.raft.propose(b"three")
         wait_for(lambda: running.failures)
-        assert not disk.let_go.is_set()
+        assert not disk.released.is_set()
         assert running.failures == [(StorageFailed, "stopped", False, None, -1)]
         assert isinstance(future.exception(0), Closed)
     finally:
-        disk.let_go.set()
+        disk.released.set()
         running.raft.stop()
     assert disk.renamed == []
 

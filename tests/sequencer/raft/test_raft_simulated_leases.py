@@ -94,7 +94,7 @@ def test_a_holder_that_counts_from_when_it_hears_the_answer(monkeypatch: Patch) 
         return holder.clock.read() + DURATION_MS / 1000
 
     monkeypatch.setattr(Holders, "_until_s", until_s)
-    monkeypatch.setattr(lease_expiry, "LOOK_NS", 0)
+    monkeypatch.setattr(lease_expiry, "POLL_NS", 0)
     exact = {"drift": 0.0, "faults": {"kill": 1}, "fault_every_s": 0.6}
     finds("two holders of one lease", seeds=range(14, 40), seconds=4.0, **exact)
 

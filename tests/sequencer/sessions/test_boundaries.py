@@ -49,7 +49,7 @@ def test_all_that_is_told_of_a_segment_is_what_a_list_says(seed):
         at = min(len(whole), at + count)
         if rng.random() < 0.2:
             below = max(below, rng.choice(whole[:at]).offset)
-            known.forget_below(below)
+            known.prune_before(below)
     kept = [mark for mark in whole if mark.offset >= below]
     assert list(known) == kept
     assert known.end == whole[-1].offset
@@ -57,7 +57,7 @@ def test_all_that_is_told_of_a_segment_is_what_a_list_says(seed):
         assert known.before(start.offset + rng.randrange(8)) == start
         for end in kept:
             if start.offset < end.offset:
-                assert known.stretch(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
+                assert known.range_info(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
 
 
 def _places(start: ChecksummedBoundary, end: ChecksummedBoundary) -> tuple[int, int]:
@@ -86,18 +86,18 @@ def test_thinning_keeps_true_stretches_and_what_every_other_node_keeps(seed):
             assert mark.offset in offsets
     assert known.end == whole[-1].offset
     for start in kept:
-        assert known.stretch(start.offset, start.offset + 1) is None
+        assert known.range_info(start.offset, start.offset + 1) is None
         end = rng.choice(kept)
         if start.offset < end.offset:
-            assert known.stretch(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
+            assert known.range_info(start.offset, end.offset) == dumb_stretch(whole, *_places(start, end))
 
 
 def test_an_offset_that_is_no_boundary_is_not_known():
     known = BatchIndex()
-    assert (known.end, known.before(64), known.stretch(64, 128)) == (0, None, None)
+    assert (known.end, known.before(64), known.range_info(64, 128)) == (0, None, None)
     known.add([ChecksummedBoundary(64, 0, 1, 0, 0, 0), ChecksummedBoundary(128, 1, 2, 0, 0, 9)])
-    assert known.stretch(64, 120) is None
-    assert known.stretch(72, 128) is None
+    assert known.range_info(64, 120) is None
+    assert known.range_info(72, 128) is None
     assert known.before(63) is None
 
 

@@ -22,7 +22,7 @@ def last_of(orders: list[WritePlan]) -> dict[int, SessionEnd]:
 
 def added(orders: list[WritePlan]) -> ConsumedRanges:
     consumed = ConsumedRanges()
-    consumed.begin(new_state(), [])
+    consumed.start(new_state(), [])
     for order in orders:
         consumed.add(order)
     return consumed
@@ -31,11 +31,11 @@ def added(orders: list[WritePlan]) -> ConsumedRanges:
 def test_what_is_let_go_of_is_what_durable_instructions_consumed_and_nothing_twice(story):
     for at in range(len(story.orders)):
         consumed = added(story.orders)
-        taken = consumed.take(story.orders[at].instruction)
+        taken = consumed.drain(story.orders[at].instruction)
         assert {end.session_id: end for end in taken} == last_of(story.orders[: at + 1])
         assert len({end.session_id for end in taken}) == len(taken)
-        assert consumed.take(story.orders[at].instruction) == []
-        rest = consumed.take(story.orders[-1].instruction)
+        assert consumed.drain(story.orders[at].instruction) == []
+        rest = consumed.drain(story.orders[-1].instruction)
         assert {end.session_id: end for end in rest} == last_of(story.orders[at + 1 :])
 
 
@@ -50,19 +50,19 @@ def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it
 
 def test_a_state_that_came_whole_is_let_go_of_when_its_own_instruction_is_durable(story):
     consumed = ConsumedRanges()
-    consumed.begin(story.state, [])
+    consumed.start(story.state, [])
     merged = [session for session in story.state.sessions.values() if consumed_place(session)]
     assert merged
-    assert consumed.take(story.state.instruction - 1) == []
+    assert consumed.drain(story.state.instruction - 1) == []
     assert not any(consumed.is_durable(session.id, story.state.instruction - 1) for session in merged)
-    assert {end.session_id for end in consumed.take(story.state.instruction)} == {one.id for one in merged}
+    assert {end.session_id for end in consumed.drain(story.state.instruction)} == {one.id for one in merged}
 
 
 def test_what_could_not_be_let_go_of_is_tried_again():
     consumed, end = added([]), SessionEnd(1, 0, 1, 64, 5)
     consumed.put_back(1, end)
-    assert consumed.take(2) == [end]
-    assert consumed.take(3) == []
+    assert consumed.drain(2) == [end]
+    assert consumed.drain(3) == []
 
 
 def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_to_the_last(
@@ -73,5 +73,5 @@ def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_t
     assert len(consumed._waiting) <= 4
     numbers = [number for number, _ in consumed._waiting]
     assert numbers == sorted(numbers)
-    taken = consumed.take(story.orders[-1].instruction)
+    taken = consumed.drain(story.orders[-1].instruction)
     assert {end.session_id: end for end in taken} == last_of(story.orders)

@@ -22,7 +22,7 @@ from sequencing import (
     piece,
 )
 
-from sequencer.leader.idle_sessions import FORGET_AT_ONCE, LOOK_NS, MINUTE_NS, IdleSessions, OldSessions
+from sequencer.leader.idle_sessions import FORGET_AT_ONCE, MINUTE_NS, POLL_NS, IdleSessions, OldSessions
 from sequencer.leader.merge_planner import Speculation
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
@@ -124,7 +124,9 @@ def test_runs_that_a_hostile_publisher_opens_take_little_of_the_state() -> None:
         for run in range(2000):
             apply(state, opening_of(state, f"pub~{number}", number, run))
     assert state.runs_of["pub"] <= RUNS_PER_OWNER_MAX + 20 * RUNS_PER_SESSION
-    assert all(len(one.lives) >= RUNS_PER_SESSION for one in state.sessions.values()), "each has its share"
+    assert all(len(one.active_runs) >= RUNS_PER_SESSION for one in state.sessions.values()), (
+        "each has its share"
+    )
     per_run = len(encode_state(state)) / state.runs_of["pub"]
     assert per_run * (RUNS_PER_OWNER_MAX + SESSIONS_PER_NAME_MAX * RUNS_PER_SESSION) < 2**20
 
@@ -156,9 +158,9 @@ def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]
                 apply(state, opening_of(state, name, which, run=session.last_run + 1))
         elif act == "close":
             for one in list(state.sessions.values()):
-                if one.name == name and one.life is not None:
-                    apply(state, FenceRun(one.id, one.life.run))
-                    apply(state, CloseRun(one.id, one.life.run, 0, 64, 0))
+                if one.name == name and one.active is not None:
+                    apply(state, FenceRun(one.id, one.active.run))
+                    apply(state, CloseRun(one.id, one.active.run, 0, 64, 0))
         elif state.closed:
             known = state.sessions[next(iter(state.closed))]
             gone.add((known.name, known.incarnation))
@@ -167,10 +169,10 @@ def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]
         again = decode_state(encode_state(state))
         assert again == state
         assert [*again.closed] == [*state.closed]
-        assert {*state.closed} == {one.id for one in state.sessions.values() if not one.lives}
-        assert state.open_count == sum(bool(one.lives) for one in state.sessions.values())
+        assert {*state.closed} == {one.id for one in state.sessions.values() if not one.active_runs}
+        assert state.open_count == sum(bool(one.active_runs) for one in state.sessions.values())
         assert state.open_of.total() == state.open_count
-        assert state.runs_of.total() == sum(len(one.lives) for one in state.sessions.values())
+        assert state.runs_of.total() == sum(len(one.active_runs) for one in state.sessions.values())
     for name, number in gone:
         outcome = apply(state, OpenRun(name, number, None, 9, bytes(8), newest_of(state, name)))
         assert isinstance(outcome, CommandRejected)
@@ -182,34 +184,34 @@ def test_counts_and_indexes_are_what_the_sessions_say(acts: list[tuple[str, int]
 
 def ends(state: SequencerState) -> tuple[ReplicationTracker, SessionCloser]:
     do_join(state, "n1", "n2", "n3")
-    board = ReplicationTracker(3)
-    return board, SessionCloser(state, board)
+    tracker = ReplicationTracker(3)
+    return tracker, SessionCloser(state, tracker)
 
 
 def looked(idle: IdleSessions, until_ns: int, begin_ns: int = 0) -> list[int]:
     """What a leader finds that looks now and then, up to that time."""
-    found = [idle.plan(now_ns) for now_ns in range(begin_ns, until_ns, LOOK_NS)]
+    found = [idle.plan(now_ns) for now_ns in range(begin_ns, until_ns, POLL_NS)]
     return next(filter(None, found), idle.plan(until_ns))
 
 
 def test_a_session_without_a_publisher_is_closed_where_a_majority_says_it_ends() -> None:
     state = new_state()
     do_open(state)
-    board, endings = ends(state)
+    tracker, endings = ends(state)
     assert endings.plan() == []
     idle = IdleSessions(state, 0)
     minutes = state.configuration.session_idle_minutes
     assert looked(idle, minutes * MINUTE_NS - 1) == []
-    late = minutes * MINUTE_NS + LOOK_NS
+    late = minutes * MINUTE_NS + POLL_NS
     assert idle.plan(late) == [1]
     endings.give_up([1])
     assert endings.plan() == [FenceRun(1, 0)]
     do_merge(state, piece())
     endings.on_applied(apply(state, FenceRun(1, 0)))
     # Whoever leads next closes it, too.
-    for planner in (endings, SessionCloser(state, board)):
+    for planner in (endings, SessionCloser(state, tracker)):
         for node, number in (("n1", 10), ("n2", 30)):
-            board.on_final(node, SessionEnd(1, 0, 0, 64 + number * 8, number), None)
+            tracker.on_final(node, SessionEnd(1, 0, 0, 64 + number * 8, number), None)
         planner.on_news({1})
         assert planner.plan() == [CloseRun(1, 0, 0, 64 + 30 * 8, 30)]
 
@@ -220,7 +222,7 @@ def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open(
     do_open(state, "b", incarnation=1)
     _, endings = ends(state)
     idle = IdleSessions(state, 0)
-    late = state.configuration.session_idle_minutes * MINUTE_NS + LOOK_NS
+    late = state.configuration.session_idle_minutes * MINUTE_NS + POLL_NS
     idle.on_heard([2], late - MINUTE_NS)
     assert looked(idle, late) == [1]
     endings.give_up([1])
@@ -235,7 +237,7 @@ def test_the_time_is_configured_and_none_closes_nothing(minutes: int) -> None:
     apply(state, Configure(session_idle_minutes=minutes))
     idle = IdleSessions(state, 0)
     assert looked(idle, minutes * MINUTE_NS - 1) == []
-    assert idle.plan(minutes * MINUTE_NS + LOOK_NS) == ([1] if minutes else [])
+    assert idle.plan(minutes * MINUTE_NS + POLL_NS) == ([1] if minutes else [])
 
 
 @pytest.mark.parametrize("pause_minutes", [1, 60])
@@ -246,25 +248,25 @@ def test_time_in_which_the_leader_itself_stood_still_closes_no_session(pause_min
     apply(state, Configure(session_idle_minutes=1))
     idle = IdleSessions(state, 0)
     heard_ns = 3 * MINUTE_NS
-    for now_ns in range(0, heard_ns, LOOK_NS):
+    for now_ns in range(0, heard_ns, POLL_NS):
         idle.on_heard([1], now_ns)
         assert idle.plan(now_ns) == []
     woken_ns = heard_ns + pause_minutes * MINUTE_NS
     assert idle.plan(woken_ns) == []
-    assert looked(idle, woken_ns + MINUTE_NS - 2 * LOOK_NS, woken_ns) == []
-    assert looked(idle, woken_ns + MINUTE_NS + LOOK_NS, woken_ns + MINUTE_NS - LOOK_NS) == [1]
+    assert looked(idle, woken_ns + MINUTE_NS - 2 * POLL_NS, woken_ns) == []
+    assert looked(idle, woken_ns + MINUTE_NS + POLL_NS, woken_ns + MINUTE_NS - POLL_NS) == [1]
 
 
 def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> None:
     state = new_state()
     do_open(state)
-    board, endings = ends(state)
+    tracker, endings = ends(state)
     assert isinstance(apply(state, CloseSession("b")), CommandRejected)
     outcome = must(RunFenced, apply(state, CloseSession("a")))
     assert outcome == must(RunFenced, apply(state, CloseSession("a"))), "again is the same"
     endings.on_applied(outcome)
     for node in ("n1", "n2"):
-        board.on_final(node, SessionEnd(1, 0, 0, 640, 10), None)
+        tracker.on_final(node, SessionEnd(1, 0, 0, 640, 10), None)
     (close,) = endings.plan()
     endings.on_applied(must(RunClosed, apply(state, close)))
     # The one node that held those bytes has lost them: no sender is waited for.
@@ -326,7 +328,7 @@ def test_publishers_whose_sessions_a_hard_reset_closed_have_time_to_come_again(m
     assert old.plan([0, 0, 0], 2, 0) is None
     assert opened(state, "s0", 0, run=1) == 1
     closed(state, 1, run=1)
-    assert old.plan([0, 0, 0], 2, LOOK_NS) is None
+    assert old.plan([0, 0, 0], 2, POLL_NS) is None
     late = old.plan([0, 0, 0], 2, max(minutes, 1) * MINUTE_NS)
     assert late == (Forget(tuple(range(2, count))) if minutes else None)
 
@@ -388,8 +390,8 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
     """State, snapshot and what the leader knows: as large after 10,000 sessions as after 2,000."""
     state = new_state()
     do_join(state, "n1", "n2", "n3")
-    board = ReplicationTracker(3)
-    endings, idle, old = SessionCloser(state, board), IdleSessions(state, 0), OldSessions(state, 0)
+    tracker = ReplicationTracker(3)
+    endings, idle, old = SessionCloser(state, tracker), IdleSessions(state, 0), OldSessions(state, 0)
     sizes: list[tuple[int, int, int]] = []
     tracemalloc.start()
     try:
@@ -400,15 +402,15 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
             idle.on_applied(outcome, number)
             mark = BatchBoundary(128, 10, 128)
             for node in ("n1", "n2"):
-                board.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), mark])
+                tracker.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), mark])
             do_merge(state, piece(session_id))
-            board.forget_below(session_id, 0, 0, 128)
+            tracker.prune_before(session_id, 0, 0, 128)
             endings.give_up([session_id])
             for command in endings.plan():
                 endings.on_applied(apply(state, command))
             for node in ("n1", "n2"):
-                board.on_final(node, SessionEnd(session_id, 0, 0, 128, 10), 128)
-            endings.on_news(board.take_news())
+                tracker.on_final(node, SessionEnd(session_id, 0, 0, 128, 10), 128)
+            endings.on_news(tracker.take_news())
             for command in endings.plan():
                 done = apply(state, command)
                 endings.on_applied(done)
@@ -421,7 +423,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
                 idle.on_applied(done, number)
                 old.on_applied(done)
                 for gone in done.session_ids:
-                    board.forget_session(gone)
+                    tracker.forget_session(gone)
             if number % 500 == 0:
                 state.merged.declared.clear()  # As the next merged segment does.
             if number in {1_999, 9_999}:
@@ -437,7 +439,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
     # A key of 8 bytes and its place in the dictionary; a whole session takes several KB.
     assert late[1] - early[1] <= 8_000 * (sys.getsizeof(bytes(8)) + 150), sizes
     assert len(endings.due) <= 1, "the last one"
-    assert len(idle._heard_ns) == len(old._merged) == len(board._segments) == late[2]
+    assert len(idle._heard_ns) == len(old._merged) == len(tracker._segments) == late[2]
 
 
 def test_limits_that_are_not_set_are_the_usual_ones() -> None:
@@ -451,12 +453,12 @@ def test_who_restores_a_disk_does_not_wait_for_a_session_that_is_forgotten() -> 
     do_join(state, "n1", "n2", "n3")
     session_id = opened(state, "a", 1)
     do_join(state, "n3", disk=1)
-    board = ReplicationTracker(3)
+    tracker = ReplicationTracker(3)
     for node in ("n1", "n2"):
-        board.on_marks(
+        tracker.on_marks(
             node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
         )
-    restoring = DiskRestoration(state, board)
+    restoring = DiskRestoration(state, tracker)
     told = dict.fromkeys(("n1", "n2", "n3"), state.joins)
     assert restoring.plan(told, {}) == []
     do_merge(state, piece(session_id))
@@ -470,9 +472,9 @@ def test_a_session_that_is_forgotten_is_not_planned_for_again() -> None:
     state = new_state()
     session_id = opened(state, "a", 1)
     speculation = Speculation(state)
-    taken = speculation.look(piece(session_id))
+    taken = speculation.resolve(piece(session_id))
     assert taken is not None
-    assert speculation.take(taken)
+    assert speculation.add(taken)
     do_merge(state, piece(session_id))
     do_fence(state, session_id)
     do_close(state, session_id, 0, (0, 128, 10))

@@ -63,10 +63,10 @@ from sequencer.state.commands import (
     RestoreDisk,
     TrimSegments,
 )
-from sequencer.state.merge_range import take
+from sequencer.state.merge_range import resolve_range
 from sequencer.state.state import (
     HOLDS_MAX,
-    LIVES_MAX,
+    RUNS_MAX,
     Configuration,
     End,
     MergedSegment,
@@ -74,7 +74,7 @@ from sequencer.state.state import (
     SequencerState,
 )
 from sequencer.state.state_codec import decode_state, encode_state
-from sequencer.state.write_plan import SessionEnd, WritePlan, decode_order, encode_order
+from sequencer.state.write_plan import SessionEnd, WritePlan, decode_write_plan, encode_write_plan
 
 Setup: TypeAlias = Callable[[SequencerState], object]
 
@@ -136,7 +136,7 @@ def replaced(state: SequencerState) -> None:
 
 
 def full_of_lives(state: SequencerState) -> None:
-    for run in range(LIVES_MAX):
+    for run in range(RUNS_MAX):
         do_open(state, run=run)
 
 
@@ -160,7 +160,7 @@ def full_of_holds(state: SequencerState) -> None:
 
 REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     # Openings
-    "X open with another life": (opened, lambda _: opening(life=99), "open with another life"),
+    "X open with another life": (opened, lambda _: opening(active=99), "open with another run id"),
     "X below the last": (done, lambda _: opening(run=2), "is over"),
     "X that is merged whole": (done, lambda _: opening(run=0), "is over"),
     "the last X, merged whole": (
@@ -183,10 +183,10 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda _: opening(newest=1),
         "another incarnation",
     ),
-    "too many lives": (full_of_lives, lambda _: opening(run=LIVES_MAX), "lives of the session wait"),
+    "too many lives": (full_of_lives, lambda _: opening(run=RUNS_MAX), "runs of the session wait"),
     # Fences
-    "fence of no session": (opened, lambda _: FenceRun(2, 0), "no session number 0 to fence"),
-    "fence of no X": (opened, lambda _: FenceRun(1, 1), "no session number 1 to fence"),
+    "fence of no session": (opened, lambda _: FenceRun(2, 0), "no run 0 to fence"),
+    "fence of no X": (opened, lambda _: FenceRun(1, 1), "no run 1 to fence"),
     "fence of an X that is merged whole": (done, lambda _: FenceRun(1, 0), "to fence"),
     # Disks
     "a disk that has joined": (joined, lambda _: JoinDisk("n1", b"\0" * 16), "disk of n1 has joined"),
@@ -194,10 +194,18 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     "a disk that was replaced": (replaced, lambda _: RestoreDisk("n1", b"\0" * 16), "is whole"),
     "a disk of nobody": (joined, lambda _: RestoreDisk("n2", b"\0" * 16), "has not joined"),
     # Closes
-    "close of no session": (opened, lambda _: CloseRun(2, 0, 0, 64, 0), "not what is merged"),
-    "close of no X": (opened, lambda _: CloseRun(1, 1, 0, 64, 0), "not what is merged"),
-    "close of an X before its turn": (closing, lambda _: CloseRun(1, 3, 0, 64, 0), "not what is merged"),
-    "close of an X merged whole": (done, lambda _: CloseRun(1, 0, 0, 256, 20), "not what is merged"),
+    "close of no session": (opened, lambda _: CloseRun(2, 0, 0, 64, 0), "the one that is being merged"),
+    "close of no X": (opened, lambda _: CloseRun(1, 1, 0, 64, 0), "the one that is being merged"),
+    "close of an X before its turn": (
+        closing,
+        lambda _: CloseRun(1, 3, 0, 64, 0),
+        "the one that is being merged",
+    ),
+    "close of an X merged whole": (
+        done,
+        lambda _: CloseRun(1, 0, 0, 256, 20),
+        "the one that is being merged",
+    ),
     "close without a fence": (opened, lambda _: CloseRun(1, 0, 0, 64, 0), "not fenced"),
     "close again": (closing, lambda _: CloseRun(1, 0, 0, 512, 30), "is closed"),
     "close again where it was": (closing, lambda _: CloseRun(1, 0, 0, 256, 20), "is closed"),
@@ -228,8 +236,8 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         "older incarnation, session 1",
     ),
     # Rolls
-    "roll of nothing": (opened, rolling, "not the growing"),
-    "roll of another segment": (merged, lambda s: rolling(s, 0, 1), "not the growing"),
+    "roll of nothing": (opened, rolling, "not the active"),
+    "roll of another segment": (merged, lambda s: rolling(s, 0, 1), "not the active"),
     "roll of an empty segment": (lambda s: (merged(s), do_roll(s)), rolling, "is empty"),
     "a roll too early": (merged, lambda s: rolling(s, number=3), "where 2 must follow"),
     "a roll that is not later": (merged, lambda s: replace(rolling(s), sequenced_ns=1), "not later"),
@@ -242,12 +250,12 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
     "trim of nothing": (
         rolled,
         lambda _: TrimSegments(9, TrimReason.DISK, 1),
-        "nothing up to 9 is to go for DISK",
+        "nothing up to 9 may be trimmed by DISK",
     ),
     "trim again": (
         lambda state: (rolled(state), apply(state, TrimSegments(10, TrimReason.DISK, 1))),
         lambda _: TrimSegments(10, TrimReason.DISK, 2),
-        "nothing up to 10 is to go",
+        "nothing up to 10 may be trimmed",
     ),
     "trim of the growing segment alone": (
         merged,
@@ -280,10 +288,10 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda s: merging(s, piece()),
         "nothing open",
     ),
-    "of a later X": (closing, lambda s: merging(s, piece(run=3)), "session number 3 where 0 is merged"),
-    "of an earlier X": (done, lambda s: merging(s, piece(run=0)), "session number 0 where 3 is merged"),
-    "not at the beginning": (opened, lambda s: merging(s, piece(start=128, end=256)), "must begin"),
-    "not in the first segment": (opened, lambda s: merging(s, piece(roll=1)), "must begin"),
+    "of a later X": (closing, lambda s: merging(s, piece(run=3)), "run 3 where run 0 is merged"),
+    "of an earlier X": (done, lambda s: merging(s, piece(run=0)), "run 0 where run 3 is merged"),
+    "not at the beginning": (opened, lambda s: merging(s, piece(start=128, end=256)), "must start"),
+    "not in the first segment": (opened, lambda s: merging(s, piece(roll=1)), "must start"),
     "a hole": (merged, lambda s: merging(s, piece(start=136, end=256, first=10)), "must follow"),
     "an overlap": (merged, lambda s: merging(s, piece(start=120, end=256, first=10)), "must follow"),
     "the same again": (merged, lambda s: merging(s, piece()), "must follow"),
@@ -326,16 +334,16 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
         lambda s: merging(s, piece(1, start=128, end=256, first=10), piece(2)),
         "older incarnation",
     ),
-    "a dedup id that is not wanted yet": (dedup, lambda s: merging(s, piece(2, first=11)), "10 is wanted"),
+    "a dedup id that is not wanted yet": (dedup, lambda s: merging(s, piece(2, first=11)), "10 is expected"),
     "one good range and a bad one": (
         lambda state: (merged(state), do_open(state, "b", incarnation=1)),
         lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, start=128, end=256)),
-        "must begin",
+        "must start",
     ),
     "one good range and a bad one of its twin": (
         dedup,
         lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, first=21)),
-        "20 is wanted",
+        "20 is expected",
     ),
     "dedup ids in the wrong order": (
         lambda state: (
@@ -344,7 +352,7 @@ REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
             do_merge(state, piece(2)),
         ),
         lambda s: merging(s, piece(1, first=20), piece(2, start=128, end=256, first=10)),
-        "20 where 10 is wanted",
+        "20 where 10 is expected",
     ),
 }
 FOR_GOOD = {
@@ -380,7 +388,7 @@ def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     assert encode_state(state) == before
     assert state.by_name == {"a": 1, "b": 2}
     assert apply(state, opening("a", run=7)) == RunOpened(1, 7)
-    assert [life.run for life in state.sessions[1].lives] == [0, 7]
+    assert [active.run for active in state.sessions[1].active_runs] == [0, 7]
     assert state.sessions[1].last_run == 7
 
 
@@ -453,12 +461,12 @@ def test_a_configuration_changes_what_it_names() -> None:
 def test_a_run_that_is_closed_above_what_is_merged_ends_when_all_is_merged() -> None:
     state = new_state()
     closing(state)
-    assert [life.run for life in state.sessions[1].lives] == [0, 3]
+    assert [active.run for active in state.sessions[1].active_runs] == [0, 3]
     do_merge(state, piece(start=128, end=192, first=10, count=5))
     assert state.sessions[1].done is None
     do_merge(state, piece(start=192, end=256, first=15, count=5))
     session = state.sessions[1]
-    assert (session.done, session.consumed, [life.run for life in session.lives]) == (
+    assert (session.done, session.consumed, [active.run for active in session.active_runs]) == (
         (0, End(0, 256, 20)),
         None,
         [3],
@@ -494,7 +502,7 @@ def test_a_run_closed_at_the_start_of_a_later_segment_still_has_all_before_to_me
     opened(state)
     do_fence(state)
     do_close(state, 1, 0, (1, 64, 10))
-    assert [life.run for life in state.sessions[1].lives] == [0]
+    assert [active.run for active in state.sessions[1].active_runs] == [0]
     do_merge(state, piece())
     assert state.sessions[1].done == (0, End(1, 64, 10))
 
@@ -557,7 +565,7 @@ def test_whatever_comes_incarnations_are_merged_in_their_order(
     state = new_state()
     for which, what in steps:
         session_id = which + 1
-        before = [one.id for one in state.sessions.values() if one.id < session_id and one.lives]
+        before = [one.id for one in state.sessions.values() if one.id < session_id and one.active_runs]
         if what == "open":
             apply(state, opening(incarnation=len(state.sessions)))
         elif what == "fence":
@@ -665,11 +673,11 @@ def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
 def test_take_looks_ahead_with_the_session_it_is_given() -> None:
     state = new_state()
     merged(state)
-    ahead = take(state, piece(start=128, end=256, first=10), None)
+    ahead = resolve_range(state, piece(start=128, end=256, first=10), None)
     assert not isinstance(ahead, str)
     following = piece(start=256, end=512, first=20)
-    assert isinstance(take(state, following, None), str)
-    assert not isinstance(take(state, following, None, session=ahead.session), str)
+    assert isinstance(resolve_range(state, following, None), str)
+    assert not isinstance(resolve_range(state, following, None, session=ahead.session), str)
     assert end_of(state.sessions[1]) == End(0, 128, 10)
 
 
@@ -708,7 +716,7 @@ def test_a_roll_seals_the_segment_at_once_and_the_next_one_waits_for_messages() 
     order = do_roll(state)
     assert (order.segment, order.offset, order.blocks, order.end_offset) == (SegmentId(0, 1), 0, (), 64)
     assert (order.first_position, order.end_position, order.chain) == (position, position, chain)
-    assert decode_order(encode_order(order)) == order
+    assert decode_write_plan(encode_write_plan(order)) == order
     (sealed,) = state.segments
     assert (sealed.id, sealed.end, sealed.size_bytes) == (SegmentId(0, 0), position, first.offset)
     assert sealed.sealed_ns == state.merged.created_ns == state.sequenced_ns == order.sequenced_ns
@@ -767,10 +775,10 @@ class Sources:
         self.names[session_id] = name
         first = 0
         queue: list[Command | MergeRange] = self.queues.setdefault(session_id, [])
-        lives = sorted(rng.sample(range(5), rng.randint(1, 3)))
-        for run in lives:
+        active_runs = sorted(rng.sample(range(5), rng.randint(1, 3)))
+        for run in active_runs:
             opening = OpenRun(name, incarnation, dedup, run, (run + 1).to_bytes(8, "little"))
-            if run == lives[0]:
+            if run == active_runs[0]:
                 self.opened.append(opening)
             else:
                 queue.append(opening)
@@ -843,7 +851,7 @@ def run_all(seed: int) -> tuple[SequencerState, DumbMerger, Sources]:
             assert replicas[1] == replicas[0]
         if isinstance(command, MergeInstruction) or isinstance(outcomes[0], RangesMerged):
             order = must(RangesMerged, outcomes[0]).order
-            assert decode_order(encode_order(order)) == order
+            assert decode_write_plan(encode_write_plan(order)) == order
             merger.carry_out(order, sources.written)
         if merger.files and rng.random() < 0.1:
             outcome = apply_both(replicas, rolling(replicas[0]))

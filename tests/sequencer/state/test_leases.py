@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequencing import must, new_state, refusal
 
-from sequencer.leader.lease_expiry import LOOK_NS, LeaseExpiry
+from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesGranted
 from sequencer.state.commands import Command, ResetCluster
@@ -23,7 +23,7 @@ from sequencer.state.lease_commands import (
     ReleaseLeases,
     RenewLeases,
 )
-from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, LET_GO_MAX, SequencerState
+from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, RELEASED_MAX, SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 
 S = 10**9
@@ -95,11 +95,11 @@ def test_so_many_requests_that_were_let_go_of_are_known_and_no_more() -> None:
     first = acquiring("g/q1", "g/q2")
     do(state, first)
     release(state, ("g/q1", 1), ("g/q2", 2))
-    for token in range(3, 3 + LET_GO_MAX):
+    for token in range(3, 3 + RELEASED_MAX):
         assert do(state, first) == (0, 0)
         do(state, acquiring("g/q1"))
         release(state, ("g/q1", token))
-    assert len(state.let_go) == LET_GO_MAX
+    assert len(state.released) == RELEASED_MAX
     assert do(state, first) != (0, 0)
 
 
@@ -190,8 +190,8 @@ def test_the_leader_lets_a_lease_last_its_whole_time_since_it_saw_it_renewed() -
     renew(state, ("g/q2", 2))
     assert due(clock, 6 * S) == []
     assert due(clock, 15 * S - 1) == []
-    assert due(clock, 15 * S + LOOK_NS) == ["g/q1"]
-    assert due(clock, 16 * S + LOOK_NS) == ["g/q1", "g/q2"], "it is said until it is applied"
+    assert due(clock, 15 * S + POLL_NS) == ["g/q1"]
+    assert due(clock, 16 * S + POLL_NS) == ["g/q1", "g/q2"], "it is said until it is applied"
     assert due(LeaseExpiry(state), 100 * S) == [], "another leader begins to measure anew"
 
 
@@ -212,9 +212,9 @@ def test_the_leader_looks_now_and_then_and_not_at_all_without_leases() -> None:
     assert due(clock, 0) == []
     do(state, acquiring("g/q1", seconds=1))
     assert due(clock, 1) == []
-    assert due(clock, 1 + LOOK_NS - 1) == []
+    assert due(clock, 1 + POLL_NS - 1) == []
     assert due(clock, 1 + S) == ["g/q1"]
-    assert due(clock, 1 + S + LOOK_NS - 1) == []
+    assert due(clock, 1 + S + POLL_NS - 1) == []
 
 
 HOSTS = st.sampled_from(["h1", "h2"])

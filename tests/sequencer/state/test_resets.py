@@ -140,7 +140,7 @@ def test_a_hard_reset_ends_every_open_life_where_it_is_merged() -> None:
     assert (state.sessions[1].done, state.sessions[1].fenced_end) == ((0, merged.end), 1)
     assert (state.sessions[2].done, state.sessions[2].fenced_end) == ((0, End(*BEGIN, 0)), 1)
     assert state.sessions[3] == whole, "it was merged whole"
-    assert all(not session.lives and session.consumed is None for session in state.sessions.values())
+    assert all(not session.active_runs and session.consumed is None for session in state.sessions.values())
     refusal(state, FenceRun(1, 0))
 
 

@@ -20,7 +20,7 @@ from sequencing import (
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, RangesMerged, RunFenced, RunOpened
 from sequencer.state.commands import CloseSession, OpenSealedRuns, SealedRun
-from sequencer.state.state import LIVES_MAX, End, SequencerState
+from sequencer.state.state import RUNS_MAX, End, SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 
 END = End(0, 128, 10)
@@ -41,7 +41,7 @@ def do_seal(state: SequencerState, *xs: int, end: End = END) -> int:
 
 
 def ends(state: SequencerState, session_id: int = 1) -> list[tuple[int, End | None]]:
-    return [(life.run, life.end) for life in state.sessions[session_id].lives]
+    return [(active.run, active.end) for active in state.sessions[session_id].active_runs]
 
 
 def test_sealed_runs_are_merged_one_after_the_other_without_fence_or_close() -> None:
@@ -56,7 +56,7 @@ def test_sealed_runs_are_merged_one_after_the_other_without_fence_or_close() -> 
     ]
     assert [end.run for end in order.consumed] == [2]
     session = state.sessions[session_id]
-    assert (session.lives, session.done, session.last_run, state.position) == ((), (2, END), 2, 30)
+    assert (session.active_runs, session.done, session.last_run, state.position) == ((), (2, END), 2, 30)
 
 
 def test_ranges_of_several_runs_in_one_instruction_merge_as_they_would_in_one_each() -> None:
@@ -75,7 +75,7 @@ def test_an_instruction_with_a_range_that_does_not_follow_changes_nothing() -> N
     do_seal(state, 0, 1, 2)
     before = encode_state(state)
     command = merging(state, piece(), piece(run=2))
-    assert "session number 2 where 1 is merged" in refusal(state, command).why
+    assert "run 2 where run 1 is merged" in refusal(state, command).why
     assert encode_state(state) == before
 
 
@@ -109,21 +109,21 @@ def test_runs_that_are_all_over_are_refused_as_one_of_them_would_be() -> None:
 
 def test_behind_a_run_that_is_refused_none_is_opened() -> None:
     state = new_state()
-    do_open(state, run=1, life=99)
+    do_open(state, run=1, active=99)
     assert refusal(state, sealing(state, 1, 2)).is_fenced
     assert ends(state) == [(1, None)]
 
 
 def test_as_many_are_opened_as_find_room() -> None:
     state = new_state()
-    for start in range(0, LIVES_MAX - 6, 250):
-        do_seal(state, *range(start, min(start + 250, LIVES_MAX - 6)))
-    do_seal(state, *range(LIVES_MAX - 6, LIVES_MAX + 100))
-    assert len(ends(state)) == LIVES_MAX
-    assert "wait to be merged" in refusal(state, sealing(state, LIVES_MAX)).why
+    for start in range(0, RUNS_MAX - 6, 250):
+        do_seal(state, *range(start, min(start + 250, RUNS_MAX - 6)))
+    do_seal(state, *range(RUNS_MAX - 6, RUNS_MAX + 100))
+    assert len(ends(state)) == RUNS_MAX
+    assert "wait to be merged" in refusal(state, sealing(state, RUNS_MAX)).why
     do_merge(state, piece())
-    do_seal(state, *range(LIVES_MAX - 6, LIVES_MAX + 100))
-    assert ends(state)[-1] == (LIVES_MAX, END)
+    do_seal(state, *range(RUNS_MAX - 6, RUNS_MAX + 100))
+    assert ends(state)[-1] == (RUNS_MAX, END)
 
 
 def test_runs_without_messages_are_over_at_once_in_their_turn() -> None:
@@ -143,7 +143,7 @@ def test_runs_of_a_directory_that_took_over_wait_for_the_older_one_even_if_empty
     newer = must(RunOpened, apply(state, sealing(state, 0, end=EMPTY, incarnation=1))).session_id
     assert ends(state, newer) == [(0, None)]
     must(RunOpened, apply(state, sealing(state, 1, incarnation=1)))
-    assert "is not merged whole" in refusal(state, merging(state, piece(newer))).why
+    assert "is not merged completely" in refusal(state, merging(state, piece(newer))).why
 
 
 @pytest.mark.parametrize("by", ["leader", "operator"])

@@ -60,7 +60,7 @@ from sequencer.state.state import (
     Session,
 )
 from sequencer.state.state_codec import decode_state, encode_state
-from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan, decode_order, encode_order
+from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan, decode_write_plan, encode_write_plan
 
 UINT32 = st.integers(0, 2**32 - 1) | st.integers(0, 3)
 UINT64 = st.integers(0, 2**62) | st.integers(0, 3)
@@ -134,7 +134,7 @@ def states(draw: st.DrawFn) -> SequencerState:
         draw(UINT64),
         deque(draw(st.lists(st.binary(min_size=16, max_size=16), max_size=3))),
     )
-    closed = [key for key, session in state.sessions.items() if not session.lives]
+    closed = [key for key, session in state.sessions.items() if not session.active_runs]
     state.closed = dict.fromkeys(draw(st.permutations(closed)))
     keys = st.binary(min_size=FORGOTTEN_KEY_BYTES, max_size=FORGOTTEN_KEY_BYTES)
     state.forgotten = dict.fromkeys(draw(st.lists(keys, max_size=3)))
@@ -181,7 +181,7 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
         state.force,
         dict(mixed(state.leases.items())),
         state.lease_token,
-        deque(state.let_go),
+        deque(state.released),
         dict(state.closed),
         dict(state.forgotten),
         dict(mixed(state.by_name.items())),
@@ -312,7 +312,7 @@ ORDERS = st.builds(
 
 @given(ORDERS)
 def test_an_order_survives_its_bytes(order: WritePlan) -> None:
-    assert decode_order(encode_order(order)) == order
+    assert decode_write_plan(encode_write_plan(order)) == order
 
 
 # Golden bytes: states that commands made
