@@ -1,0 +1,116 @@
+"""An acknowledged position is durable, and never ahead of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from publishing import DEADLINE_SECONDS, DIRECTORY, numbers, on_files, on_memory, pull_the_plug, values
+
+import rt
+import rt.log.read.reader
+from rt.client.fork_safety import open_publishers
+from rt.log.disk import REAL
+from rt.testing.disk import FaultyDisk, MemoryDisk
+
+
+@pytest.fixture(autouse=True)
+def no_publisher_outlives_its_test() -> Iterator[None]:
+    yield
+    for publisher in list(open_publishers):
+        pull_the_plug(publisher)
+
+
+class NoWatch:
+    """A watch of a directory that is in memory: nothing ever wakes."""
+
+    def __init__(self, path: str) -> None:
+        pass
+
+    def wait(self, timeout: float | None) -> bool:
+        return False
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def written_but_not_synced(disk: MemoryDisk) -> int:
+    """A publisher with a flushed start and full batches behind it that no sync covers; what is written."""
+    publisher = on_memory(disk, batch_bytes=4096)
+    publisher.publish_many(values(5))
+    publisher.flush()
+    publisher.publish_many(values(20))
+    return publisher._writer.end
+
+
+def test_what_was_read_and_made_durable_survives_a_power_cut() -> None:
+    disk = MemoryDisk()
+    written = written_but_not_synced(disk)
+    with rt.LogReader(DIRECTORY, disk=disk) as reader:
+        assert len(list(reader)) == written
+        reader.make_durable()
+    left = disk.after_power_cut("none")
+    assert on_memory(left).next_number == written
+    assert numbers(left) == list(range(written))
+
+
+def test_an_acknowledged_position_is_never_ahead_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rt.log.read.reader, "DirectoryWatch", NoWatch)
+    disk = MemoryDisk()
+    written = written_but_not_synced(disk)
+    with rt.Subscriber(DIRECTORY, "stream", name="n", disk=disk) as subscriber:
+        assert len(subscriber.poll(1000, timeout=0)) == written
+        subscriber.ack(written)
+    left = disk.after_power_cut("none")
+    publisher = on_memory(left)
+    assert publisher.publish(b"new") == written
+    publisher.flush()
+    with rt.Subscriber(DIRECTORY, "stream", name="n", disk=left) as subscriber:
+        assert [m.value for m in subscriber.poll(1000, timeout=0)] == [b"new"]
+
+
+def test_an_acknowledgement_that_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
+    disk = FaultyDisk(REAL)
+    with on_files(tmp_path) as publisher:
+        publisher.publish(b"x")
+        publisher.flush()
+        with rt.Subscriber(publisher.directory, "stream", name="n", disk=disk) as subscriber:
+            assert len(subscriber.poll(1, timeout=DEADLINE_SECONDS)) == 1
+            disk.fail("sync")
+            with pytest.raises(rt.StorageError):
+                subscriber.ack(1)
+        with rt.Subscriber(publisher.directory, "stream", name="n") as subscriber:
+            assert subscriber.position == 0
+
+
+def test_a_reader_that_is_interrupted_while_it_decodes_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = MemoryDisk()
+    with rt.Publisher("/data", "stream", publisher_id="feed", disk=disk) as publisher:
+        for size in range(4):
+            publisher.publish_many([bytes(1000)] * 300, topic=str(size))
+            publisher.flush()
+    decode = rt.log.read.reader.decode
+    calls = 0
+
+    def interrupted(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(rt.log.read.reader, "decode", interrupted)
+    got: list[int] = []
+    with rt.LogReader(publisher.directory, disk=disk) as reader:
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(message.number for message in reader)
+        got = list(range(reader.position))
+        assert 0 < len(got) < 1200
+        got += [message.number for message in reader]
+    assert got == list(range(1200))

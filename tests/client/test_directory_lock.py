@@ -1,0 +1,85 @@
+"""One publisher holds a directory: forks, programs that are being started, removed lock files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from publishing import on_files, on_memory, pull_the_plug, read
+
+import rt
+from rt.client.fork_safety import open_publishers
+from rt.log.disk import REAL
+from rt.testing.disk import MemoryDisk
+
+
+@pytest.fixture(autouse=True)
+def no_publisher_outlives_its_test() -> Iterator[None]:
+    yield
+    for publisher in list(open_publishers):
+        pull_the_plug(publisher)
+
+
+def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
+    publisher = on_files(tmp_path)
+    ready, say_ready = os.pipe()
+    wait_for_end, end = os.pipe()
+    child = os.fork()
+    if child == 0:  # What is to run in a forked child has run before fork returned.
+        os.close(end)
+        os.write(say_ready, b"1")
+        os.read(wait_for_end, 1)
+        os._exit(0)
+    try:
+        assert os.read(ready, 1) == b"1"
+        publisher.publish(b"x")
+        publisher.close()
+        with on_files(tmp_path) as again:
+            assert again.next_number == 1
+    finally:
+        os.close(end)
+        os.waitpid(child, 0)
+        for descriptor in (ready, say_ready, wait_for_end):
+            os.close(descriptor)
+
+
+def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "lock"
+    lock = REAL.lock(str(path))
+    descriptors = [one for one in Path("/proc/self/fd").iterdir() if one.resolve() == path]
+    copy = os.dup(int(descriptors[0].name))
+    lock.close()
+    REAL.lock(str(path)).close()
+    os.close(copy)
+
+
+def test_a_publisher_whose_thread_cannot_start_releases_the_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    disk = MemoryDisk()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="thread"):
+            on_memory(disk)
+    on_memory(disk).close()
+
+
+def test_a_publisher_whose_lock_file_was_removed_fails_at_its_next_flush(tmp_path: Path) -> None:
+    publisher = on_files(tmp_path, linger_ms=60_000, fsync="never")
+    (Path(publisher.directory) / "lock").unlink()
+    with on_files(tmp_path, linger_ms=60_000) as second:
+        publisher.publish(b"first")
+        with pytest.raises(rt.StorageFailed):
+            publisher.flush()
+        with pytest.raises(rt.StorageFailed):
+            publisher.close()
+        second.publish(b"second")
+    assert [m.value for m in read(publisher.directory)] == [b"second"]

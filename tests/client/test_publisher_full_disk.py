@@ -1,0 +1,115 @@
+"""A full disk: publishing goes on when there is space, and no reader sees a batch that was refused."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from publishing import DIRECTORY, numbers, on_memory, pull_the_plug, read
+
+import rt
+from rt.client.fork_safety import open_publishers
+from rt.testing import memory_file
+from rt.testing.disk import MemoryDisk
+
+
+@pytest.fixture(autouse=True)
+def no_publisher_outlives_its_test() -> Iterator[None]:
+    yield
+    for publisher in list(open_publishers):
+        pull_the_plug(publisher)
+
+
+def sealed_without_a_next(disk: MemoryDisk, **options: Any) -> rt.Publisher:
+    """A publisher that sealed its segment, and found no room to start the next."""
+    publisher = on_memory(disk, batch_bytes=4096, roll_bytes=8192, **options)
+    publisher.publish_many([bytes(1000)] * 6)
+    publisher.flush()
+    disk.fail("create", at=2, error=errno.ENOSPC)  # The first one is of the table, written aside.
+    with pytest.raises(rt.DiskFull):
+        publisher.publish_many([bytes(3000)] * 8)
+    return publisher
+
+
+def test_a_small_write_after_a_roll_that_found_the_disk_full_goes_into_the_next_segment() -> None:
+    disk = MemoryDisk()
+    publisher = sealed_without_a_next(disk)
+    number = publisher.publish(b"small")
+    publisher.flush()
+    end = publisher.next_number
+    publisher.close()
+    with on_memory(disk) as again:
+        assert again.next_number == end
+    assert [m.value for m in read(disk=disk) if m.number == number] == [b"small"]
+
+
+def test_what_was_flushed_after_a_roll_that_found_the_disk_full_survives_a_power_cut() -> None:
+    disk = MemoryDisk()
+    publisher = sealed_without_a_next(disk)
+    publisher.publish(b"small")
+    publisher.flush()
+    publisher.publish_many([bytes(3000)] * 8)
+    publisher.flush()
+    end = publisher.next_number
+    left = disk.after_power_cut("none")
+    assert on_memory(left).next_number == end
+    assert numbers(left) == list(range(end))
+
+
+def test_publishing_goes_on_after_a_renumbering_that_found_the_disk_full() -> None:
+    disk = MemoryDisk()
+    publisher = on_memory(disk, dedup_id="twins")
+    disk.fail("create", at=2, error=errno.ENOSPC)
+    with pytest.raises(rt.DiskFull):
+        publisher.publish(b"x", number=100)
+    number = publisher.publish(b"x")
+    publisher.flush()
+    left = disk.after_power_cut("none")
+    assert on_memory(left, dedup_id="twins").next_number == number + 1
+    assert numbers(left) == [number]
+
+
+@pytest.mark.parametrize("room", [0, 100, 5000, 9000, 9216, 20_000])
+def test_no_reader_ever_sees_a_batch_that_a_full_disk_refuses(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = MemoryDisk()
+    publisher = on_memory(disk, batch_bytes=4096)
+    publisher.publish(b"0")
+    publisher.flush()
+    reader = rt.LogReader(DIRECTORY, disk=disk, on_event=lambda _: None)
+    seen: list[tuple[int, bytes]] = []
+
+    def look() -> None:
+        seen.extend((m.number, m.value) for m in reader)
+
+    def looking(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            look()
+            done = real(*args)
+            look()
+            return done
+
+        return call
+
+    for name in ("truncate", "pwritev"):
+        monkeypatch.setattr(memory_file.MemoryFile, name, looking(getattr(memory_file.MemoryFile, name)))
+    refused = [b"A%d:" % i + bytes(1000) for i in range(60)]
+    disk.capacity_bytes = disk.used_bytes + room
+    with pytest.raises(rt.DiskFull) as caught:
+        publisher.publish_many(refused)
+    disk.capacity_bytes = None
+    accepted = caught.value.accepted
+    assert accepted.start == 1
+    look()
+    assert seen[1:] == list(zip(accepted, refused, strict=False))
+    kept = len(seen)
+    later = [b"B%d" % i + bytes(777) for i in range(8)]
+    assert publisher.publish_many(later).start == accepted.stop
+    publisher.flush()
+    look()
+    assert seen == [(m.number, m.value) for m in read(disk=disk)]
+    assert [value for _, value in seen[kept:]] == later
+    publisher.close()

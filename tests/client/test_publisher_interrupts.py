@@ -1,0 +1,163 @@
+"""An interrupt at any line of publishing loses and doubles nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import linecache
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read
+
+import rt
+import rt.log.write.writer
+from rt.client.fork_safety import open_publishers
+from rt.log.disk import write_whole
+from rt.testing.disk import MemoryDisk
+
+
+@pytest.fixture(autouse=True)
+def no_publisher_outlives_its_test() -> Iterator[None]:
+    yield
+    for publisher in list(open_publishers):
+        pull_the_plug(publisher)
+
+
+class Interrupt(KeyboardInterrupt):
+    pass
+
+
+@functools.cache
+def is_of_publishing(file: str) -> bool:
+    return file.endswith(
+        (
+            "rt/client/publisher.py",
+            "rt/client/background.py",
+            "rt/log/write/writer.py",
+            "rt/log/write/batcher.py",
+        )
+    )
+
+
+@functools.cache
+def can_be_interrupted(file: str, number: int) -> bool:
+    """CPython looks at no signals between a lock and the body of its `with`, nor at a bare `try`."""
+    line = linecache.getline(file, number).partition("#")[0].strip()
+    return line not in {"try:", "return"} and not line.startswith("with self._")
+
+
+class Interrupter:
+    """Raises `Interrupt` at one line of the publisher, as Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        name = frame.f_code.co_filename
+        if not is_of_publishing(name):
+            return None
+        if event in {"line", "call"} and can_be_interrupted(name, frame.f_lineno):
+            self.left -= 1
+            if self.left == 0:
+                self.where = f"{os.path.basename(name)}:{frame.f_lineno} {frame.f_code.co_name}"
+                sys.settrace(None)
+                raise Interrupt
+        return self
+
+
+def publish_all(publisher: rt.Publisher, given: dict[int, bytes], flushed: dict[int, bytes]) -> None:
+    for turn in range(2):
+        for i in range(3):
+            value = b"p%d.%d:" % (turn, i) + bytes(700)
+            given[publisher.publish(value, topic=f"t{i % 2}")] = value
+        many = [b"m%d.%d:" % (turn, i) + bytes(700) for i in range(13)]
+        given.update(zip(publisher.publish_many(many, topic="z"), many, strict=True))
+        publisher.flush()
+        flushed.update(given)
+
+
+def interrupted_at(line: int) -> bool:
+    """Publish with an interrupt at a line, go on, and check what is left; False if there is no such line."""
+    disk = MemoryDisk()
+    publisher = on_memory(disk, batch_bytes=4096, roll_bytes=8192)
+    given: dict[int, bytes] = {}
+    flushed: dict[int, bytes] = {}
+    interrupter = Interrupter(line)
+    before = sys.gettrace()
+    sys.settrace(interrupter)
+    try:
+        publish_all(publisher, given, flushed)
+    except Interrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    where = interrupter.where
+    if not where:
+        publisher.close()
+        return False
+    for lock in (publisher._lock, publisher._syncing):  # The publisher's thread may have one just now.
+        assert lock.acquire(timeout=DEADLINE_SECONDS), where
+        lock.release()
+    try:
+        for i in range(3):
+            value = b"after %d" % i
+            number = publisher.publish(value)
+            assert number not in given, (where, number)
+            given[number] = value
+        publisher.flush()
+        publisher.close()
+        flushed = given
+    except rt.StorageFailed:
+        with contextlib.suppress(rt.StorageFailed):
+            publisher.close()
+    on_memory(disk).close()
+    messages = read(disk=disk)
+    assert [m.number for m in messages] == list(range(len(messages))), where
+    got = {m.number: m.value for m in messages}
+    wrong = {number: value[:8] for number, value in flushed.items() if got.get(number) != value}
+    assert not wrong, (where, wrong)
+    doubled = [value[:8] for value, count in Counter(got.values()).items() if count > 1]
+    assert not doubled, (where, doubled)
+    return True
+
+
+@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 8))])
+def test_an_interrupt_at_any_line_loses_and_doubles_nothing(first: int) -> None:
+    """Every seventh line from the first on: together they are all."""
+    lines = itertools.takewhile(interrupted_at, itertools.count(first, 7))
+    assert sum(1 for _ in lines) * 7 > 300
+
+
+def test_an_interrupt_just_after_the_table_lists_a_segment_as_sealed_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = MemoryDisk()
+    publisher = on_memory(disk, batch_bytes=4096, roll_bytes=8192)
+    publisher.publish_many([bytes(1000)] * 6)
+    publisher.flush()
+
+    def write_and_stop(disk: MemoryDisk, path: str, content: bytes) -> None:
+        write_whole(disk, path, content)
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rt.log.write.writer, "write_whole", write_and_stop)
+        with pytest.raises(Interrupt):
+            publisher.publish_many([bytes(3000)] * 8)
+    with contextlib.suppress(rt.StorageFailed):
+        publisher.publish(b"small")
+        publisher.flush()
+    with contextlib.suppress(rt.StorageFailed):
+        publisher.close()
+    on_memory(disk).close()
+    found = numbers(disk)
+    assert found == list(range(len(found)))
+    assert len(found) >= 6

@@ -1,0 +1,193 @@
+"""Membership: which states a node takes, and when a join counts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import pysyncobj.syncobj
+import pytest
+from raft_bench import (
+    CLUSTER,
+    Clock,
+    Driven,
+    Lockstep,
+    Member,
+    claim_of,
+    config_of,
+    disk_id,
+    entries_of,
+    of_kind,
+    virtual_clock,
+)
+from raft_members import NAMES, first_state, joins_in, member, other_than, reconnect
+
+from rt.cluster_epoch import epoch_of
+from rt.errors import ClusterMismatch
+from sequencer.raft.model.cluster_state import INITIAL
+from sequencer.raft.model.entry_codec import (
+    JoinEntry,
+    encode_join,
+)
+from sequencer.raft.model.messages import (
+    Admit,
+    AppendEntries,
+    DiskClaim,
+    Forward,
+    InstallSnapshot,
+    LogIndex,
+)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with virtual_clock() as clock:
+        yield clock
+
+
+def test_a_node_does_not_open_with_other_members_than_its_clusters(clock: Clock) -> None:
+    """V1: three nodes of which one was told of five counted two different majorities."""
+    cluster = Lockstep(clock)
+    cluster.commit(b"one")
+    disk = cluster.kill("n3")
+    with pytest.raises(ClusterMismatch, match="configured members are not"):
+        Member(config_of("n3", NAMES), disk.after_power_cut("all"))
+    cluster.start("n3", disk.after_power_cut("all"))
+    cluster.commit(b"two")
+    cluster.converge()
+
+
+def _adopted(driven: Driven, content: bytes) -> None:
+    driven.hear("n3", Admit(content))
+
+
+def _installed(driven: Driven, content: bytes) -> None:
+    driven.hear("n3", InstallSnapshot(2, INITIAL, len(content), hashlib.sha256(content).digest(), 0, content))
+
+
+@pytest.mark.parametrize("give", [_adopted, _installed])
+def test_a_blank_node_takes_no_state_of_other_members_than_its_own(
+    clock: Clock, give: Callable[[Driven, bytes], None]
+) -> None:
+    """V1: a new member of five took the state of a cluster of three, and was admitted."""
+    driven = Driven(clock, config_of("n4", NAMES))
+    driven.up("n3")
+    give(driven, first_state(NAMES[:3], n4=0))
+    give(driven, first_state([*NAMES[:4], "n6"]))
+    driven.step()
+    assert (driven.status.cluster, driven.status.snapshot) == ("", 0)
+    give(driven, first_state(NAMES))
+    driven.step()
+    assert (driven.status.cluster, driven.status.snapshot) == (CLUSTER.hex(), 1)
+
+
+def test_a_state_that_cannot_be_read_is_refused_before_it_counts(clock: Clock) -> None:
+    """V11: a leader's snapshot got its name before anybody looked into it: the node never started again."""
+    driven = member(clock)
+    driven.append(2, INITIAL, entries_of([2, 2]), commit=3)
+    later = b"a state of a later version"
+    driven.hear(
+        "n2", InstallSnapshot(2, LogIndex(50, 2), len(later), hashlib.sha256(later).digest(), 0, later)
+    )
+    driven.step()
+    assert (driven.status.snapshot, driven.status.applied) == (1, 3)
+    assert driven.reopened().append(2, LogIndex(3, 2), entries_of([2], start=4), commit=4).matched
+
+
+def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock) -> None:
+    """S1: only the first state was offered; with another disk lost, nobody could lead any more."""
+    cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
+    cluster.drop_message = lambda _sender, to, _message: to == "n3"
+    cluster.commit(b"without n3", via="n1")
+    cluster.run(lambda: cluster.members["n2"].status.snapshot > INITIAL.index)
+    assert cluster.members["n3"].status.cluster == ""
+    cluster.drop_message = lambda _sender, _to, _message: False
+    cluster.wipe("n1")
+    cluster.restart("n3")
+    cluster.commit(b"with n3", via="n2")
+    cluster.run(lambda: cluster.members["n1"].raft.is_counted_here)
+    cluster.converge()
+    assert cluster.members["n3"].node.claim == claim_of("n3", 0, INITIAL)
+
+
+def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
+    """P6: a join that came through a forward could be appended behind that of the live disk."""
+    cluster = Lockstep(clock)
+    leader = cluster.lead()
+    name = other_than(cluster, leader.name)
+    third = other_than(cluster, leader.name, name)
+    cluster.wipe(name)
+    cluster.run(lambda: cluster.members[name].raft.is_counted_here)
+    cluster.converge()
+    before = leader.log.last
+    leader.wire.put(third, Forward(encode_join(JoinEntry(name, disk_id(name, 0)))))
+    cluster.idle(0.2)
+    assert leader.log.last == before
+    assert leader.raft.is_counted(name)
+
+
+def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6: what waited when a leader was deposed went to the next one, which appended it late."""
+    driven = member(clock)
+    term = driven.lead()
+    reconnect(driven, "n3", claims={"n3": DiskClaim(disk_id("n3", 1))})
+    with monkeypatch.context() as busy:  # A round whose time is over before it comes to what waits.
+        busy.setattr(pysyncobj.syncobj.SyncObj, "_checkCommandsToApply", lambda _raft: None)
+        driven.step()
+    assert joins_in(driven) == [JoinEntry("n3", disk_id("n3", 1))]
+    sent = driven.hear_all("n2", AppendEntries(term + 1, INITIAL, 1, 0, 0, entries_of([term + 1])))
+    assert (driven.raft.leader, joins_in(driven)) == ("n2", [])
+    assert of_kind(sent + driven.step() + driven.step(), Forward) == []
+
+
+def test_a_disk_whose_claims_change_all_the_time_costs_a_join_an_election_timeout(clock: Clock) -> None:
+    """V28: each disk was asked for once in a term; without that bound, each message could cost an entry."""
+    driven = member(clock)
+    driven.lead()
+    for turn in range(50):
+        driven.acknowledge("n3", 1, claim=DiskClaim(disk_id("n3", 1 + turn % 2)))
+    assert len(joins_in(driven)) == 1
+    for _ in range(2):
+        driven.clock.advance(driven.config.election_ms_max / 1999)
+        driven.acknowledge("n2", driven.log.last.index)
+    for turn in range(50):
+        driven.acknowledge("n3", 1, claim=DiskClaim(disk_id("n3", 1 + turn % 2)))
+    assert [join.disk for join in joins_in(driven)] == [disk_id("n3", 1), disk_id("n3", 2)]
+
+
+def test_a_stranger_met_while_blank_stays_a_stranger(clock: Clock) -> None:
+    """V13: it counted as connected after the adoption, was sent our entries, and its disk was admitted."""
+    driven = Driven(clock, config_of("n1", NAMES[:3]))
+    stranger = {"cluster": b"another cluster!", "claims": {"n3": DiskClaim(b"a foreign disk..", INITIAL)}}
+    driven.up("n3", **stranger)
+    driven.up("n2")
+    driven.hear("n2", Admit(first_state(NAMES[:3])))
+    driven.step()
+    driven.up("n2")
+    driven.up("n3", **stranger)
+    driven.step()
+    driven.wire.sent.clear()
+    driven.lead()
+    driven.acknowledge("n2", driven.log.last.index)
+    driven.clock.advance(0.1)
+    driven.step()
+    assert of_kind(driven.wire.sent, AppendEntries, "n2")
+    assert [kind for kind in (AppendEntries, InstallSnapshot) if of_kind(driven.wire.sent, kind, "n3")] == []
+    assert joins_in(driven) == []
+
+
+def test_one_peer_alone_does_not_say_that_the_cluster_was_reset(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """V19: one hello of a higher epoch ended every node that it reached, in every run."""
+    driven = member(clock, 5)
+    forced = epoch_of(1 << 16, 9)
+    for generation in range(2, 9):
+        reconnect(driven, "n2", epoch=epoch_of(generation << 16, 7))
+    assert "refused_peer peer=n2" in caplog.text
+    reconnect(driven, "n3", epoch=forced)
+    driven.wire.drop("n2")
+    driven.step()
+    reconnect(driven, "n4", epoch=forced)
+    with pytest.raises(ClusterMismatch, match="from another node's state"):
+        reconnect(driven, "n5", epoch=forced)
