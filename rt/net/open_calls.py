@@ -5,8 +5,10 @@ that waits for a message may hold `MESSAGE_BYTES_MAX`, whoever its peer is. A ca
 holds a window, `SERVER_WINDOW_BYTES`.
 
 Invariants:
-- While handlers have messages of `READ_BYTES_MAX` together, no call waits for another message. The next one
-  that may is of the identity that has least.
+- While handlers have messages of `READ_BYTES_MAX` together, no call waits for another message, unless no
+  handler has a message of its identity. So handlers that do not return stop only their own identity.
+- The next call that may wait for a message is of the identity that has least. Calls of nodes never have to:
+  handlers may need what they bring.
 - While memory is short, a call begins to wait for its next message `PAUSE_S` later.
 - Calls that have waited for a message for `STALLED_S` end before those that go on.
 - The identity with the most calls loses the next one. It keeps `CALLS_KEPT`, unless memory is very short.
@@ -64,6 +66,7 @@ class ReadBudget:
         self._held[uri] += size
         if not self._held[uri]:
             del self._held[uri]
+            self._let(uri)
         self._let_next()
 
     async def has_room(self, uri: str) -> None:
@@ -72,7 +75,7 @@ class ReadBudget:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     await self.has_memory.wait()
-        if self.total < self._bytes_max:
+        if self.total < self._bytes_max or uri not in self._held:
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(uri, deque()).append(turn)
@@ -86,12 +89,18 @@ class ReadBudget:
         """Let as many go on as there is room for, each with a message of the largest size."""
         room = self._bytes_max - self.total
         while self._waiting and room > 0:
-            uri = min(self._waiting, key=self._held.__getitem__)
-            turn = self._waiting[uri][0]
+            if self._let(min(self._waiting, key=self._held.__getitem__)):
+                room -= MESSAGE_BYTES_MAX
+
+    def _let(self, uri: str) -> bool:
+        """Let one call of the identity go on. False if none waits."""
+        while (line := self._waiting.get(uri)) is not None:
+            turn = line[0]
             self._forget(uri, turn)
             if not turn.done():
                 turn.set_result(None)
-                room -= MESSAGE_BYTES_MAX
+                return True
+        return False
 
     def _forget(self, uri: str, turn: asyncio.Future[None]) -> None:
         line = self._waiting.get(uri)
@@ -122,7 +131,8 @@ class OpenCall:
     async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """The next message of `context`; the one before is handled."""
         self._set(0)
-        await self._budget.has_room(self.identity.uri)
+        if self.identity.role != "node":
+            await self._budget.has_room(self.identity.uri)
         self.waits_since_s = self._now()
         try:
             message = await context.read()

@@ -100,22 +100,38 @@ def test_no_message_is_awaited_while_handlers_have_as_many_as_they_may() -> None
                 peer.messages.put_nowait(bytes(MESSAGE_BYTES_MAX))
                 await call.read(peer)
             assert calls.reading.total >= READ_BYTES_MAX
-            late, good = await entered("hostile"), await entered("good")
-            reads = [asyncio.create_task(call.read(peer)) for call, peer in (late, good)]
-            await settle()
-            assert [late[1].reading, good[1].reading] == [0, 0]
-            again = asyncio.create_task(hostile[0][0].read(hostile[0][1]))
-            await settle()
-            assert [late[1].reading, good[1].reading, hostile[0][1].reading] == [0, 1, 1]
-            reads[0].cancel()
+            good, late = await entered("good"), [await entered(name) for name in ("hostile", "good")]
             good[1].messages.put_nowait(b"x")
-            assert await reads[1] == b"x"
-            again.cancel()
-            await asyncio.gather(reads[0], again, return_exceptions=True)
+            await good[0].read(good[1])  # Handlers that do not return must not stop other identities.
+            reads = [asyncio.create_task(call.read(peer)) for call, peer in late]
+            await settle()
+            assert [peer.reading for _, peer in late] == [0, 0]
+            again = [asyncio.create_task(good[0].read(good[1]))]
+            await settle()
+            assert [peer.reading for _, peer in (*late, good)] == [0, 1, 1]
+            again.append(asyncio.create_task(hostile[0][0].read(hostile[0][1])))
+            again.append(asyncio.create_task(hostile[1][0].read(hostile[1][1])))
+            await settle()
+            assert late[0][1].reading == 1
+            for task in (*reads, *again):
+                task.cancel()
+            await asyncio.gather(*reads, *again, return_exceptions=True)
         assert calls.reading.total == 0
         assert not calls.reading._held
         assert not calls.reading._waiting
         assert len(calls) == 0
+
+    asyncio.run(main())
+
+
+def test_a_call_of_a_node_never_waits_for_the_handlers_of_others() -> None:
+    async def main() -> None:
+        calls, peer, node = OpenCalls(), Peer(), Identity("s", "node", "n1")
+        calls.reading.add("hostile", READ_BYTES_MAX)
+        calls.reading.add(node.uri, 1)
+        async with calls.entered(node) as call:
+            peer.messages.put_nowait(b"x")
+            assert await call.read(peer) == b"x"
 
     asyncio.run(main())
 
