@@ -85,6 +85,16 @@ ssize_t pwritev64v2(int fd, const struct iovec *vectors, int count, off64_t offs
     wrote(fd, offset, done);
     return done;
 }
+static ssize_t real_pwrite(int fd, const void *bytes, size_t size, off64_t offset) {
+    static ssize_t (*real)(int, const void *, size_t, off64_t);
+    if (real == NULL) real = (ssize_t (*)(int, const void *, size_t, off64_t))dlsym(RTLD_NEXT, "pwrite64");
+    return real(fd, bytes, size, offset);
+}
+ssize_t pwrite64(int fd, const void *bytes, size_t size, off64_t offset) {
+    ssize_t done = real_pwrite(fd, bytes, size, offset);
+    wrote(fd, offset, done);
+    return done;
+}
 ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *offset, size_t size, unsigned flags) {
     ssize_t (*real)(int, off64_t *, int, off64_t *, size_t, unsigned) = dlsym(RTLD_NEXT, "copy_file_range");
     off64_t start = offset == NULL ? 0 : *offset;
@@ -114,7 +124,7 @@ static int copy_file(int fd, int out, off_t at, off_t end) {
         size_t size = end - at < (off_t)sizeof piece ? (size_t)(end - at) : sizeof piece;
         ssize_t got = pread(fd, piece, size, at);
         if (got <= 0) break;
-        if (pwrite(out, piece, got, at) != got) return -1;
+        if (real_pwrite(out, piece, got, at) != got) return -1;
         at += got;
     }
     return 0;
