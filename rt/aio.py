@@ -197,7 +197,8 @@ class Subscriber:
             left = None if deadline == math.inf else max(0.0, deadline - loop.time())
             if not self._running.is_set():
                 try:
-                    await asyncio.wait_for(self._running.wait(), left)
+                    async with asyncio.timeout(left):
+                        await self._running.wait()
                 except TimeoutError:
                     return None
                 continue

@@ -51,7 +51,8 @@ def replication_service(
 async def read_first(call: Call) -> bytes:
     """The first message of a stream. `rt.ProtocolViolation` if none comes in time."""
     try:
-        first = await asyncio.wait_for(call.read(), HELLO_SECONDS)
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await call.read()
     except TimeoutError:
         first = None
     if not isinstance(first, bytes):

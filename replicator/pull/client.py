@@ -210,7 +210,8 @@ class PullClient:
 
     async def _read_start(self, call: Any, target: str) -> PullStart:
         try:
-            data = await asyncio.wait_for(call.read(), self._start_seconds)
+            async with asyncio.timeout(self._start_seconds):
+                data = await call.read()
         except TimeoutError:
             raise Timeout(
                 "the node did not answer in time", where=target, expected=f"{self._start_seconds:g} s"

@@ -324,7 +324,8 @@ class _Call:
 
 async def _read(reading: Awaitable[object], target: str) -> PullReply | None:
     try:
-        data = await asyncio.wait_for(asyncio.shield(reading), SILENCE_SECONDS)
+        async with asyncio.timeout(SILENCE_SECONDS):
+            data = await asyncio.shield(reading)
     except TimeoutError:
         raise Timeout("the node is silent", where=target, expected=f"{SILENCE_SECONDS:g} s") from None
     return decode_pull_reply(data) if isinstance(data, bytes) else None

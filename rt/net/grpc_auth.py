@@ -186,7 +186,8 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
 
 async def _only_request(call: OpenCall, context: Context) -> Any:
     try:
-        request = await asyncio.wait_for(call.read(context), REQUEST_S)
+        async with asyncio.timeout(REQUEST_S):
+            request = await call.read(context)
     except TimeoutError:
         request = grpc.aio.EOF
     if request is grpc.aio.EOF:

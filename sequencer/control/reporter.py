@@ -134,6 +134,12 @@ class DurableEnds:
     def require_full_report(self) -> None:
         """Make the next report a full one: the leader knows nothing about this node."""
         self._is_full = True  # The sequence goes on, so that the loss of this report is noticed, too.
+        # The segments with which ends were reported first may be merged by now.
+        for kind in (self._announced, self._finals):
+            for session_id, ends in kind.items():
+                segments = self._held.setdefault(session_id, {})
+                for run in ends.keys() - {key.run for key in segments}:
+                    segments[SegmentKey(session_id, run, 0)] = _Held()
         for segments in self._held.values():
             for key, held in segments.items():
                 held.reported = 0

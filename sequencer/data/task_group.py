@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 from rt.errors import RtError
+
+CANCEL_AGAIN_S: Final = 5.0
 
 logger = logging.getLogger("sequencer")
 
@@ -40,10 +42,14 @@ class TaskGroup:
         self.stopping.set()
 
     async def cancel(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Cancel all tasks until they have ended.
+
+        A task may lose a cancellation: it gets an error of its call instead, for example, and tries again.
+        """
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=CANCEL_AGAIN_S)
 
     async def _run_essential(self, work: Coroutine[Any, Any, None]) -> None:
         try:

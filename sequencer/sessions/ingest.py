@@ -5,6 +5,8 @@ Invariants:
   cluster, and this node knows every fence that was committed before it started to lead or follow.
 - A stream of a directory that was superseded by another ends with `rt.Fenced` as soon as this node knows,
   even if it is idle: the newer directory may have reached only other nodes, which cannot end it.
+- A publisher that continues with a later run has nothing more of an earlier one, even if it did not announce
+  the end of that run.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from sequencer.state.apply_result import (
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import SEALED_RUNS_MAX, Command, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.run_lifecycle import FORGOTTEN, why_full
-from sequencer.state.state import RUNS_MAX, ActiveRun, End, SequencerState, Session
+from sequencer.state.state import BEGIN, RUNS_MAX, ActiveRun, End, SequencerState, Session
 
 TOGETHER_MAX: Final = 32
 """Maximum number of whole runs stored together. Many more would take so long on a slow disk that the merger
@@ -220,6 +222,8 @@ class SessionIngest:
                 raise _refusal(ended, hello, opened)
             if session is not None and self._is_welcome(intake, session, opened):
                 return session
+            if session is not None:
+                await self._announce_skipped_run(session, opened)
             refused = self._refusals.pop(command, None)
             if refused is not None:
                 raise _refusal(refused, hello, opened)
@@ -237,6 +241,18 @@ class SessionIngest:
                     CommandRejected(f"run {opened.number} is open with another run id", True), hello, opened
                 )
             await self._wait_for(hello.session)
+
+    async def _announce_skipped_run(self, session: Session, later: Run) -> None:
+        """Announce the end of the active run if the publisher continues with a later run instead.
+
+        A publisher deletes a run when all of it is merged. To a node that is missing the last segment of that
+        run it sends only what follows, and this may be the only node that it reaches.
+        """
+        active = session.active
+        if active is None or active.run >= later.number or active.is_fenced or active.end is not None:
+            return
+        end = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
+        self._replicas.announce(await self._replicas.open_replica(session), active.run, end)
 
     def limit(self, session_id: int, run: int, sealed: End | None = None) -> End | None:
         """The end beyond which a run's bytes are rejected; None if there is none. Raises why it is closed.

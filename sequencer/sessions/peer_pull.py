@@ -330,7 +330,8 @@ async def _started(call: Any, line: int | None, silence_s: float | None = None) 
 async def _next(call: Any, silence_s: float | None = None) -> object:
     silence_s = SILENCE_S if silence_s is None else silence_s
     try:
-        data = await asyncio.wait_for(call.read(), silence_s)
+        async with asyncio.timeout(silence_s):
+            data = await call.read()
     except TimeoutError:
         raise Timeout("a peer sent nothing", expected=f"a message within {silence_s:g} s") from None
     if not isinstance(data, bytes):

@@ -36,7 +36,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.replication_tracker import MARK
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 from sequencer.sessions.merge_progress import consumed_number, consumed_place
-from sequencer.state.state import Session
+from sequencer.state.state import End, Session
 from sequencer.state.write_plan import BlockWrite
 
 OPENINGS_MAX: Final = 4
@@ -465,14 +465,18 @@ class SessionReplicas:
         await replica.store.append(item)
         if isinstance(item, SegmentSealed) and item.is_last_of_run:
             place = item.end_offset
-            replica.announced[place.run] = pb.SessionEnd(
-                session_id=replica.session_id,
-                run=place.run,
-                roll=place.roll,
-                offset=place.offset,
-                number=item.end,
-            )
-            self._on_report(replica.report(place.segment, []))
+            self._announce(replica, place.run, End(place.roll, place.offset, item.end))
+
+    def announce(self, replica: SessionReplica, run: int, end: End) -> None:
+        """Report that the publisher has nothing of a run after `end`, unless an end is announced."""
+        if run not in replica.announced:
+            self._announce(replica, run, end)
+
+    def _announce(self, replica: SessionReplica, run: int, end: End) -> None:
+        replica.announced[run] = pb.SessionEnd(
+            session_id=replica.session_id, run=run, roll=end.roll, offset=end.offset, number=end.number
+        )
+        self._on_report(replica.report(SegmentId(run, end.roll), []))
 
     async def skip_merged(self, replica: SessionReplica, session: Session) -> None:
         """Skip the bytes that the cluster has merged and this replica is missing: peers have them merged."""

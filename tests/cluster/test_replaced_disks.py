@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from faults import Faults
+from sending import Sender
+
+from rt.log.disk import REAL
+from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_identity
+from rt.log.write.writer import LogWriter
+from rt.sidecar.progress_file import read_progress
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +42,41 @@ def test_when_every_disk_was_replaced_a_publisher_that_restarts_still_goes_on_wi
         sender.start()
         faults.wait_flow(sender)
         nodes.start(away)
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict()
+
+
+def delete_merged_run(faults: Faults, sender: Sender) -> None:
+    """As the next start of the publisher does, whose run this one is; once all of it is merged."""
+    path = str(sender.directory)
+    with contextlib.closing(LogWriter.open(path, read_identity(REAL, path))) as writer:
+
+        def is_merged() -> bool:
+            record = read_progress(path)
+            return record is not None and record.merged.number == writer.end
+
+        faults.wait(is_merged, "all of the run to be merged")
+        (*_, last) = writer.trim(SegmentId(1, 0), TrimReason.MERGED)
+        assert last.end == writer.end
+
+
+def test_a_publisher_that_deleted_its_merged_run_goes_on_with_the_only_node_it_reaches_whose_disk_is_new(
+    faults: Faults,
+) -> None:
+    nodes, session, name = faults.nodes, "lonely", faults.nodes.names[0]
+    tls = nodes.certificate("publisher", session)
+    with Sender(nodes.root / session, session, nodes.endpoints[:1], tls) as sender:
+        faults.senders.append(sender)
+        faults.wait_flow(sender)
+        sender.kill()
+        delete_merged_run(faults, sender)
+        before = restored(faults)
+        nodes.kill(name)
+        nodes.wipe(name)
+        nodes.start(name)
+        faults.wait(lambda: restored(faults) > before, f"the disk of {name} to be whole")
+        sender.start()
         faults.wait_flow(sender)
         sender.close()
         faults.verdict()

@@ -139,6 +139,23 @@ def test_final_ends_are_told_until_the_next_run_is_merged():
     assert leader.finals == {}
 
 
+@pytest.mark.parametrize("kind", ["announced", "final"])
+def test_the_end_of_a_run_is_told_another_leader_although_what_was_told_with_it_is_merged(kind):
+    holdings = DurableEnds(b"boot")
+    end = pb.SessionEnd(session_id=1, run=0, roll=2, offset=128, number=9)
+    holdings.handle_report(said(KEYS[0], [], **{kind: end}))
+    holdings.report(1)
+    holdings.prune_before(SessionEnd(1, 0, 1, 64, 5))
+    for _ in range(2):  # More may be merged before a third one leads.
+        holdings.require_full_report()
+        (one,) = holdings.report(1).segments
+        assert (one.session_id, one.run, getattr(one, kind)) == (1, 0, end)
+        holdings.prune_before(SessionEnd(1, 0, 2, 96, 7))
+    holdings.remove_session(1)
+    holdings.require_full_report()
+    assert not holdings.report(1).segments
+
+
 def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
     holdings = DurableEnds(b"boot")
     marks = boundaries(random.Random(1), 50)

@@ -18,6 +18,7 @@ from receiving import SESSION, files_of, give, items_of, publish, session_copy
 from receiving_node import make_pki
 from sequencing import do_close, do_fence, do_merge, do_open, must, new_state, opening
 
+import rt
 from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run, WholeRun, WholeRuns
 from replicator.push.whole_runs import joined
@@ -28,6 +29,7 @@ from rt.errors import Closed, ClusterMismatch, Corrupt, DiskFull, Fenced, RtErro
 from rt.log.disk import REAL
 from rt.log.format.running_checksum import chain_of_segment
 from rt.log.format.segment import SegmentId, decode_segment_header, encode_segment_header
+from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import list_segments, read_header, read_identity
 from rt.log.scan.scanner import SessionScanner
 from rt.net.grpc_errors import Unreachable
@@ -1130,6 +1132,68 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
                     await streams["a"]
             assert not streams["b"].done()
             streams["b"].cancel()
+
+    asyncio.run(play())
+
+
+# A run that the publisher has deleted
+
+
+@pytest.mark.parametrize("lost", ["the copy", "its last segment"])
+def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_before_it_was_announced(
+    config, tmp_path, lost: str
+):
+    """The publisher may reach this node only, so no other one can say that the next run may begin."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    shutil.rmtree(lagging.copy_path)
+    if lost == "its last segment":
+        items = items_of(REAL, lagging.publisher_path)
+        begin = next(
+            at
+            for at, one in enumerate(items)
+            if isinstance(one, Chunk) and one.start.roll == lagging.end.roll
+        )
+        copy = session_copy(REAL, str(lagging.copy_path), lagging.publisher_path)
+        give(copy, items[:begin])
+        copy.close()
+    state, end = lagging.state, End(lagging.end.roll, lagging.end.offset, lagging.count)
+    with rt.Publisher(tmp_path / "publisher", "s", publisher_id="feed") as publisher:
+        publisher.publish(b"of the next run")
+        publisher.flush()
+        publisher._writer.trim(SegmentId(1, 0), TrimReason.MERGED)
+        run_id = publisher._writer.active.run_id
+        hello = PushHello("s", "feed", publisher._writer.identity.origin, None)
+
+    def announced(played: Played) -> list[End]:
+        reports = [one for said in played.heard for one in said.report.segments]
+        found = [one.announced for one in reports if one.HasField("announced")]
+        return [End(one.roll, one.offset, one.number) for one in found if one.run == 0]
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state, index=20))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            played.data.ingest._is_up = lambda: True
+            intake = await played.data.ingest.accept(hello, Identity("s", "publisher", "feed"))
+            assert intake.start.offset == LogOffset(0, end.roll, 0)
+            begin, *items = items_of(REAL, lagging.publisher_path, intake.start.offset)
+            assert begin == Run(1, run_id), "nothing is said of the run before"
+            opening = asyncio.ensure_future(intake.open_run(begin))
+            await played.until(lambda: announced(played) or len(proposed(played)) > 1)
+            assert announced(played) == [end]
+            commands = (
+                OpenRun("feed", hello.incarnation, None, 1, run_id, 1),
+                FenceRun(1, 0),
+                CloseRun(1, 0, *end),
+            )
+            for index, command in enumerate(commands, 21):
+                assert not opening.done()
+                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(command))))
+            await opening
+            for item in items:
+                await intake.append(item)
+            assert set(announced(played)) == {end}
+            await intake.close()
 
     asyncio.run(play())
 

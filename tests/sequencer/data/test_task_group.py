@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rt.errors import DiskFull, RtError
+from sequencer.data import task_group
 from sequencer.data.task_group import TaskGroup
 
 
@@ -77,3 +78,23 @@ def test_what_is_still_at_work_is_cancelled_in_the_end():
 
     assert run(play).failure is None
     assert ended == [True]
+
+
+def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch):
+    monkeypatch.setattr(task_group, "CANCEL_AGAIN_S", 0.001)
+    lost: list[int] = []
+
+    async def play(tasks: TaskGroup) -> None:
+        async def works() -> None:
+            while len(lost) < 3:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    lost.append(1)
+            await asyncio.Event().wait()
+
+        tasks.keep(works())
+        await asyncio.sleep(0)
+
+    assert run(play).failure is None
+    assert len(lost) == 3
