@@ -34,7 +34,7 @@ from replicator.send.source_view import SourceView
 from rt.errors import Corrupt, Diverged, RtError
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
-from rt.log.format.segment_table import LogIdentity, SealedSegment
+from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_durable_end
 
@@ -192,7 +192,7 @@ class Sender:
                 got=self._resume_at.offset,
                 expected=entry.size_bytes,
             )
-        return True
+        return entry.reason is not TrimReason.LOST  # The end and the run id of a lost entry are unknown.
 
     def _at_end(self, reader: SegmentReader, found: list[Item]) -> bool:
         """What the table and the durable end say of a segment that had nothing more when they were read."""

@@ -285,6 +285,22 @@ def test_a_receiver_that_has_more_than_a_segment_kept_over_a_power_cut_is_told_w
     assert (items[1].end_offset, items[1].is_last_of_run) == (LogOffset(0, 0, end), True)
 
 
+def test_a_session_whose_table_was_lost_after_a_run_was_deleted_goes_on_with_the_next_run() -> None:
+    disk = MemoryDisk()
+    published(disk, 100)
+    end = len(files_of(disk)[SegmentId(0, 0)])
+    with publisher_on(disk) as publisher:
+        publisher._writer.trim(SegmentId(1, 0), TrimReason.MERGED)
+    disk.remove(f"{DIRECTORY}/segments")
+    published(disk, 100)
+    table = read_table(disk, DIRECTORY)
+    assert table is not None
+    assert table.segments[0].reason is TrimReason.LOST
+    received = drained(sender_of(disk, start=LogOffset(0, 0, end)))
+    assert received.segments == files_of(disk)
+    assert 0 not in received.lives, "its run id is unknown: a node would take it for another publisher"
+
+
 def test_a_session_whose_start_is_trimmed_goes_on_with_the_oldest_that_is_kept() -> None:
     disk = MemoryDisk()
     published(disk, 3000, 3000, 3000, 3000)
