@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -43,8 +44,13 @@ logger = logging.getLogger("rt.net")
 
 def resident_bytes() -> int:
     """What this process has in memory."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    return int(os.pread(_statm(os.getpid()), 128, 0).split()[1]) * _PAGE_BYTES
+
+
+@functools.cache
+def _statm(_process: int) -> int:
+    """The kernel's count for this process. It stays open: later there may be no descriptor left."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def release_freed_memory() -> None:
@@ -66,6 +72,7 @@ class MemoryGuard:
         make_room: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self._calls, self._make_room = calls, make_room
+        resident_bytes()  # Takes its descriptor.
         self._released_s = -RELEASE_S
         self._logged_s = -_LOG_PAUSE_S
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -175,6 +176,15 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
         told(nodes, "/configuration", {"sessionIdleMinutes": usual})
 
 
+def is_unlocked(directory: str) -> bool:
+    with open(os.path.join(directory, "push.lock"), "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def test_a_publisher_goes_on_with_its_next_run_though_its_disk_has_more_of_those_that_were_closed(
     faults: Faults, tmp_path: Path
 ) -> None:
@@ -190,12 +200,14 @@ def test_a_publisher_goes_on_with_its_next_run_though_its_disk_has_more_of_those
         with rt.Publisher(tmp_path / "out", "s", publisher_id="late") as offline:
             offline.publish(b"sent")
             offline.flush()
-            asyncio.run(push(offline.directory))
+            directory = str(offline.directory)
+            nodes.wait(lambda at=directory: is_unlocked(at), "the push process of the last start to end")
+            asyncio.run(push(directory))
             offline.publish(b"not sent")
             offline.flush()
         told(nodes, "/close-session", {"session": "late"})
         nodes.wait(lambda: is_closed(nodes, "late"), "the session to be closed")
         publish(nodes, tmp_path / "out", tls, "late")
         (found,) = told(nodes, "/sessions?name=late")
-        assert found["lastX"] == x + 1
+        assert found["lastRun"] == x + 1
     assert nodes.compare().differences == ()

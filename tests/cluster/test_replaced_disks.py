@@ -64,7 +64,7 @@ def delete_merged_run(faults: Faults, sender: Sender) -> None:
 def test_a_publisher_that_deleted_its_merged_run_goes_on_with_the_only_node_it_reaches_whose_disk_is_new(
     faults: Faults,
 ) -> None:
-    nodes, session, name = faults.nodes, "lonely", faults.nodes.names[0]
+    nodes, session, name = faults.nodes, "orphan", faults.nodes.names[0]
     tls = nodes.certificate("publisher", session)
     with Sender(nodes.root / session, session, nodes.endpoints[:1], tls) as sender:
         faults.senders.append(sender)

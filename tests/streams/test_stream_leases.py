@@ -21,7 +21,7 @@ from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper
 from rt.testing.virtual_time import run as run_virtual
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LeaseService
-from sequencer.leader.lease_expiry import LOOK_NS, LeaseExpiry
+from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry
 from sequencer.state.apply import apply
 from sequencer.state.commands import Command
 from sequencer.state.state import LEASES_PER_GROUP_MAX, SequencerState
@@ -92,7 +92,7 @@ async def passes(world: World, seconds: float) -> None:
     while (left_s := end_s - asyncio.get_running_loop().time()) > 1e-9:
         if isinstance(world, Cluster):
             world.tick()
-        await asyncio.sleep(min(LOOK_NS / 1e9, left_s))
+        await asyncio.sleep(min(POLL_NS / 1e9, left_s))
     if isinstance(world, Cluster):
         world.tick()
 
