@@ -1,7 +1,7 @@
 """Certificates that attack a node's memory, one kind alone and all at once: a bound on its processes holds.
 
-The bound is on what the kernel counts (`VmHWM`), of real processes. Meanwhile a publisher and a subscriber
-that reach this node only are served.
+The bound is on what the kernel counts (`VmHWM`), of real processes. While one kind of attack runs alone, a
+publisher that reaches this node only is served, and a subscriber as well unless it must read what expands.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Su
 @pytest.mark.parametrize(
     "names", [*([name] for name in ATTACKS), [*ATTACKS]], ids=lambda names: "+".join(names)[:40]
 )
-def test_attacks_on_memory_stay_within_the_bound_and_others_are_served(
+def test_attacks_stay_within_the_memory_bound(
     nodes: LocalCluster,
     tmp_path: Path,
     names: list[str],
