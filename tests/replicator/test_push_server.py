@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.log.scan.directory import read_identity
 from rt.log.write.writer import SyncPoint
-from rt.net.grpc_channel import open_channel
+from rt.net.grpc_channel import end_call, open_channel
 from rt.net.grpc_errors import asking
 from rt.net.identity import Identity
 
@@ -91,15 +91,31 @@ async def client_of(endpoint: str, pki: Path, name: str = "feed") -> AsyncIterat
         try:
             yield Client(call)
         finally:
-            call.cancel()
+            end_call(call)
 
 
-async def refusal_of(endpoint: str, pki: Path, *said: PushHello | Item, name: str = "feed") -> RtError:
-    """How a stream ends that says all this; gRPC loses the reason where a write meets the end of the call."""
+async def refusal_of(
+    endpoint: str,
+    pki: Path,
+    hello: PushHello,
+    items: Callable[[LogOffset], Iterable[Item]] = lambda start: (),
+    name: str = "feed",
+) -> RtError:
+    """How a stream ends that says `items` of where the node wants it to start.
+
+    gRPC loses the reason where a write meets the end of the call. Then it is asked again.
+    """
     while True:
         async with client_of(endpoint, pki, name) as client:
-            await client.say(*said)
-            refusal = await client.failure()
+            await client.say(hello)
+            try:
+                start = await client.hear()
+            except RtError as error:
+                refusal = error
+            else:
+                assert isinstance(start, PushStart)
+                await client.say(*items(start.offset))
+                refusal = await client.failure()
             if "Internal error from Core" not in refusal.what:
                 return refusal
 
@@ -214,7 +230,9 @@ def test_what_breaks_a_rule_ends_the_stream_with_an_error_and_stores_nothing_bad
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
         async with node.serving(tls_of(pki, "n1")) as endpoint:
-            refusal = await refusal_of(endpoint, pki, hello_of(session), *spoil(items_of(REAL, session)))
+            refusal = await refusal_of(
+                endpoint, pki, hello_of(session), lambda _: spoil(items_of(REAL, session))
+            )
             assert isinstance(refusal, error)
             assert node.push.refused.total()
             async with client_of(endpoint, pki) as client:
@@ -319,7 +337,13 @@ def test_large_messages_on_their_way_are_bounded_over_all_streams(tmp_path: Path
         ):
             await first.say(hello_of(sessions[0]), *feed[:4])
             await until(lambda: node.unfinished.total > 2**17)
-            refusal = await refusal_of(endpoint, pki, hello_of(sessions[1]), *other, name="other")
+            refusal = await refusal_of(
+                endpoint,
+                pki,
+                hello_of(sessions[1]),
+                lambda start: recut(items_of(REAL, sessions[1], start), cuts),
+                name="other",
+            )
             assert isinstance(refusal, rt.Overloaded)
             await first.say(*feed[4:])
             await first.hear_until(end_of(feed))
