@@ -1,7 +1,8 @@
 """Certificates that attack a node's memory, one kind alone and all at once: a bound on its processes holds.
 
-The bound is on what the kernel counts (`VmHWM`), of real processes. While one kind of attack runs alone, a
-publisher that reaches this node only is served, and a subscriber as well unless it must read what expands.
+The bound is on what the kernel counts (`VmHWM`), of real processes; `pytest -s` shows it. While one kind of
+attack runs alone, a publisher that reaches this node only is served, and a subscriber as well unless it must
+read what expands.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def test_attacks_stay_within_the_memory_bound(
         serve_honest(nodes, publisher, subscriber)
         for pid in pids.values():
             forget_peak(pid)
+        before = peak_bytes(pids["data"])
         with attackers() as attack:
             target = target_of(nodes)
             for name in names:
@@ -138,6 +140,7 @@ def test_attacks_stay_within_the_memory_bound(
                 if now["data"] > peaks["data"] + 2**20:
                     risen_s = time.monotonic()
                 peaks = now
+        print(f"{'+'.join(names)}: data has {before // 2**20} MiB before, {peaks['data'] // 2**20} at most")
         over = {part: peak // 2**20 for part, peak in peaks.items() if peak > limits[part]}
         assert not over, f"MiB in memory: {over}"
         assert pids == {part: nodes.pids("n1", part)[0] for part in pids}, "a process was restarted"
