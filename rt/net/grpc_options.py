@@ -40,7 +40,7 @@ HANDSHAKE_TIMEOUT_MS = 5000
 """From accepting a connection to the end of its TLS handshake; then its descriptor is free again."""
 
 CONNECTIONS_MAX = 1024
-"""An idle one takes about 40 KiB (`pytest -s tests/cluster/test_hostile_memory.py -k idle`)."""
+"""An idle one takes 40 to 80 KiB: tests/cluster/test_hostile_memory.py."""
 STREAMS_PER_CONNECTION_MAX = 128
 """Concurrent calls of one connection; more wait at the peer. `StreamCaps` counts over all connections."""
 

@@ -1,12 +1,13 @@
 """Certificates that attack a node's memory, one kind alone and all at once: a bound on its processes holds.
 
-The bound is on what the kernel counts (`VmHWM`), of real processes; `pytest -s` shows it. While one kind of
-attack runs alone, a publisher that reaches this node only is served, and a subscriber as well unless it must
-read what expands.
+The bound is on what the kernel counts (`VmHWM`), of real processes; `pytest --log-cli-level=INFO` prints it.
+While one kind of attack runs alone, a publisher that reaches this node only is served, and a subscriber as
+well unless it must read what expands.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,8 @@ from rt.net.memory_guard import MEMORY_BYTES_MAX
 from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
+
+logger = logging.getLogger(__name__)
 
 WAIT_S = 300.0
 CERTIFICATES = 2
@@ -140,7 +143,7 @@ def test_attacks_stay_within_the_memory_bound(
                 if now["data"] > peaks["data"] + 2**20:
                     risen_s = time.monotonic()
                 peaks = now
-        print(f"{'+'.join(names)}: data has {before // 2**20} MiB before, {peaks['data'] // 2**20} at most")
+        logger.info("%s: MiB before %d, at most %d", "+".join(names), before // 2**20, peaks["data"] // 2**20)
         over = {part: peak // 2**20 for part, peak in peaks.items() if peak > limits[part]}
         assert not over, f"MiB in memory: {over}"
         assert pids == {part: nodes.pids("n1", part)[0] for part in pids}, "a process was restarted"
