@@ -99,6 +99,7 @@ async def read_all(endpoint: str, pki: Path, wanted: PullMerged, size: int) -> b
                 call.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topics", [(), ("t1", "t2")], ids=["whole", "filtered"])
 def test_hundreds_of_pulls_that_never_read_stay_within_the_budget_and_others_are_served(
     root: Path, pki: Path, topics: tuple[str, ...]

@@ -383,7 +383,11 @@ PLAN_RESTORE = DiskRestoration.plan
     [
         pytest.param(World, "_release", _release_all_committed, id="let go of when it is committed"),
         pytest.param(
-            DiskRestoration, "plan", _call_whole_what_has_not_merged, id="whole before it has merged"
+            DiskRestoration,
+            "plan",
+            _call_whole_what_has_not_merged,
+            id="whole before it has merged",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -565,8 +565,9 @@ def test_a_connection_ends_with_the_certificate_of_its_peer(
     monkeypatch.setattr(
         mesh_module, "time", SimpleNamespace(monotonic=time.monotonic, time=lambda: end_s - 0.05)
     )
-    first, _, inbox, _ = net.pair()
-    net.drive(lambda: inbox.count("down"))
+    first, _ = net.mesh("n1"), net.mesh("n2")
+    inbox = net.inboxes[first]
+    net.drive(lambda: inbox.count("up", "n2") and inbox.count("down", "n2"))
     assert not first.refused
 
 
