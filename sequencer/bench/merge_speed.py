@@ -84,7 +84,7 @@ def _mb_per_s(mb: float, taken: Sequence[TimeUsed]) -> tuple[float, ...]:
 
 @dataclass(slots=True)
 class BenchReplicas:
-    """Complete session replicas, as `sequencer.merged.merger.ReplicaSource`."""
+    """Complete session replicas, as `sequencer.merged.merge_input.ReplicaSource`."""
 
     paths: dict[int, str] = field(default_factory=dict)
     """Directory by session id."""
@@ -192,7 +192,7 @@ def _report(
         opened = apply(state, OpenRun(identity.name, identity.origin, None, segment.run, header.run_id))
         assert isinstance(opened, RunOpened), opened
         marks = [_beginning(header), *read_marks(REAL, path, segment)]
-        reported.on_marks(
+        reported.on_boundaries(
             "n1",
             replication_tracker.SegmentKey(opened.session_id, *segment),
             [replication_tracker.BatchBoundary(mark.offset, mark.number, mark.chain) for mark in marks],

@@ -119,17 +119,16 @@ class NodeConfig:
             ports[port] = field
 
     def _check_replicated(self) -> None:
-        for field, name in REPLICATED.items():
-            value, (least, end) = getattr(self, field), CONFIGURABLE[name]
+        for field in REPLICATED:
+            value, (least, end) = getattr(self, field), CONFIGURABLE[field]
             if value is not None and not least <= value < end:
                 expected = f"{least} to {end - 1}"
                 raise BadSetting("out of range", where=field, got=value, expected=expected)
 
     @property
     def replicated(self) -> dict[str, int]:
-        """The replicated settings that this node sets, by their names in the state."""
-        said = {name: getattr(self, field) for field, name in REPLICATED.items()}
-        return {name: value for name, value in said.items() if value is not None}
+        """The replicated settings that this node sets."""
+        return {name: value for name in REPLICATED if (value := getattr(self, name)) is not None}
 
     @property
     def raft_directory(self) -> str:
@@ -169,15 +168,15 @@ class NodeConfig:
         return cls(members=members, **fields)
 
 
-REPLICATED: Final = {
-    "roll_bytes": "roll_bytes",
-    "roll_minutes": "roll_minutes",
-    "retention_minutes": "retention_minutes",
-    "retention_bytes": "retention_bytes",
-    "retention_disk_percent": "retention_disk_percent",
-    "hold_bytes_max": "hold_bytes_max",
-}
-"""For each setting of a node that is replicated: its name in the replicated configuration."""
+REPLICATED: Final = (
+    "roll_bytes",
+    "roll_minutes",
+    "retention_minutes",
+    "retention_bytes",
+    "retention_disk_percent",
+    "hold_bytes_max",
+)
+"""The settings of a node that are replicated, named as in the replicated configuration."""
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.state_machine import SequencerStateMachine
-from sequencer.leader.leader import Leader, ProposalPort
+from sequencer.leader.leader import Leader
+from sequencer.leader.proposals import ProposalPort
 from sequencer.raft.model.api import Leadership
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
@@ -28,13 +29,8 @@ class LeaderLoop:
         call_soon: Callable[[Callable[[], None]], None],
         configured: Mapping[str, int],
     ) -> None:
-        self._members, self._machine, self._messenger, self._call_soon = (
-            members,
-            machine,
-            messenger,
-            call_soon,
-        )
-        self._configured = configured
+        self._members, self._machine, self._messenger = members, machine, messenger
+        self._call_soon, self._configured = call_soon, configured
         self._leader: Leader | None = None
         self._term = 0
         self._is_due = False

@@ -40,12 +40,8 @@ class PeerMessenger:
     ) -> None:
         """`on_full_report_requested`: the leader needs a full report. `on_diverged`: this node must stop."""
         self._name, self._peers, self._send, self._call_soon = name, peers, send, call_soon
-        self._on_report, self._on_full_report_requested, self._on_fetch = (
-            on_report,
-            on_full_report_requested,
-            on_fetch,
-        )
-        self._on_summary, self._on_diverged = on_summary, on_diverged
+        self._on_report, self._on_full_report_requested = on_report, on_full_report_requested
+        self._on_fetch, self._on_summary, self._on_diverged = on_fetch, on_summary, on_diverged
         self.leader: str | None = None
         """The leader as this node knows it."""
 

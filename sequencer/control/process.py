@@ -158,7 +158,7 @@ class ControlProcess:
     def _on_hello(self, hello: pb.DataHello) -> None:
         self._reporter.attach(hello.boot)
         self._disk = hello.disk
-        self._machine.prune_orders(hello.instruction)
+        self._machine.prune_plans(hello.instruction)
         self._is_attached = not self._is_over
         self._send_snapshot()
         self._send_cluster_view()
@@ -170,7 +170,7 @@ class ControlProcess:
             logger.error("data_report_rejected error=%r", str(error))
             return
         if report.HasField("merged"):
-            self._machine.prune_orders(report.merged.instruction)
+            self._machine.prune_plans(report.merged.instruction)
         self._reporter.report_news()
 
     def _propose(self, command: bytes) -> None:
@@ -289,10 +289,10 @@ class ControlProcess:
     def _send_snapshot(self) -> None:
         if self._is_attached:
             state, tail = encode_state(self._machine.state), self._machine.tail
-            orders = [order.content for order in tail]
+            plans = [plan.content for plan in tail]
             epoch = self._consensus.status().epoch_id
             snapshot = pb.ControlSnapshot(
-                index=self._machine.index, state=state, orders=orders, epoch_id=epoch
+                index=self._machine.index, state=state, orders=plans, epoch_id=epoch
             )
             self._send(pb.ToData(snapshot=snapshot))
 

@@ -21,10 +21,10 @@ from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.leader.replication_tracker import BatchBoundary, SegmentKey, pack_boundaries, unpack_boundaries
 from sequencer.state.write_plan import SessionEnd
 
-FINE_MARKS_MAX: Final = 1 << 16
+FINE_BOUNDARIES_MAX: Final = 1 << 16
 """A segment with more boundaries is thinned out, oldest first."""
 COARSE_BYTES: Final = 8 << 20
-REPORT_MARKS_MAX: Final = 1 << 15
+REPORT_BOUNDARIES_MAX: Final = 1 << 15
 """In one report: 640 KiB."""
 
 
@@ -33,20 +33,20 @@ _NONE: Final[dict[int, pb.SessionEnd]] = {}
 
 @dataclass(slots=True)
 class _Held:
-    marks: list[BatchBoundary] = field(default_factory=list)
+    boundaries: list[BatchBoundary] = field(default_factory=list)
     reported: int = 0
-    """How many of `marks` the current leader knows."""
+    """How many of `boundaries` the current leader knows."""
 
-    def add(self, marks: list[BatchBoundary]) -> None:
+    def add(self, boundaries: list[BatchBoundary]) -> None:
         """Add durable boundaries. A starting data process may report older ones than are known."""
-        if not self.marks or not marks or marks[0].offset > self.marks[-1].offset:
-            self.marks.extend(marks)
+        if not self.boundaries or not boundaries or boundaries[0].offset > self.boundaries[-1].offset:
+            self.boundaries.extend(boundaries)
             return
-        known = {mark.offset for mark in self.marks}
-        new = [mark for mark in marks if mark.offset not in known]
-        if new and new[0].offset < self.marks[-1].offset:
+        known = {boundary.offset for boundary in self.boundaries}
+        new = [boundary for boundary in boundaries if boundary.offset not in known]
+        if new and new[0].offset < self.boundaries[-1].offset:
             self.reported = 0
-        self.marks = sorted([*self.marks, *new])
+        self.boundaries = sorted([*self.boundaries, *new])
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class DurableEnds:
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
                 self._finals.setdefault(key.session_id, {})[key.run] = one.final
-            if len(held.marks) > FINE_MARKS_MAX:
+            if len(held.boundaries) > FINE_BOUNDARIES_MAX:
                 self._thin_out(held)
         self._joins = max(self._joins, report.joins)
         if report.connected:
@@ -114,8 +114,8 @@ class DurableEnds:
             self._news.pop(key, None)
         held = segments.get(SegmentKey(end.session_id, end.run, end.roll))
         if held is not None:
-            below = bisect_left(held.marks, (end.offset,))  # Offsets come first in a mark.
-            del held.marks[:below]
+            below = bisect_left(held.boundaries, (end.offset,))  # Offsets come first in a boundary.
+            del held.boundaries[:below]
             held.reported = max(0, held.reported - below)
         for kind in (self._announced, self._finals):
             ends = kind.get(end.session_id, {})
@@ -159,23 +159,23 @@ class DurableEnds:
         )
         self._connected = []
         self._sequence, self._is_full = self._sequence + 1, False
-        room = REPORT_MARKS_MAX
+        room = REPORT_BOUNDARIES_MAX
         for key in list(self._news):
             if room <= 0:
                 break
             held = self._held[key.session_id][key]
-            marks = held.marks[held.reported : held.reported + room]
-            room -= len(marks) + 1
-            held.reported += len(marks)
+            boundaries = held.boundaries[held.reported : held.reported + room]
+            room -= len(boundaries) + 1
+            held.reported += len(boundaries)
             report.segments.add(
                 session_id=key.session_id,
                 run=key.run,
                 roll=key.roll,
-                marks=pack_boundaries(marks),
+                marks=pack_boundaries(boundaries),
                 announced=self._announced.get(key.session_id, _NONE).get(key.run),
                 final=self._finals.get(key.session_id, _NONE).get(key.run),
             )
-            if held.reported >= len(held.marks):
+            if held.reported >= len(held.boundaries):
                 del self._news[key]
         if not self._news:
             report.joins = self._joins
@@ -188,17 +188,17 @@ class DurableEnds:
 
     def _thin_out(self, held: _Held) -> None:
         """In the older half keep only the last boundary before each multiple of `COARSE_BYTES`."""
-        half = len(held.marks) // 2
-        older, newer = held.marks[:half], held.marks[half:]
+        half = len(held.boundaries) // 2
+        older, newer = held.boundaries[:half], held.boundaries[half:]
         following = [*older[1:], newer[0]]
         kept: list[BatchBoundary] = []
         reported = held.reported
-        for at, (mark, behind) in enumerate(zip(older, following, strict=True)):
-            if at == 0 or mark.offset // COARSE_BYTES != behind.offset // COARSE_BYTES:
-                kept.append(mark)
+        for at, (boundary, behind) in enumerate(zip(older, following, strict=True)):
+            if at == 0 or boundary.offset // COARSE_BYTES != behind.offset // COARSE_BYTES:
+                kept.append(boundary)
             elif at < held.reported:
                 reported -= 1
-        held.marks, held.reported = kept + newer, reported
+        held.boundaries, held.reported = kept + newer, reported
 
 
 REPORT_NS: Final = 200 * 10**6

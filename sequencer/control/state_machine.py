@@ -38,17 +38,17 @@ logger = logging.getLogger("sequencer")
 class TailEntry:
     """A write plan in the tail, encoded when a snapshot first needs it: most plans never are."""
 
-    __slots__ = ("_content", "_order", "instruction", "total_bytes")
+    __slots__ = ("_content", "_plan", "instruction", "total_bytes")
 
-    def __init__(self, order: WritePlan, content: bytes | None = None) -> None:
-        self.instruction, self.total_bytes = order.instruction, order.total_bytes
-        self._order, self._content = order, content
+    def __init__(self, plan: WritePlan, content: bytes | None = None) -> None:
+        self.instruction, self.total_bytes = plan.instruction, plan.total_bytes
+        self._plan, self._content = plan, content
 
     @property
     def content(self) -> bytes:
         """May be called from any thread."""
         if self._content is None:
-            self._content = encode_write_plan(self._order)
+            self._content = encode_write_plan(self._plan)
         return self._content
 
 
@@ -72,9 +72,9 @@ class SequencerStateMachine:
         outcome = apply(self.state, decoded)
         self.index = index
         if isinstance(outcome, RangesMerged):
-            order = outcome.order
-            self.tail.append(TailEntry(order))
-            while self.tail[0].total_bytes < order.total_bytes - TAIL_BYTES_MAX:
+            plan = outcome.order
+            self.tail.append(TailEntry(plan))
+            while self.tail[0].total_bytes < plan.total_bytes - TAIL_BYTES_MAX:
                 self.tail.popleft()
         elif isinstance(outcome, ClusterReset) and outcome.is_hard:
             self.tail.clear()
@@ -84,7 +84,7 @@ class SequencerStateMachine:
             )
         self._on_applied(index, command, decoded, outcome)
 
-    def prune_orders(self, instruction: int) -> None:
+    def prune_plans(self, instruction: int) -> None:
         """Drop the plans up to `instruction`: they are durable here."""
         while self.tail and self.tail[0].instruction <= instruction:
             self.tail.popleft()
@@ -117,7 +117,7 @@ class SequencerStateMachine:
 
 
 def _pieces(state: bytes, tail: list[TailEntry]) -> Iterator[bytes]:
-    for piece in (state, *(order.content for order in tail)):
+    for piece in (state, *(plan.content for plan in tail)):
         yield _LENGTH.pack(len(piece))
         yield piece
 

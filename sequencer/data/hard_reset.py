@@ -134,15 +134,11 @@ class HardResetter:
         self.done = done
 
     def _read(self) -> HardResetRecord:
-        try:
-            with storage_errors(self._path, "reading what a reset deleted"), open(self._path, "rb") as file:
-                content = file.read()
-        except FileNotFoundError:
-            return HardResetRecord()
-        except RtError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+        with storage_errors(self._path, "reading what a reset deleted"):
+            if REAL.size(self._path) is None:
                 return HardResetRecord()
-            raise
+            with open(self._path, "rb") as file:
+                content = file.read()
         try:
             found = json.loads(content)
             dropped = tuple(DroppedRange(*one) for one in found["dropped"])

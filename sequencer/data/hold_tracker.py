@@ -1,6 +1,6 @@
 """Holds of named subscribers: positions that they acknowledge to this node are proposed to the cluster.
 
-Laws:
+Invariants:
 - An acknowledged position is proposed until the state has it, at most every `AGAIN_S` for each name.
 - A hold that an operator released comes back only after the subscriber acknowledges or connects again.
 - A subscriber without a hold can wait for its first one: until then anything may be trimmed.

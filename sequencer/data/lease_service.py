@@ -40,10 +40,8 @@ T = TypeVar("T", bound=Message)
 
 
 class LeaseService:
-    """Executes calls with `leasing`."""
-
-    def __init__(self, leasing: LeaseManager, *, identify: Callable[[], Identity] = caller) -> None:
-        self._leasing, self._identify = leasing, identify
+    def __init__(self, leases: LeaseManager, *, identify: Callable[[], Identity] = caller) -> None:
+        self._leases, self._identify = leases, identify
         self._caps = StreamCaps(CALLS_PER_IDENTITY_MAX)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -81,7 +79,7 @@ class LeaseService:
         identity = self._identify()
         _check_groups(identity, [prefix])
         with self._caps.counted(identity):
-            leases = self._leasing.state().leases
+            leases = self._leases.state().leases
             found = sorted(name for name in leases if name.startswith(prefix))
         rows = (pb.LeaseRow(name=one, owner=leases[one].owner, token=leases[one].token) for one in found)
         return pb.LeaseList(leases=rows).SerializeToString()
@@ -103,7 +101,7 @@ class LeaseService:
         except ValueError as error:
             raise ProtocolViolation(f"the request for leases is not valid: {error}") from error
         with self._caps.counted(identity):
-            leased = await self._leasing.run(command)
+            leased = await self._leases.run(command)
         return pb.LeaseReply(tokens=leased.tokens).SerializeToString()
 
 

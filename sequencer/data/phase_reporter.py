@@ -1,4 +1,4 @@
-"""Telling control how this process stands to what the cluster has merged. For one event loop."""
+"""Reports the phase of the data process to the control process. For one event loop."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ POLL_S: Final = 0.5
 
 
 class PhaseReporter:
-    """Looks at merging from `run`, and tells of it: at once if it has changed, else now and then."""
-
     def __init__(
         self, follower: StateFollower, merged_log: MergedLog, catch_up: CatchUp, reports: DataReports
     ) -> None:
@@ -26,14 +24,14 @@ class PhaseReporter:
         self._phases = DataPhases()
 
     async def run(self) -> None:
-        """Tell until cancelled. Control may have begun anew: what has not changed is told again as well."""
-        told: Phase | None = None
-        told_s = 0.0
+        """Report each change, and every `DISK_S`: a control process that restarted knows nothing."""
+        reported: Phase | None = None
+        reported_s = 0.0
         while True:
-            step, now_s = self.poll(time.monotonic_ns()), time.monotonic()
-            if step != told or now_s - told_s >= DISK_S:
-                told, told_s = step, now_s
-                self._reports.step(step)
+            phase, now_s = self.poll(time.monotonic_ns()), time.monotonic()
+            if phase != reported or now_s - reported_s >= DISK_S:
+                reported, reported_s = phase, now_s
+                self._reports.step(phase)
             await asyncio.sleep(POLL_S)
 
     def poll(self, now_ns: int) -> Phase:

@@ -270,17 +270,17 @@ class DataProcess:
         self.opener.on_control_lost()
         self.ingest.on_changed()
 
-    def _on_snapshot(self, orders: list[WritePlan] | None) -> None:
+    def _on_snapshot(self, plans: list[WritePlan] | None) -> None:
         state = self.follower.state
         assert state is not None
         if not any(state.cluster) or not self._is_in_place(state):
             return
-        if orders is not None:
-            self.merged_log.start(state, orders)
+        if plans is not None:
+            self.merged_log.start(state, plans)
         self.merged_log.report()
         self.opener.on_control_lost()
-        left = [order for order in orders or () if order.instruction > self.merged_log.instruction]
-        needed = {end.session_id for order in left for end in order.consumed}
+        left = [plan for plan in plans or () if plan.instruction > self.merged_log.instruction]
+        needed = {end.session_id for plan in left for end in plan.consumed}
         for session in state.sessions.values():
             self.opener.report_session(session, is_input=session.id in needed)
             opened = session.active
@@ -323,9 +323,9 @@ class DataProcess:
             case ClusterReset():
                 assert self.follower.state is not None
                 self._is_cleared(self.follower.state)
-            case RangesMerged(order):
-                self.merged_log.add(order)
-                for end in order.consumed:
+            case RangesMerged(plan):
+                self.merged_log.add(plan)
+                for end in plan.consumed:
                     self.opener.on_merged(end)
             case RunOpened(session_id):
                 self.opener.on_opened(session_id)

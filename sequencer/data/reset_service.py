@@ -27,6 +27,7 @@ GIVE_UP_S: Final = 30.0
 """A reset that is not applied after this time is not proposed again. It may still be applied."""
 UNDER_WAY_S: Final = 2.0
 """How long to wait whether a forced reset is refused."""
+LOST: Final = "The cluster continued with the data of one node. Data that only other nodes had is lost."
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class _PendingReset:
 
 
 class ResetService:
-    """`rest.operations.Resets` of a node."""
+    """The `ResetPort` of a node."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class ResetService:
         """By epoch: when this process saw its start."""
 
     def status(self) -> ResetStatus:
-        """See `Resets`."""
+        """See `ResetPort`."""
         pending, last = self._pending, self._last
         if pending is None:
             return ResetStatus() if last is None else self._status_of(last)
@@ -72,7 +73,7 @@ class ResetService:
         )
 
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
-        """See `Resets`."""
+        """See `ResetPort`."""
         status, standing = self.status(), self._follower.standing
         if status.state == "running":
             raise NotReady("a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status.")
@@ -159,7 +160,7 @@ class ResetService:
             started_ns=last.at_ns,
             ended_ns=self._ended_ns.get(last.epoch, 0) if is_done else 0,
             dropped=tuple(DroppedMessages(*one) for one in dropped),
-            may_lose=self._lost() if last.forced_by else "",
+            may_lose=LOST if last.forced_by else "",
         )
 
     def _may_lose(self) -> str:
@@ -170,6 +171,3 @@ class ResetService:
             "other messages. Replicated messages that are not on this node come again only from publishers "
             "that still have them."
         )
-
-    def _lost(self) -> str:
-        return "The cluster continued with the data of one node. Data that only other nodes had is lost."

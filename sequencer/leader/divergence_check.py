@@ -40,8 +40,8 @@ class DivergenceDetector:
         self._found: dict[str, Divergence | None] = {}
         """By node, for its last report that could be compared: None if it agrees."""
 
-    def on_plan(self, order: WritePlan) -> None:
-        self._chains[order.instruction] = order.chain
+    def on_plan(self, plan: WritePlan) -> None:
+        self._chains[plan.instruction] = plan.chain
         if len(self._chains) > CHAINS_MAX:
             self._chains.popitem(last=False)
 

@@ -82,8 +82,8 @@ class OldSessions:
         match outcome:
             case RunClosed(session_id):
                 self._record(session_id)
-            case RangesMerged(order):
-                for end in order.consumed:
+            case RangesMerged(plan):
+                for end in plan.consumed:
                     self._record(end.session_id)
             case Forgotten(session_ids):
                 for session_id in session_ids:

@@ -7,23 +7,23 @@ as a command is applied with another result than planned. Only the consensus thr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from concurrent.futures import Future
-from statistics import median_low
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
-from archiver.policy import DiskUse, reached_ns
-from rt.errors import FormatError, Overloaded, RtError
+from archiver.policy import reached_ns
+from rt.errors import FormatError
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence, DivergenceDetector
 from sequencer.leader.idle_sessions import IdleSessions, OldSessions
 from sequencer.leader.lease_expiry import LeaseExpiry
 from sequencer.leader.merge_planner import Speculation, plan_merge, plan_roll
+from sequencer.leader.node_reports import FRESH_NS, NodeReports
 from sequencer.leader.peer_fetch_planner import FetchRequest, PeerFetchPlanner
+from sequencer.leader.proposals import REPEAT_NS, ProposalPort, Proposals
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, unpack_boundaries
-from sequencer.leader.retention_planner import NodeUsage, RetentionPlanner
+from sequencer.leader.retention_planner import RetentionPlanner
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.state.apply_result import (
     CommandRejected,
@@ -33,20 +33,7 @@ from sequencer.state.apply_result import (
     RangesMerged,
     RequestWaits,
 )
-from sequencer.state.command_codec import encode_command
-from sequencer.state.commands import (
-    CloseRun,
-    Command,
-    Configure,
-    DecideRequest,
-    FenceRun,
-    Forget,
-    MergeInstruction,
-    RestoreDisk,
-    Roll,
-    TrimSegments,
-)
-from sequencer.state.lease_commands import ExpireLeases
+from sequencer.state.commands import Command, DecideRequest, MergeInstruction
 from sequencer.state.operator_requests import to_decide
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import SessionEnd
@@ -62,33 +49,7 @@ snapshot must contain the later plans."""
 BACKLOG_MAX: Final = 1 << 15
 """The same as a number of instructions: half of what a node's merger keeps (`merger.PLANS_MAX`)."""
 MINUTE_NS: Final = 60 * 10**9
-FRESH_NS: Final = 3 * 10**9
-"""How long a clock in a report counts."""
-
 logger = logging.getLogger("sequencer")
-
-
-class ProposalPort(Protocol):
-    """The part of the consensus that the leader needs."""
-
-    def propose(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`."""
-
-
-class _Node:
-    """The reports of one node."""
-
-    def __init__(self, boot: bytes) -> None:
-        self.boot = boot
-        self.sequence = -1
-        self.joins = 0
-        """The tracker has everything that was durable there when this number of disks had joined."""
-        self.is_asked = False
-        """Some of its reports are missing, until it sends a full one."""
-        self.merged = pb.MergedReport()
-        self.clock_ns = 0
-        self.disk = DiskUse(0, 0)
-        self.heard_ns = 0
 
 
 class Leader:
@@ -107,7 +68,9 @@ class Leader:
     ) -> None:
         """`on_divergence` gets nodes that must stop. `wanted` are the replicated settings of this node."""
         self.tracker = ReplicationTracker(members)
-        self._state, self._proposer, self._ask_again, self._now_ns = state, proposer, ask_again, now_ns
+        self._state, self._now_ns = state, now_ns
+        self._proposals = Proposals(proposer, now_ns)
+        self._nodes = NodeReports(ask_again, now_ns)
         self._speculation = Speculation(state)
         self._divergences, self._on_divergence = DivergenceDetector(members), on_divergence
         self._closer = SessionCloser(state, self.tracker)
@@ -116,12 +79,6 @@ class Leader:
         self._retention = RetentionPlanner(state, members, wanted, now_ns())
         self._lease_expiry = LeaseExpiry(state)
         self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
-        self._in_flight = 0
-        self._is_adrift = False
-        """A result was not as planned: nothing is planned until nothing is in flight."""
-        self._nodes: dict[str, _Node] = {}
-        self._proposed_ns: dict[Hashable, int] = {}
-        """When each proposal may be repeated."""
         self._asks = False
         """An operator's request was applied and is not decided yet."""
         self._reported: set[int] = set()
@@ -129,18 +86,13 @@ class Leader:
 
     def on_report(self, name: str, report: pb.Report) -> None:
         """Handle a node's report. One with a `rt.FormatError` is ignored, and a full report requested."""
-        node = self._nodes.get(name)
         if report.is_full:
-            if node is not None:
+            if name in self._nodes:
                 self.tracker.forget_node(name)
-            node = self._nodes[name] = _Node(report.boot)
             self._fetch_planner.on_node(name, self._now_ns())
-        elif node is None or node.boot != report.boot or report.sequence != node.sequence + 1:
-            self._ask_again(name)
+        node = self._nodes.accept(name, report)
+        if node is None:
             return
-        node.sequence = report.sequence
-        node.clock_ns, node.heard_ns = report.clock_ns, self._now_ns()
-        node.disk = DiskUse(report.disk_bytes, report.disk_free_bytes)
         if report.connected:
             self._idle.on_heard(report.connected, self._now_ns())
             self._closer.on_heard(report.connected)
@@ -150,28 +102,26 @@ class Leader:
         node.merged = report.merged
         try:
             for one in report.segments:
-                self._on_segment(name, one)
+                self._on_segment(name, node.heard_ns, one)
         except FormatError as error:
             logger.error("report_rejected node=%s error=%r", name, str(error))
-            node.is_asked = True
-            self._ask_again(name)
+            self._nodes.request_full(name)
             return
         if not node.is_asked:
             node.joins = max(node.joins, report.joins)
 
-    def _on_segment(self, name: str, one: pb.SegmentReport) -> None:
+    def _on_segment(self, name: str, now_ns: int, one: pb.SegmentReport) -> None:
         session = self._state.sessions.get(one.session_id)
         if session is None and one.session_id < self._state.next_session_id:
             return  # Its record was deleted, and the node has not applied that yet.
         if session is None:
-            self._nodes[name].is_asked = True
-            self._ask_again(name)  # It was opened, and will be applied here soon.
+            self._nodes.request_full(name)  # It was opened, and will be applied here soon.
             return
-        self._idle.on_heard([one.session_id], self._now_ns())  # The bytes may come from a peer.
-        self.tracker.on_marks(
+        self._idle.on_heard([one.session_id], now_ns)  # The bytes may come from a peer.
+        self.tracker.on_boundaries(
             name, SegmentKey(one.session_id, one.run, one.roll), unpack_boundaries(one.marks)
         )
-        self._fetch_planner.on_news(one.session_id, name, self._nodes[name].heard_ns)
+        self._fetch_planner.on_news(one.session_id, name, now_ns)
         if one.HasField("announced"):
             self.tracker.on_announced(_end(one.announced))
         if one.HasField("final"):
@@ -188,25 +138,17 @@ class Leader:
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
         """Handle a command that was applied here, whichever leader proposed it."""
-        if isinstance(command, MergeInstruction | Roll) and isinstance(outcome, CommandRejected):
-            self._is_adrift = True
-        elif isinstance(command, MergeInstruction):
+        self._proposals.on_applied(command, outcome)
+        if isinstance(command, MergeInstruction) and not isinstance(outcome, CommandRejected):
             for one in {one.session_id: one for one in command.ranges}.values():
                 self.tracker.prune_before(one.session_id, one.run, one.roll, one.end)
-        elif isinstance(command, FenceRun | CloseRun):
-            self._proposed_ns.pop((command.session_id, command.run, type(command)), None)
-        elif isinstance(command, TrimSegments | Configure):
-            self._proposed_ns.pop((type(command),), None)
-        elif isinstance(command, ExpireLeases):
-            self._proposed_ns.pop((ExpireLeases,), None)
-        elif isinstance(command, DecideRequest):
-            self._proposed_ns.pop((DecideRequest, command.id), None)
         if isinstance(outcome, RangesMerged):
             self._divergences.on_plan(outcome.order)
         elif isinstance(outcome, RequestWaits):
             self._asks = True
         elif isinstance(outcome, DiskJoined):
-            self._forget_disk(outcome.node)
+            self.tracker.forget_node(outcome.node)  # Its reports were of the previous disk.
+            self._nodes.forget_disk(outcome.node)
         elif isinstance(outcome, Forgotten):
             self._forget(outcome.session_ids)
         self._speculation.on_applied(outcome)
@@ -217,48 +159,41 @@ class Leader:
 
     def _forget(self, session_ids: Iterable[int]) -> None:
         """Drop sessions whose records were deleted."""
-        self._proposed_ns.pop((Forget,), None)
         for session_id in session_ids:
             self.tracker.forget_session(session_id)
             self._fetch_planner.forget_session(session_id)
             self._reported.discard(session_id)
 
-    def _forget_disk(self, name: str) -> None:
-        """Drop the reports of a node's previous disk, and request a full report of the new one."""
-        self.tracker.forget_node(name)
-        node = self._nodes.get(name)
-        if node is not None:
-            node.joins, node.is_asked = 0, True
-            self._ask_again(name)
-
     @property
     def has_plans(self) -> bool:
         """Whether `plan` may find something to propose, now or once nothing is in flight."""
         self._take_news()
-        return bool(self._speculation.pending or self._closer.due or self._is_adrift or self._asks)
+        return bool(
+            self._speculation.pending or self._closer.due or self._proposals.must_replan or self._asks
+        )
 
     @property
     def may_plan(self) -> bool:
         """Whether `plan` may find something to propose now."""
         if not self.has_plans:
             return False
-        return self._may_merge() or bool(self._closer.due) or (self._is_adrift and not self._in_flight)
+        return self._may_merge() or bool(self._closer.due) or self._proposals.may_replan
 
     def plan(self) -> None:
         """Propose everything that can be proposed now."""
         self._take_news()
         self._plan_ends()
         self._plan_decisions()
-        if self._is_adrift and not self._in_flight:
-            self._is_adrift = False
+        if self._proposals.may_replan:
+            self._proposals.must_replan = False
             self._speculation.reset()
-        if self._is_adrift or not self._may_merge() or self._is_far_ahead():
+        if self._proposals.must_replan or not self._may_merge() or self._is_far_ahead():
             return
-        if not self._in_flight:
+        if not self._proposals.in_flight:
             self._speculation.reconcile()
         while self._may_merge():
-            merge = plan_merge(self._speculation, self.tracker, self._clock_ns())
-            if merge is None or not self._propose(merge):
+            merge = plan_merge(self._speculation, self.tracker, self._nodes.clock_ns())
+            if merge is None or not self._proposals.propose(merge):
                 return
             size = sum(one.end - one.start for one in merge.ranges)
             self.tracker.fresh_bytes = max(0, self.tracker.fresh_bytes - size)
@@ -269,15 +204,13 @@ class Leader:
         self._plan_retention()
         self._plan_leases()
         self._plan_sessions()
-        joins = {name: node.joins for name, node in self._nodes.items()}
-        merged = {name: node.merged.instruction for name, node in self._nodes.items()}
-        for restore in self._restoration.plan(joins, merged, self._speculation.instruction):
-            self._propose_at_times(restore, (restore.disk,))
+        joins = self._nodes.joins
+        for restore in self._restoration.plan(joins, self._nodes.merged, self._speculation.instruction):
+            self._proposals.repeat(restore)
         for close in self._closer.plan_lost(joins):
-            self._propose_at_times(close, (close.session_id, close.run, CloseRun))
+            self._proposals.repeat(close)
         now_ns = self._now_ns()
-        heard = [name for name, node in self._nodes.items() if now_ns - node.heard_ns < 2 * FRESH_NS]
-        for request in self._fetch_planner.plan(heard, now_ns):
+        for request in self._fetch_planner.plan(self._nodes.heard_since(now_ns - 2 * FRESH_NS), now_ns):
             self._send_fetch(request)
         self.plan()
 
@@ -291,123 +224,71 @@ class Leader:
         """Whether to plan an instruction: at once if none is in flight, otherwise only if it is large."""
         if not self._speculation.pending:
             return False
-        if not self._in_flight:
+        if not self._proposals.in_flight:
             return True
-        return self._in_flight < IN_FLIGHT_MAX and self.tracker.fresh_bytes >= LARGE_BYTES
-
-    def _propose(self, command: Command) -> bool:
-        try:
-            future = self._proposer.propose(encode_command(command))
-        except Overloaded:
-            self._is_adrift = True
-            return False
-        except RtError as error:
-            logger.error("proposal_failed error=%r", str(error))
-            self._is_adrift = True
-            return False
-        if isinstance(command, MergeInstruction | Roll):
-            self._in_flight += 1
-            future.add_done_callback(self._on_done)
-        return True
-
-    def _on_done(self, future: Future[int]) -> None:
-        self._in_flight -= 1
-        if future.cancelled() or future.exception() is not None:
-            self._is_adrift = True
+        return self._proposals.in_flight < IN_FLIGHT_MAX and self.tracker.fresh_bytes >= LARGE_BYTES
 
     def _plan_ends(self) -> None:
         for command in self._closer.plan():
-            self._propose_at_times(command, (command.session_id, command.run, type(command)))
+            self._proposals.repeat(command)
 
     def _plan_decisions(self) -> None:
         """Propose decisions about operators' requests, which execute them or let them expire."""
         self._asks = False
         if not self._state.asked:
             return
-        now_ns = reached_ns([heard.clock_ns for heard in self._heard()], self.tracker.members)
+        now_ns = reached_ns([heard.clock_ns for heard in self._nodes.usage()], self.tracker.members)
         if now_ns is None:
             return  # Without reports of a majority the time is unknown.
         now_ns = max(now_ns, self._state.decided_ns, 1)
         for request in to_decide(self._state, now_ns):
-            self._propose_at_times(DecideRequest(request, now_ns), (DecideRequest, request))
-
-    def _propose_at_times(
-        self,
-        command: FenceRun
-        | CloseRun
-        | RestoreDisk
-        | TrimSegments
-        | Configure
-        | DecideRequest
-        | ExpireLeases
-        | Forget,
-        key: Hashable,
-    ) -> None:
-        """Propose a command that may have been lost, unless it was proposed a short time ago."""
-        now_ns = self._now_ns()
-        if now_ns >= self._proposed_ns.get(key, 0):
-            self._proposed_ns[key] = now_ns + FRESH_NS
-            logger.info(
-                "proposal_submitted %s",
-                command.brief if isinstance(command, ExpireLeases | Forget) else command,
-            )
-            self._propose(command)
+            self._proposals.repeat(DecideRequest(request, now_ns))
 
     def _plan_roll(self) -> None:
         """Seal an old merged segment, so that its data can expire."""
         merged, minutes = self._state.merged, self._state.configuration.roll_minutes
-        if not minutes or merged.segment is None or merged.offset <= SEGMENT_HEADER_BYTES or self._is_adrift:
+        if (
+            not minutes
+            or merged.segment is None
+            or merged.offset <= SEGMENT_HEADER_BYTES
+            or self._proposals.must_replan
+        ):
             return
-        now_ns, clock_ns = self._now_ns(), self._clock_ns()
+        now_ns, clock_ns = self._now_ns(), self._nodes.clock_ns()
         if clock_ns - merged.created_ns >= minutes * MINUTE_NS and now_ns >= self._roll_again_ns:
-            self._roll_again_ns = now_ns + FRESH_NS
-            if not self._in_flight:
+            self._roll_again_ns = now_ns + REPEAT_NS
+            if not self._proposals.in_flight:
                 self._speculation.reconcile()
-            self._propose(plan_roll(self._speculation, merged.segment, clock_ns))
+            self._proposals.propose(plan_roll(self._speculation, merged.segment, clock_ns))
 
     def _plan_retention(self) -> None:
         configure = self._retention.configure()
         if configure is not None:
-            self._propose_at_times(configure, (Configure,))
+            self._proposals.repeat(configure)
             return  # The configuration decides what is trimmed.
-        trim = self._retention.plan(self._heard(), self._now_ns())
+        trim = self._retention.plan(self._nodes.usage(), self._now_ns())
         if trim is not None:
-            self._propose_at_times(trim, (TrimSegments,))
+            self._proposals.repeat(trim)
 
     def _plan_leases(self) -> None:
         over = self._lease_expiry.due(self._now_ns())
         if over is not None:
-            self._propose_at_times(over, (ExpireLeases,))
+            self._proposals.repeat(over)
 
     def _plan_sessions(self) -> None:
         """Close sessions without a publisher, and delete the records of sessions closed long ago."""
         idle = self._idle.plan(self._now_ns())
         if idle:
-            logger.info("closes_idle_sessions count=%d first=%d", len(idle), idle[0])
+            logger.info("idle_sessions_given_up count=%d first=%d", len(idle), idle[0])
             self._closer.give_up(idle)
-        merged = [node.merged.instruction for node in self._nodes.values()]
-        forget = self._old.plan(merged, self.tracker.majority, self._now_ns())
+        forget = self._old.plan(self._nodes.merged.values(), self.tracker.majority, self._now_ns())
         if forget is not None:
-            self._propose_at_times(forget, (Forget,))
-
-    def _heard(self) -> list[NodeUsage]:
-        """The latest reports of nodes; each clock is advanced by the time since it was read."""
-        now_ns = self._now_ns()
-        ages = ((node, now_ns - node.heard_ns) for node in self._nodes.values())
-        return [NodeUsage(node.clock_ns + age_ns, node.disk) for node, age_ns in ages if age_ns < FRESH_NS]
-
-    def _clock_ns(self) -> int:
-        """The median of the nodes' clocks."""
-        clocks = [heard.clock_ns for heard in self._heard()]
-        return median_low(clocks) if clocks else 0
+            self._proposals.repeat(forget)
 
     def _is_far_ahead(self) -> bool:
         """Whether the merging of a majority lags so far that no more may be planned."""
-        total, last = self._state.merged.total_bytes, self._state.instruction
-        near = sum(
-            total - node.merged.bytes < BACKLOG_BYTES_MAX and last - node.merged.instruction < BACKLOG_MAX
-            for node in self._nodes.values()
-        )
+        last, total_bytes = self._state.instruction, self._state.merged.total_bytes
+        near = self._nodes.count_near(last - BACKLOG_MAX, total_bytes - BACKLOG_BYTES_MAX)
         return near < self.tracker.majority
 
 

@@ -68,8 +68,8 @@ class Speculation:
                 self.pending.difference_update(session_ids)
                 for session_id in session_ids:
                     self.sessions.pop(session_id, None)
-            case RangesMerged(order):
-                for end in order.consumed:
+            case RangesMerged(plan):
+                for end in plan.consumed:
                     # Not planned here, or the next run of the session may have messages.
                     if (
                         end.session_id not in self.sessions
@@ -224,13 +224,13 @@ def _beginnings(session: Session, tracker: ReplicationTracker) -> Iterator[tuple
     assert active is not None
     if consumed is None:
         key = SegmentKey(session.id, active.run, BEGIN[0])
-        mark = tracker.boundary_at(key, BEGIN[1])
-        if mark is not None:
-            yield key, mark
+        boundary = tracker.boundary_at(key, BEGIN[1])
+        if boundary is not None:
+            yield key, boundary
         return
     end = consumed.end
     yield SegmentKey(session.id, active.run, end.roll), BatchBoundary(end.offset, end.number, consumed.chain)
     following = SegmentKey(session.id, active.run, end.roll + 1)
-    mark = tracker.boundary_at(following, SEGMENT_HEADER_BYTES)
-    if mark is not None and mark.number == end.number:
-        yield following, mark
+    boundary = tracker.boundary_at(following, SEGMENT_HEADER_BYTES)
+    if boundary is not None and boundary.number == end.number:
+        yield following, boundary

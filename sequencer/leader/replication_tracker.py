@@ -31,9 +31,9 @@ class BatchBoundary(NamedTuple):
     chain: int
 
 
-def pack_boundaries(marks: Iterable[BatchBoundary]) -> bytes:
+def pack_boundaries(boundaries: Iterable[BatchBoundary]) -> bytes:
     """Encode boundaries for a report."""
-    return b"".join(MARK.pack(*mark) for mark in marks)
+    return b"".join(MARK.pack(*one) for one in boundaries)
 
 
 def unpack_boundaries(data: bytes) -> list[BatchBoundary]:
@@ -42,10 +42,10 @@ def unpack_boundaries(data: bytes) -> list[BatchBoundary]:
         return [BatchBoundary._make(MARK.unpack(data))]
     if len(data) % MARK.size:
         raise FormatError("the boundaries of a report are truncated", got=f"{len(data)} bytes")
-    marks = list(map(BatchBoundary._make, MARK.iter_unpack(data)))
-    if len(marks) > 1 and any(earlier.offset >= later.offset for earlier, later in pairwise(marks)):
-        raise FormatError("boundaries of a report do not ascend", got=[mark.offset for mark in marks[:4]])
-    return marks
+    boundaries = list(map(BatchBoundary._make, MARK.iter_unpack(data)))
+    if any(earlier.offset >= later.offset for earlier, later in pairwise(boundaries)):
+        raise FormatError("boundaries of a report do not ascend", got=[one.offset for one in boundaries[:4]])
+    return boundaries
 
 
 class SegmentKey(NamedTuple):
@@ -55,15 +55,15 @@ class SegmentKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Boundary:
-    mark: BatchBoundary
+class _HeldBoundary:
+    boundary: BatchBoundary
     nodes: int = 0
     """The nodes that hold it, one bit each."""
 
 
 @dataclass(slots=True)
 class _Segment:
-    boundaries: dict[int, _Boundary] = field(default_factory=dict)
+    boundaries: dict[int, _HeldBoundary] = field(default_factory=dict)
     """By offset."""
     offsets: list[int] = field(default_factory=list)
     """Ascending."""
@@ -112,22 +112,22 @@ class ReplicationTracker:
         news, self.news = self.news, set()
         return news
 
-    def on_marks(self, node: str, key: SegmentKey, marks: Iterable[BatchBoundary]) -> None:
+    def on_boundaries(self, node: str, key: SegmentKey, reported: Iterable[BatchBoundary]) -> None:
         """Record boundaries that a node holds durably."""
         segment = self._segments.setdefault(key.session_id, {}).setdefault(key[1:], _Segment())
         bit = self._bits.setdefault(node, 1 << len(self._bits))
         boundaries, top = segment.boundaries, segment.tops.get(node, -1)
-        for mark in marks:
-            offset = mark.offset
+        for one in reported:
+            offset = one.offset
             known = boundaries.get(offset)
             if known is None:
-                known = boundaries[offset] = _Boundary(mark)
+                known = boundaries[offset] = _HeldBoundary(one)
                 if not segment.offsets or offset > segment.offsets[-1]:
                     segment.offsets.append(offset)
                 else:
                     insort(segment.offsets, offset)
-            elif known.mark != mark:
-                found = ReplicaDisagreement(key, offset, node, mark, self._names(known.nodes), known.mark)
+            elif known.boundary != one:
+                found = ReplicaDisagreement(key, offset, node, one, self._names(known.nodes), known.boundary)
                 self.disagreements.setdefault(key.session_id, found)
                 continue
             if not known.nodes & bit:
@@ -162,7 +162,7 @@ class ReplicationTracker:
         """
         if chain is not None:
             key = SegmentKey(end.session_id, end.run, end.roll)
-            self.on_marks(node, key, [BatchBoundary(end.offset, end.number, chain)])
+            self.on_boundaries(node, key, [BatchBoundary(end.offset, end.number, chain)])
         known = self._finals.setdefault(end.session_id, {}).setdefault(end.run, {})
         if known.get(node) != end:
             known[node] = end
@@ -210,10 +210,10 @@ class ReplicationTracker:
     def boundary_at(self, key: SegmentKey, offset: int) -> BatchBoundary | None:
         """The boundary at `offset`, if a majority holds it."""
         segment = self._segment(key)
-        boundary = segment.boundaries.get(offset) if segment is not None else None
-        if boundary is None or boundary.nodes.bit_count() < self.majority:
+        held = segment.boundaries.get(offset) if segment is not None else None
+        if held is None or held.nodes.bit_count() < self.majority:
             return None
-        return boundary.mark
+        return held.boundary
 
     def furthest(
         self, key: SegmentKey, start: int, bytes_max: int, number_max: int = NUMBER_MAX
@@ -231,9 +231,9 @@ class ReplicationTracker:
         stop = max(bisect_right(offsets, segment.reached_by(self.majority)), low)
         high = min(bisect_right(offsets, start + bytes_max), stop)
         for at in chain(range(high - 1, low - 1, -1), range(high, stop)):
-            boundary = segment.boundaries[offsets[at]]
-            if boundary.nodes.bit_count() >= self.majority and boundary.mark.number <= number_max:
-                return boundary.mark
+            held = segment.boundaries[offsets[at]]
+            if held.nodes.bit_count() >= self.majority and held.boundary.number <= number_max:
+                return held.boundary
         return None
 
     def announced(self, session_id: int, run: int) -> SessionEnd | None:
@@ -247,8 +247,8 @@ class ReplicationTracker:
     def number_at(self, key: SegmentKey, offset: int) -> int | None:
         """The number of the message after the boundary, if any node holds the boundary."""
         segment = self._segment(key)
-        boundary = segment.boundaries.get(offset) if segment is not None else None
-        return boundary.mark.number if boundary is not None else None
+        held = segment.boundaries.get(offset) if segment is not None else None
+        return held.boundary.number if held is not None else None
 
     def top(self, node: str, session_id: int, run: int) -> tuple[int, int] | None:
         """Roll and offset of the last boundary that a node reported of a run; None if there is none."""

@@ -107,8 +107,8 @@ class SessionCloser:
             case Forgotten(session_ids):
                 self._given_up.difference_update(session_ids)
                 self._closed.difference_update(session_ids)
-            case RangesMerged(order):
-                self.due.update(end.session_id for end in order.consumed if self._is_ending(end.session_id))
+            case RangesMerged(plan):
+                self.due.update(end.session_id for end in plan.consumed if self._is_ending(end.session_id))
             case DiskJoined() | DiskRestored():
                 self.due.update(self._state.sessions)
 

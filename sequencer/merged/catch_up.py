@@ -25,8 +25,9 @@ from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
 from sequencer.config.startup_phase import COPYING, Phase
 from sequencer.ipc.state_follower import StateFollower
+from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merged_log import MergedLog
-from sequencer.merged.merger import Merger, MissingInput
+from sequencer.merged.merger import Merger
 from sequencer.merged.repair_queue import CorruptFiles
 from sequencer.sessions.input_planner import (
     RANGES_BYTES_MAX,
@@ -153,10 +154,10 @@ class CatchUp:
             await self.catch_up(merger, ahead, max(ends.values()))
             self._wait = None
             return
-        said = f"position={merger.position} gap={merger.gap} missing={merger.missing}"
-        if said != self._reported:
-            self._reported = said
-            logger.warning("no_peer_has_what_is_missing %s", said)
+        what = f"position={merger.position} gap={merger.gap} missing={merger.missing}"
+        if what != self._reported:
+            self._reported = what
+            logger.warning("missing_bytes_not_found %s", what)
         await asyncio.sleep(RETRY_S)
 
     async def _fetch_ranges(self, merger: Merger) -> bool:
@@ -164,17 +165,17 @@ class CatchUp:
 
         Input of later plans is no progress: while a stream flows, peers have more of it at each round.
         """
-        orders, is_here = merger.upcoming(), self._is_here
-        if merger.missing is not None and not plan_ranges(orders[:1], is_here):
+        plans, is_here = merger.upcoming(), self._is_here
+        if merger.missing is not None and not plan_ranges(plans[:1], is_here):
             # A replica has the range, but the bytes cannot be read: they were trimmed or are corrupt.
-            orders, is_here = orders[:1], self._is_fetched
+            plans, is_here = plans[:1], self._is_fetched
         # Ranges that were fetched ahead, and wait for the first plan, count as well.
         room = max(RANGES_BYTES_MAX - self._merged_log.fetched.total_bytes, 0)
-        got = await asyncio.gather(*map(self._fetch_range, plan_ranges(orders, is_here, bytes_max=room)))
+        got = await asyncio.gather(*map(self._fetch_range, plan_ranges(plans, is_here, bytes_max=room)))
         if any(got):
             logger.info("fetched_ranges count=%d wanted=%d bytes=%d", sum(map(bool, got)), len(got), sum(got))
-        is_past = merger.upcoming()[:1] != orders[:1]
-        return any(got) and (is_past or not plan_ranges(orders[:1], is_here))
+        is_past = merger.upcoming()[:1] != plans[:1]
+        return any(got) and (is_past or not plan_ranges(plans[:1], is_here))
 
     def _is_fetched(self, block: BlockWrite) -> bool:
         return self._merged_log.fetched.find(block) is not None

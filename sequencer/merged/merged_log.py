@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import takewhile
@@ -18,7 +17,7 @@ from typing import Final
 from replicator.protocol.messages import LogOffset
 from rt.errors import Corrupt, DiskFull, RtError
 from rt.log.format.segment import LogKind
-from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.format.segment_table import LogIdentity
 from sequencer.config.config import NodeConfig
 from sequencer.ipc.data_reports import DataReports, MergeProgress
 from sequencer.merged.merger import Merger
@@ -61,21 +60,17 @@ class MergedLog:
         self.fetched = FetchedRanges()
         """Input that came from peers."""
         self._reported = MergeProgress(0, 0, 0, 0)
-        self.trims: Counter[TrimReason] = Counter()
-        """Segments that the cluster trimmed since the start of this process, by reason."""
-        self.overridden: Counter[str] = Counter()
-        """How often a trim overrode a subscriber's hold, by name of the subscriber."""
         self.merger: Merger | None = None
 
-    def start(self, state: SequencerState, orders: Sequence[WritePlan]) -> None:
+    def start(self, state: SequencerState, plans: Sequence[WritePlan]) -> None:
         """Continue with a snapshot's state and its latest plans. `rt.Corrupt` if the log is beyond repair."""
         merger = self.merger or self._open(state)
-        self._consumed.start(state, orders)
+        self._consumed.start(state, plans)
         self._released = 0
         merged = state.merged
         end = LogOffset(*merged.segment, merged.offset) if merged.segment is not None else None
         reached = MergeProgress(state.instruction, merged.chain, merged.total_bytes, state.position)
-        merger.start(orders, end, reached, state.cleared)
+        merger.start(plans, end, reached, state.cleared)
         self._trim(state)
 
     def report(self) -> None:
@@ -83,17 +78,15 @@ class MergedLog:
         assert self.merger is not None, "no cluster yet"
         self._reports.merged(self.merger.durable)
 
-    def add(self, order: WritePlan) -> None:
+    def add(self, plan: WritePlan) -> None:
         """Merge what the cluster's next merge instruction says."""
         assert self.merger is not None, "no cluster yet"
-        self._consumed.add(order)
-        self.merger.add(order)
+        self._consumed.add(plan)
+        self.merger.add(plan)
 
     def on_trimmed(self, state: SequencerState, trimmed: SegmentsTrimmed) -> None:
         """Trim what the cluster trimmed, as soon as it is sealed here."""
-        self.trims[trimmed.reason] += trimmed.segments
         if trimmed.overridden:
-            self.overridden.update(trimmed.overridden)
             logger.warning(
                 "holds_overridden names=%s reason=%s log_start=%d",
                 ",".join(trimmed.overridden),

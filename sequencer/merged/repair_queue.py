@@ -39,34 +39,18 @@ Fetch = Callable[[str, SegmentId, str, int], Awaitable[None]]
 as any peer has, into the new directory `aside`. Raises the errors of peers."""
 
 
-class CorruptFiles:
-    """The corrupt files, by path. Any thread may call this."""
-
-    def __init__(self) -> None:
-        self._paths: dict[str, Corrupt] = {}
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._paths
+class CorruptFiles(dict[str, Corrupt]):
+    """The corrupt files, by absolute path. Any thread may read this."""
 
     def add(self, path: str, error: Corrupt) -> bool:
         """Returns whether the file was not known as corrupt yet."""
-        return self._paths.setdefault(path, error) is error
-
-    def find(self, path: str) -> Corrupt | None:
-        return self._paths.get(path)
+        return self.setdefault(path, error) is error
 
     def record_valid_end(self, path: str, offset: int) -> None:
         """Record that a corrupt file verifies up to `offset` and no further."""
-        known = self._paths.get(path)
+        known = self.get(path)
         if known is not None and known.offset != offset:
-            self._paths[path] = Corrupt(known.what, path=path, offset=offset)
-
-    def discard(self, path: str) -> None:
-        """Remove a file that was repaired or trimmed."""
-        self._paths.pop(path, None)
+            self[path] = Corrupt(known.what, path=path, offset=offset)
 
 
 class VerifiedDisk(RealDisk):
@@ -80,7 +64,7 @@ class VerifiedDisk(RealDisk):
 
         If it is corrupt further on, a read at or after that offset raises it.
         """
-        known = self._corrupt_files.find(os.path.abspath(path)) if len(self._corrupt_files) else None
+        known = self._corrupt_files.get(os.path.abspath(path)) if self._corrupt_files else None
         if known is None:
             return super().open(path, write=write)
         if write or known.offset < SEGMENT_HEADER_BYTES:
@@ -89,7 +73,7 @@ class VerifiedDisk(RealDisk):
 
     def check_reach(self, path: str, offset: int) -> None:
         """`rt.Corrupt` if the file is known to be corrupt before `offset`: its bytes there prove nothing."""
-        known = self._corrupt_files.find(os.path.abspath(path)) if len(self._corrupt_files) else None
+        known = self._corrupt_files.get(os.path.abspath(path)) if self._corrupt_files else None
         if known is not None and known.offset < offset:
             raise _damaged(path, known.offset)
 
@@ -191,7 +175,7 @@ class Repairer:
         return [
             CorruptSegment(path, one.segment, known.offset, one.tries)
             for path, one in sorted(self._pending.items())
-            if (known := self.corrupt_files.find(path)) is not None
+            if (known := self.corrupt_files.get(path)) is not None
         ]
 
     def on_corrupt(self, error: Corrupt) -> bool:
@@ -216,7 +200,7 @@ class Repairer:
             for path, corrupt in list(self._pending.items()):
                 if corrupt.due_s <= loop.time() and await self._try_repair(path, corrupt):
                     del self._pending[path]
-                    self.corrupt_files.discard(path)
+                    self.corrupt_files.pop(path, None)  # Repaired or trimmed.
             due_s = min((one.due_s for one in self._pending.values()), default=None)
             try:
                 async with asyncio.timeout(None if due_s is None else max(0.0, due_s - loop.time())):

@@ -63,9 +63,9 @@ class Scrubber:
                 for target in list(self._targets()):
                     await self._scrub(target)
             except (TooManyFiles, OSError) as error:
-                if not isinstance(told := _storage_error(error), TooManyFiles):
+                if not isinstance(failure := _storage_error(error), TooManyFiles):
                     raise
-                logger.warning("scrubbing_waits error=%r", str(told))
+                logger.warning("scrub_deferred error=%r", str(failure))
             self.rounds += 1
             await asyncio.sleep(self._round_s)
 

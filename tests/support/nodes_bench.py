@@ -1,4 +1,4 @@
-"""The parts of a node's two processes for tests: orders over real bytes, sources, waiting with a deadline."""
+"""The parts of a node's two processes for tests: plans over real bytes, sources, waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
 
 @dataclass(slots=True)
 class Story:
-    """Orders of a few sessions of real bytes, and what an uninterrupted run makes of them."""
+    """Plans of a few sessions of real bytes, and what an uninterrupted run makes of them."""
 
     state: SequencerState = field(default_factory=new_state)
     sessions: dict[int, WrittenSession] = field(default_factory=dict)
-    orders: list[WritePlan] = field(default_factory=list)
+    plans: list[WritePlan] = field(default_factory=list)
 
     @classmethod
     def drawn(
@@ -92,30 +92,30 @@ class Story:
                 )
             )
             if roll + 1 in rolled:
-                story.orders.append(do_roll(story.state))
+                story.plans.append(do_roll(story.state))
         return story
 
     def merge(self, *ranges: MergeRange) -> None:
         """One more instruction."""
-        self.orders.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).order)
+        self.plans.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).order)
 
     @property
     def end(self) -> LogOffset:
-        """Where the merged log ends behind all orders."""
+        """Where the merged log ends behind all plans."""
         assert self.state.merged.segment is not None
         return LogOffset(*self.state.merged.segment, self.state.merged.offset)
 
     @property
     def reached(self) -> MergeProgress:
-        """What is reached behind all orders."""
+        """What is reached behind all plans."""
         merged = self.state.merged
         return MergeProgress(self.state.instruction, merged.chain, merged.total_bytes, self.state.position)
 
     def files(self) -> dict[SegmentId, bytes]:
         """The merged segments, as the dumbest merger writes them."""
         dumb = DumbMerger()
-        for order in self.orders:
-            dumb.carry_out(order, self.sessions)
+        for plan in self.plans:
+            dumb.carry_out(plan, self.sessions)
         dumb.read()
         return {segment: bytes(data) for segment, data in dumb.files.items()}
 
@@ -181,8 +181,8 @@ def open_merger(disk: Disk, story: Story, sources: FakeSources | None = None, **
     return TestedMerger(MERGED, IDENTITY, sources or FakeSources(disk, story), disk=disk, **options)
 
 
-def begin(merger: Merger, story: Story, orders: Sequence[WritePlan] | None = None) -> None:
-    merger.start(story.orders if orders is None else orders, story.end, story.reached)
+def begin(merger: Merger, story: Story, plans: Sequence[WritePlan] | None = None) -> None:
+    merger.start(story.plans if plans is None else plans, story.end, story.reached)
 
 
 def merged_files(disk: MemoryDisk) -> dict[SegmentId, bytes]:

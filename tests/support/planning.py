@@ -459,7 +459,7 @@ class World:
             for roll, marks in self.masters[session_id, run].up_to(held):
                 told = unpack_boundaries(pack_boundaries(one for one in marks if self.rng.random() <= share))
                 key = SegmentKey(session_id, run, roll)
-                said.append(lambda key=key, told=told: self.tracker.on_marks(node.name, key, told))  # type: ignore[misc]
+                said.append(lambda key=key, told=told: self.tracker.on_boundaries(node.name, key, told))  # type: ignore[misc]
         for place, end in node.fenced.items():
             final = SessionEnd(*place, *max(end, node.holds.get(place, NOTHING)))
             marks = self.masters[place].segments[final.roll]

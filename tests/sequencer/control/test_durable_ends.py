@@ -57,7 +57,7 @@ class DumbLeader:
         self.next = report.sequence + 1
         for one in report.segments:
             key = SegmentKey(one.session_id, one.run, one.roll)
-            self.tracker.on_marks("n", key, unpack_boundaries(one.marks))
+            self.tracker.on_boundaries("n", key, unpack_boundaries(one.marks))
             if one.HasField("final"):
                 self.finals[key[:2]] = one.final
         return True
@@ -108,7 +108,7 @@ def test_a_leader_ends_up_knowing_every_boundary_whatever_reports_were_lost(seed
 
 
 def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
-    monkeypatch.setattr(holdings_module, "REPORT_MARKS_MAX", 10)
+    monkeypatch.setattr(holdings_module, "REPORT_BOUNDARIES_MAX", 10)
     holdings, leader = DurableEnds(b"boot"), DumbLeader()
     marks = boundaries(random.Random(1), 95)
     holdings.handle_report(said(KEYS[0], marks))
@@ -173,7 +173,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
     rng = random.Random(seed)
     marks = boundaries(rng, 600, size_max=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holdings_module, "FINE_MARKS_MAX", 64)
+        patch.setattr(holdings_module, "FINE_BOUNDARIES_MAX", 64)
         patch.setattr(holdings_module, "COARSE_BYTES", coarse)
         tracker = ReplicationTracker(3)
         for node in ("a", "b"):
@@ -186,7 +186,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
                     holdings.require_full_report()
             holdings.require_full_report()
             for one in holdings.report(1).segments:
-                tracker.on_marks(node, KEYS[0], unpack_boundaries(one.marks))
+                tracker.on_boundaries(node, KEYS[0], unpack_boundaries(one.marks))
     at = 64
     while at < marks[-1].offset:
         end = tracker.furthest(KEYS[0], at, cap)

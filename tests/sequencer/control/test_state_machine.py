@@ -1,4 +1,4 @@
-"""The state machine that Raft drives: snapshots carry the state and every order that may be needed again."""
+"""The state machine that Raft drives: snapshots carry the state and every plan that may be needed again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Bench(SequencerStateMachine):
 
     @property
     def instructions(self) -> list[int]:
-        return [order.instruction for order in self.tail]
+        return [plan.instruction for plan in self.tail]
 
 
 def contents(machine: SequencerStateMachine) -> list[bytes]:
-    return [order.content for order in machine.tail]
+    return [plan.content for plan in machine.tail]
 
 
 def replica_of(machine: SequencerStateMachine) -> Bench:
@@ -65,7 +65,7 @@ def test_a_restored_machine_is_the_same_and_goes_on_the_same(seed, merges, durab
     machine, rng = Bench(), random.Random(seed)
     for _ in range(merges):
         machine.merge(8 * rng.randrange(1, 100))
-    machine.prune_orders(durable)
+    machine.prune_plans(durable)
     other = replica_of(machine)
     assert (other.index, contents(other)) == (machine.index, contents(machine))
     assert other.instructions == list(range(min(durable, merges) + 1, merges + 1))
@@ -80,21 +80,21 @@ def test_a_snapshot_is_frozen_when_it_is_taken():
     machine.merge()
     encode, before = machine.snapshot(), machine.snapshot()()
     machine.merge()
-    machine.prune_orders(2)
+    machine.prune_plans(2)
     assert encode() == before
 
 
-def test_orders_are_forgotten_up_to_what_is_durable_only():
+def test_plans_are_forgotten_up_to_what_is_durable_only():
     machine = Bench()
     for _ in range(5):
         machine.merge()
-    machine.prune_orders(3)
-    machine.prune_orders(1)
+    machine.prune_plans(3)
+    machine.prune_plans(1)
     assert machine.instructions == [4, 5]
     assert decode_write_plan(machine.tail[0].content).instruction == 4
 
 
-def test_orders_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypatch):
+def test_plans_far_behind_are_forgotten_even_if_this_node_never_merges(monkeypatch):
     monkeypatch.setattr(machine_module, "TAIL_BYTES_MAX", 10_000)
     machine = Bench()
     for _ in range(500):

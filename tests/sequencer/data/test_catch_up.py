@@ -47,7 +47,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Bench:
-    """A node, n1, that has orders and none of their input; its peers have what a test gives them."""
+    """A node, n1, that has plans and none of their input; its peers have what a test gives them."""
 
     def __init__(self, root: Path, pki: Path) -> None:
         self.root, self._tls = root, tls_of(pki, "n1")
@@ -73,15 +73,15 @@ class Bench:
             health_port=0,
         )
         self.state = new_state()
-        self.orders = self._merged()
-        assert len(self.orders) >= 3
+        self.plans = self._merged()
+        assert len(self.plans) >= 3
 
     def _merged(self) -> list[WritePlan]:
         first = read_header(REAL, self.path, SegmentId(0, 0))
         assert first is not None
         incarnation = first.origin
         must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, first.run_id)))
-        orders = []
+        plans = []
         roll = 0
         while (header := self._header(roll)) is not None:
             chain = chain_of_segment(encode_segment_header(header))
@@ -91,12 +91,12 @@ class Bench:
                 one = MergeRange(
                     1, 0, roll, start, mark.offset, number, mark.number - number, chain, mark.chain
                 )
-                orders.append(do_merge(self.state, one))
+                plans.append(do_merge(self.state, one))
                 start, number, chain = mark.offset, mark.number, mark.chain
             roll += 1
         self.count = number
         self.segments = roll
-        return orders
+        return plans
 
     def _header(self, roll: int) -> Any:
         with contextlib.suppress(FileNotFoundError):
@@ -123,12 +123,12 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[DataProcess]:
-        """The data process of n1, which has heard the orders."""
+        """The data process of n1, which has heard the plans."""
         data = DataProcess(self.config)
         data.link.send = lambda _: None  # type: ignore[method-assign]
         try:
-            orders = [encode_write_plan(order) for order in self.orders]
-            snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), orders=orders)
+            plans = [encode_write_plan(plan) for plan in self.plans]
+            snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), orders=plans)
             data._on_message(pb.ToData(snapshot=snapshot))
             data.tasks.keep(data.catch_up.run())
             yield data
@@ -213,7 +213,7 @@ def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes
 ) -> None:
     async def play() -> None:
         async with bench.running() as data:
-            await until(lambda: "no_peer_has_what_is_missing" in caplog.text)
+            await until(lambda: "missing_bytes_not_found" in caplog.text)
             bench.give("n2", range(bench.segments))
             async with bench.serving("n2"):
                 await bench.merged_whole(data)
@@ -240,8 +240,8 @@ def test_a_copy_that_is_shorter_than_it_was_is_made_up_for_by_a_peer(bench: Benc
 def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_into_memory(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers have trimmed what the first order needs, and keep what later orders need."""
-    blocks = [block for order in bench.orders for block in order.blocks if not block.is_declaration]
+    """Peers have trimmed what the first plan needs, and keep what later plans need."""
+    blocks = [block for plan in bench.plans for block in plan.blocks if not block.is_declaration]
     bytes_max = 1 + sum(block.end - block.start for block in blocks if block.roll == 0)
     largest = max(block.end - block.start for block in blocks)
     monkeypatch.setattr(catch_up_module, "RANGES_BYTES_MAX", bytes_max)
@@ -267,7 +267,7 @@ def test_input_that_no_peer_keeps_does_not_have_all_that_comes_after_it_fetched_
             await until(lambda: len(asked) >= 2 or data.failure)
 
     asyncio.run(play())
-    assert most, "what later orders need is fetched ahead"
+    assert most, "what later plans need is fetched ahead"
     assert max(most) <= bytes_max + largest
 
 
@@ -289,7 +289,7 @@ def test_where_no_peer_has_what_comes_next_merged_bytes_are_copied_though_peers_
 
     async def replica(*_: object, **__: object) -> None:
         asked_before_copying.append(list(asked))
-        raise Unreachable("the log of this peer is no merge of the orders")
+        raise Unreachable("the log of this peer is no merge of the plans")
 
     monkeypatch.setattr(catch_up_module, "fetch_range", fetch)
     monkeypatch.setattr(catch_up_module, "catch_up", replica)

@@ -112,8 +112,8 @@ def with_peers(config: NodeConfig) -> NodeConfig:
     return replace(config, members={**config.members, **peers})
 
 
-def snapshot_of(state: SequencerState, index: int = 1, orders: tuple[bytes, ...] = ()) -> pb.ToData:
-    snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
+def snapshot_of(state: SequencerState, index: int = 1, plans: tuple[bytes, ...] = ()) -> pb.ToData:
+    snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=plans)
     return pb.ToData(snapshot=snapshot)
 
 
@@ -324,7 +324,7 @@ def _damage_merged(config: NodeConfig) -> None:
         async with Played(config) as played:
             played.say(snapshot_of(new_state()))
             assert played.data.merger is not None
-            writer = played.data.merger._writer
+            writer = played.data.merger._output.writer
             assert writer is not None
             writer.start(SegmentId(0, 0), first=0, created_ns=1)
 
@@ -488,7 +488,7 @@ def test_the_cluster_of_the_state_is_that_of_the_merged_log(config):
             assert played.data.merger is None
             played.say(snapshot_of(new_state(), index=2))
             assert played.data.merger is not None
-            assert played.data.merger._identity.origin == CLUSTER
+            assert played.data.merger._output.identity.origin == CLUSTER
 
     asyncio.run(play())
 
@@ -508,7 +508,7 @@ class Lagging:
         assert header is not None
         self.state = new_state()
         must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, header.run_id)))
-        self.orders: list[WritePlan] = []
+        self.plans: list[WritePlan] = []
         for roll in range(self.end.roll + 1):
             first = read_header(REAL, path, SegmentId(0, roll))
             marks = read_marks(REAL, path, SegmentId(0, roll))
@@ -516,7 +516,7 @@ class Lagging:
             chain = chain_of_segment(encode_segment_header(first))
             last, number = marks[-1], first.first
             whole = MergeRange(1, 0, roll, 64, last.offset, number, last.number - number, chain, last.chain)
-            self.orders.append(do_merge(self.state, whole))
+            self.plans.append(do_merge(self.state, whole))
 
     @property
     def segments(self) -> list[int]:
@@ -525,7 +525,7 @@ class Lagging:
         return sorted(segment.roll for segment in files)
 
     def snapshot(self) -> pb.ToData:
-        return snapshot_of(self.state, 20, tuple(map(encode_write_plan, self.orders)))
+        return snapshot_of(self.state, 20, tuple(map(encode_write_plan, self.plans)))
 
 
 def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(config, tmp_path):
@@ -550,7 +550,7 @@ def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(conf
 
 def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
-    assert len(lagging.orders) >= 3
+    assert len(lagging.plans) >= 3
 
     async def play() -> None:
         async with Played(config) as played:
@@ -560,7 +560,7 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
             await played.until(lambda: data.merger.position == lagging.count)
             assert lagging.segments == [*range(lagging.end.roll + 1)]
             durable = await asyncio.to_thread(data.merger.sync)
-            assert durable.instruction == len(lagging.orders)
+            assert durable.instruction == len(lagging.plans)
             await data.merged_log.release_input(durable.instruction)
             assert lagging.segments == [lagging.end.roll]
 
@@ -597,7 +597,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
 def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_path, monkeypatch):
     monkeypatch.setattr(merging_module, "SYNC_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher")
-    last = len(lagging.orders)
+    last = len(lagging.plans)
 
     def standing(instruction: int) -> pb.ToData:
         said = pb.Summary(merged=pb.MergedReport(instruction=instruction))
@@ -622,7 +622,7 @@ def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_p
 
 def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
-    said = pb.Summary(merged=pb.MergedReport(instruction=len(lagging.orders)))
+    said = pb.Summary(merged=pb.MergedReport(instruction=len(lagging.plans)))
 
     async def play() -> None:
         async with Played(with_peers(config)) as played:
@@ -639,7 +639,7 @@ def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(con
     asyncio.run(play())
 
 
-def test_a_copy_of_a_session_that_is_over_is_opened_while_its_orders_wait(config, tmp_path):
+def test_a_copy_of_a_session_that_is_over_is_opened_while_its_plans_wait(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     do_fence(lagging.state)
     end = lagging.state.sessions[1].consumed
@@ -1225,13 +1225,13 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
 ):
     lagging = Lagging(config, tmp_path / "publisher")
     state = closed_with(lagging)
-    count = len(lagging.orders)
+    count = len(lagging.plans)
 
     async def play() -> None:
         async with Played(with_peers(config)) as played:
             data = played.data
             session = state.sessions[1]
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
             # The copy is opened although the session is closed: the merger needs it.
             await played.until(lambda: data.merger.position == lagging.count)
             durable = count if lacking == "a majority" else 0
@@ -1250,7 +1250,7 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
             await data.closed_replicas.remove_some()
             assert not lagging.copy_path.exists()
             assert data.replicas.all() == []
-            await played.until(lambda: not data.merger._files)
+            await played.until(lambda: not data.merger._input.files)
             # Its publisher comes again: the copy goes on behind what is merged.
             again = await data.replicas.open_replica(session)
             assert again.receiver.next_offset == LogOffset(0, lagging.end.roll, 0)
@@ -1263,13 +1263,13 @@ def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_m
     state = closed_with(lagging)
     must(Forgotten, apply(state, Forget((1,))))
     (Path(config.sessions_directory) / "gone.7").mkdir()
-    count = len(lagging.orders)
+    count = len(lagging.plans)
 
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
             played.say(standing_with(count, count, count))
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
             await data.closed_replicas.remove_some()
             assert lagging.copy_path.exists()
             data.closed_replicas._released = lambda: count
@@ -1447,7 +1447,7 @@ def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_r
 
     async def play() -> None:
         async with Played(with_peers(config)) as played:
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.orders))))
+            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
             played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
             intakes = played.data.ingest
             intakes._is_up = lambda: True

@@ -191,7 +191,7 @@ def test_a_note_that_cannot_be_read_is_damage(kept: Kept) -> None:
 
 @pytest.fixture
 def story() -> Story:
-    """Six orders, a hard reset, and one order behind it."""
+    """Six plans, a hard reset, and one plan behind it."""
     story = Story.drawn()
     reset(story.state, 7)
     must(RunOpened, apply(story.state, opening("p0", run=1, newest=1)))
@@ -207,7 +207,7 @@ def test_merging_begins_anew_wherever_this_node_had_come_to(story: Story, merged
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        before, behind = story.orders[:6], story.orders[6]
+        before, behind = story.plans[:6], story.plans[6]
         position = behind.first_position
         merger.start(before[:merged], None, MergeProgress(0, 0, 0, 0))
         if merged:
@@ -238,7 +238,7 @@ def test_a_log_that_lacks_the_beginning_of_the_new_epoch_has_a_gap(story: Story)
 
 
 def without_bytes(state: SequencerState) -> WritePlan:
-    """An order of an instruction that writes nothing: all of it was below a watermark."""
+    """A plan of an instruction that writes nothing: all of it was below a watermark."""
     state.instruction += 1
     state.sequenced_ns += 1
     said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
@@ -246,10 +246,10 @@ def without_bytes(state: SequencerState) -> WritePlan:
 
 
 def cleared_story() -> tuple[Story, MergeProgress]:
-    """Six orders and a hard reset, and how far that is."""
+    """Six plans and a hard reset, and how far that is."""
     story = Story.drawn()
     reset(story.state, 7)
-    last = story.orders[-1]
+    last = story.plans[-1]
     return story, MergeProgress(last.instruction, last.chain, last.total_bytes, story.state.position)
 
 
@@ -279,7 +279,7 @@ def test_a_new_disk_goes_on_where_the_first_thing_is_an_instruction_that_writes_
     merger = open_merger(disk, story)
     try:
         merger.start([empty], None, reached._replace(instruction=empty.instruction), story.state.cleared)
-        merger.add(story.orders[-1])
+        merger.add(story.plans[-1])
         merger.wait_written(story.state.instruction)
         assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
     finally:
@@ -296,14 +296,14 @@ def test_what_writes_nothing_behind_a_hard_reset_begins_no_segment_on_any_node()
     written.write(1, 0, 900, random_runs(random.Random(1), range(900, 910), "p0"))
     story.merge(written.range_of(1, 1, 0, 0, len(written.marks[1, 0]) - 1))
     files = []
-    for orders, is_at in (([empty], reached), ([], behind)):  # One node was away when it was merged.
+    for plans, is_at in (([empty], reached), ([], behind)):  # One node was away when it was merged.
         disk = MemoryDisk()
         story.put_sessions(disk)
         merger = open_merger(disk, story)
         try:
             merger.start([], None, is_at, cleared)
-            for order in [*orders, story.orders[-1]]:
-                merger.add(order)
+            for plan in [*plans, story.plans[-1]]:
+                merger.add(plan)
             merger.wait_written(story.state.instruction)
             assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
         finally:
@@ -325,7 +325,7 @@ def test_nor_is_a_place_wanted_for_it_where_a_force_raises_the_run_before_anythi
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        merger.start([empty, story.orders[-1]], story.end, story.reached, story.state.cleared)
+        merger.start([empty, story.plans[-1]], story.end, story.reached, story.state.cleared)
         assert merger.gap is None
         merger.wait_written(story.state.instruction)
         assert (merger.failure, merger.written) == (None, story.reached)
@@ -345,7 +345,7 @@ def test_behind_a_forced_soft_reset_all_goes_on_in_a_segment_of_its_run() -> Non
     story.put_sessions(disk)
     merger = open_merger(disk, story)
     try:
-        merger.start(story.orders, story.end, story.reached)
+        merger.start(story.plans, story.end, story.reached)
         merger.wait_written(story.state.instruction)
         assert (merger.gap, merger.failure, merger.written) == (None, None, story.reached)
         assert max(merged_files(disk)) == SegmentId(1 << 16, 0)

@@ -56,7 +56,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def peer(tmp_path: Path) -> Path:
     """The files of a node that has merged all, and trimmed what the cluster has."""
     root = tmp_path / "peer"
-    write_log(root / "merged", len(drawn().orders))
+    write_log(root / "merged", len(drawn().plans))
     writer = LogWriter.open(str(root / "merged"), IDENTITY, resume=True)
     writer.trim(BEFORE, TrimReason.DISK)
     writer.close()
@@ -64,11 +64,11 @@ def peer(tmp_path: Path) -> Path:
 
 
 def write_log(directory: Path, count: int) -> None:
-    """A merged log as it is when so many orders are carried out."""
+    """A merged log as it is when so many plans are carried out."""
     story, disk = drawn(), MemoryDisk()
     story.put_sessions(disk)
     merger = open_merger(disk, story)
-    begin(merger, story, story.orders[:count])
+    begin(merger, story, story.plans[:count])
     merger.wait_written(count)
     merger.sync()
     merger.close()
@@ -101,8 +101,8 @@ def config_of(root: Path, pki: Path, peer_port: int) -> NodeConfig:
     )
 
 
-@pytest.mark.parametrize("told", ["by a snapshot", "by commands", "by orders and then a trim"])
-@pytest.mark.parametrize("count", range(0, len(drawn().orders), 2))
+@pytest.mark.parametrize("told", ["by a snapshot", "by commands", "by plans and then a trim"])
+@pytest.mark.parametrize("count", range(0, len(drawn().plans), 2))
 def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
     count: int, told: str, peer: Path, pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +112,10 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
     config = config_of(tmp_path / "node", pki, port)
     if count:
         write_log(Path(config.merged_directory), count)
-    if told != "by orders and then a trim":
+    if told != "by plans and then a trim":
         must(SegmentsTrimmed, apply(story.state, TRIM))
-    orders = [] if told == "by a snapshot" else [encode_write_plan(order) for order in story.orders[count:]]
-    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=orders)
+    plans = [] if told == "by a snapshot" else [encode_write_plan(plan) for plan in story.plans[count:]]
+    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=plans)
 
     def is_as_far(reached: MergeProgress) -> bool:
         return reached._replace(chain=0) == story.reached._replace(chain=0)  # Not known of others' bytes.
@@ -128,14 +128,14 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
             data.link.send = lambda _: None  # type: ignore[method-assign]
             try:
                 data._on_message(pb.ToData(snapshot=snapshot))
-                if told == "by orders and then a trim":
+                if told == "by plans and then a trim":
                     applied = pb.Applied(index=2, command=encode_command(TRIM))
                     data._on_message(pb.ToData(applied=applied))
                 data.tasks.keep(data.catch_up.run())
                 merger = data.merger
                 assert merger is not None
                 await until(lambda: is_as_far(merger.written) or data.failure)
-                await until(lambda: (not merger._to_trim() and merger._is_idle) or data.failure)
+                await until(lambda: (not merger._output.to_trim() and merger._is_idle) or data.failure)
                 assert data.failure is None
                 assert is_as_far(merger.sync())
                 assert (merger.gap, merger.missing, merger.position) == (None, None, story.state.position)

@@ -19,8 +19,8 @@ class Bench(StateFollower):
         self.heard: list[object] = []
         super().__init__(self.heard.append, lambda _, outcome: self.heard.append(outcome))
 
-    def snapshot(self, index: int, state: SequencerState, *orders: bytes) -> None:
-        snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=orders)
+    def snapshot(self, index: int, state: SequencerState, *plans: bytes) -> None:
+        snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=plans)
         self.on_message(pb.ToData(snapshot=snapshot))
 
     def applied(self, index: int, command: object) -> None:
@@ -39,12 +39,12 @@ def test_commands_behind_a_snapshot_are_applied_each_once():
     assert [one.name for one in follower.state.sessions.values()] == ["s2"]
 
 
-def test_the_orders_of_a_snapshot_are_handed_on():
+def test_the_plans_of_a_snapshot_are_handed_on():
     follower, state = Bench(), new_state()
     do_open(state)
-    order = do_merge(state, piece())
-    follower.snapshot(2, state, encode_write_plan(order))
-    assert follower.heard == [[order]]
+    plan = do_merge(state, piece())
+    follower.snapshot(2, state, encode_write_plan(plan))
+    assert follower.heard == [[plan]]
 
 
 def test_a_fence_is_not_forgotten_when_control_begins_anew_from_an_older_snapshot():
@@ -74,7 +74,7 @@ def test_a_state_of_another_cluster_takes_the_place_of_any_other():
     assert (follower.index, follower.state.cluster) == (1, other.cluster)
 
 
-def test_merged_orders_come_out_of_what_is_applied():
+def test_merged_plans_come_out_of_what_is_applied():
     follower, state = Bench(), new_state()
     do_open(state)
     follower.snapshot(1, state)

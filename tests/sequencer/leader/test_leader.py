@@ -17,8 +17,10 @@ from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader import leader as leader_module
 from sequencer.leader.divergence_check import Divergence
-from sequencer.leader.leader import FRESH_NS, IN_FLIGHT_MAX, MINUTE_NS, Leader
+from sequencer.leader.leader import IN_FLIGHT_MAX, MINUTE_NS, Leader
 from sequencer.leader.lease_expiry import POLL_NS as LEASES_LOOK_NS
+from sequencer.leader.node_reports import FRESH_NS
+from sequencer.leader.proposals import REPEAT_NS
 from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
 from sequencer.leader.retention_planner import POLL_NS
 from sequencer.state.apply import apply
@@ -219,16 +221,12 @@ def test_an_instruction_of_another_leader_that_comes_in_between_makes_it_plan_an
     (own, future) = bench.proposals.popleft()
     first, second = one.segments[0][:2]
     other = piece(start=64, end=second.offset, count=1, chains=(first.chain, second.chain))
-    bench.commit(_encoded(MergeInstruction(1, 5, (other,))))
+    bench.commit(encode_command(MergeInstruction(1, 5, (other,))))
     assert isinstance(bench.commit(own, future), CommandRejected)
     for node in "ab":
         bench.report(node, {(1, 0, 0): one.segments[0][3:]})
     bench.reconcile()
     bench.assert_merged(1, 6)
-
-
-def _encoded(command: Command) -> bytes:
-    return leader_module.encode_command(command)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +381,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
     bench.now_ns += POLL_NS
     bench.leader.tick()
     assert len(bench.proposals) == 1  # It is on its way.
-    bench.now_ns += FRESH_NS
+    bench.now_ns += REPEAT_NS
     for node in "ab":
         bench.report(node, clock_ns=CLOCK_NS + week_ns)
     bench.leader.tick()
@@ -407,7 +405,7 @@ def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench
     bench.leader.tick()
     assert bench.pending == []
     apply(bench.state, Configure(retention_bytes=8, retention_disk_percent=50))
-    bench.now_ns += FRESH_NS
+    bench.now_ns += REPEAT_NS
     bench.leader.tick()
     assert bench.pending == [Configure(retention_bytes=7)]
 
@@ -438,7 +436,7 @@ def test_a_trim_that_was_on_its_way_before_a_configuration_is_judged_by_it(bench
     bench.leader.tick()
     (trim,) = bench.pending
     assert isinstance(trim, TrimSegments)
-    bench.commit(_encoded(Configure(retention_minutes=0)))
+    bench.commit(encode_command(Configure(retention_minutes=0)))
     assert isinstance(bench.commit(*bench.proposals.popleft()), CommandRejected)
     assert bench.state.log_start == 0
 
@@ -450,7 +448,7 @@ ASKED = SubmitRequest(b"q" * 16, CLOCK_NS + 10 * SECOND_NS, Configure(roll_minut
 
 
 def ask(bench: Bench) -> None:
-    bench.commit(_encoded(ASKED))
+    bench.commit(encode_command(ASKED))
     assert bench.leader.has_plans
     bench.leader.plan()
 
@@ -557,7 +555,7 @@ def test_a_merged_segment_that_is_old_is_rolled_once(bench):
     bench.reconcile()
     assert (bench.state.merged.segment, bench.state.merged.created_ns) == ((0, 1), clock_ns)
     assert bench.state.segments[0].sealed_ns == clock_ns
-    bench.now_ns += FRESH_NS
+    bench.now_ns += REPEAT_NS
     bench.leader.tick()
     bench.reconcile()
     assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
@@ -586,7 +584,7 @@ def test_a_fence_that_was_lost_is_proposed_again_and_one_on_its_way_is_not(bench
     bench.leader.plan()
     assert bench.pending == [FenceRun(1, 0)]
     bench.proposals.clear()
-    bench.now_ns += FRESH_NS
+    bench.now_ns += REPEAT_NS
     bench.leader.plan()
     assert bench.pending == [FenceRun(1, 0)]
 
@@ -758,7 +756,7 @@ def test_an_expiry_that_was_lost_is_proposed_again_but_not_while_it_is_on_its_wa
         bench.now_ns += LEASES_LOOK_NS
     assert len(bench.pending) == 1
     bench.proposals.clear()
-    bench.now_ns += FRESH_NS
+    bench.now_ns += REPEAT_NS
     bench.leader.tick()
     bench.reconcile()
     assert not bench.state.leases

@@ -35,7 +35,7 @@ def held(
     """So many nodes hold these boundaries, 10 messages a batch; chains as `piece` makes them."""
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
     for node in range(nodes):
-        tracker.on_marks(f"n{node}", SegmentKey(session_id, run, roll), marks)
+        tracker.on_boundaries(f"n{node}", SegmentKey(session_id, run, roll), marks)
 
 
 def stage(
@@ -76,7 +76,7 @@ def test_nothing_is_planned_where_nodes_disagree() -> None:
     _, tracker, speculation = stage(2)
     held(tracker, 1, 128)
     held(tracker, 2, 128)
-    tracker.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
+    tracker.on_boundaries("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
     assert [one.session_id for one in planned(speculation, tracker).ranges] == [2]
 
 
@@ -135,7 +135,7 @@ def test_the_next_segment_is_planned_when_this_one_is_whole() -> None:
     held(tracker, 1, 128)
     marks = [BatchBoundary(64, 10, 7), BatchBoundary(128, 20, 8)]
     for node in ("n0", "n1"):
-        tracker.on_marks(node, SegmentKey(1, 0, 1), marks)
+        tracker.on_boundaries(node, SegmentKey(1, 0, 1), marks)
     for want in (piece(), piece(roll=1, first=10, chains=(7, 8))):
         merge = planned(speculation, tracker)
         assert merge.ranges == (want,)
@@ -152,7 +152,9 @@ def test_a_segment_is_not_left_while_messages_of_it_are_missing() -> None:
     _, tracker, speculation = stage()
     held(tracker, 1, 128)
     for node in ("n0", "n1"):
-        tracker.on_marks(node, SegmentKey(1, 0, 1), [BatchBoundary(64, 20, 7), BatchBoundary(128, 30, 8)])
+        tracker.on_boundaries(
+            node, SegmentKey(1, 0, 1), [BatchBoundary(64, 20, 7), BatchBoundary(128, 30, 8)]
+        )
     assert planned(speculation, tracker).ranges == (piece(),)
     assert maybe_planned(speculation, tracker) is None
 
@@ -169,7 +171,7 @@ def test_a_batch_above_the_cap_is_planned_though_a_node_told_of_no_boundary_but_
     state, tracker, speculation = stage()
     apply(state, Configure(session_bytes_max=8))
     held(tracker, 1, 128, 256)
-    tracker.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(72, 1, 1), BatchBoundary(120, 2, 1)])
+    tracker.on_boundaries("n2", SegmentKey(1, 0, 0), [BatchBoundary(72, 1, 1), BatchBoundary(120, 2, 1)])
     assert planned(speculation, tracker).ranges == (piece(),)
 
 
@@ -177,7 +179,7 @@ def test_a_range_has_no_more_messages_than_a_block_can_skip() -> None:
     state, tracker, speculation = stage()
     marks = [BatchBoundary(64, 0, 64), *(BatchBoundary(64 + 8 * n, n * 2**30, n) for n in range(1, 9))]
     for node in ("n0", "n1"):
-        tracker.on_marks(node, SegmentKey(1, 0, 0), marks)
+        tracker.on_boundaries(node, SegmentKey(1, 0, 0), marks)
     counts = []
     while (merge := maybe_planned(speculation, tracker)) is not None:
         must(RangesMerged, apply(state, merge))
@@ -254,7 +256,7 @@ def test_twins_are_planned_in_the_order_in_which_apply_meets_them() -> None:
         state.wanted["d"] = 0
         speculation.turn = turn
         for node in ("n0", "n1"):
-            tracker.on_marks(
+            tracker.on_boundaries(
                 node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
             )
         held(tracker, 2, 128)
@@ -269,7 +271,7 @@ def test_a_dedup_id_that_begins_is_begun_by_the_session_that_apply_meets_first()
         state, tracker, speculation = stage(2, dedup="d")
         speculation.turn = turn
         for node in ("n0", "n1"):
-            tracker.on_marks(
+            tracker.on_boundaries(
                 node, SegmentKey(1, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
             )
         held(tracker, 2, 128)
@@ -282,7 +284,9 @@ def test_ids_that_were_planned_and_vanished_are_wanted_again() -> None:
     state.wanted["d"] = 0
     held(tracker, 1, 128)
     for node in ("n0", "n1"):
-        tracker.on_marks(node, SegmentKey(2, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)])
+        tracker.on_boundaries(
+            node, SegmentKey(2, 0, 0), [BatchBoundary(64, 10, 64), BatchBoundary(128, 20, 128)]
+        )
     assert [planned(speculation, tracker).ranges[0].session_id for _ in range(2)] == [1, 2]
     speculation.reset()
     tracker.prune_before(1, 0, 0, 1000)
@@ -295,7 +299,7 @@ def test_sessions_that_wait_for_a_dedup_id_leave_their_turn_to_others() -> None:
     for session_id in range(1, 9):
         for node in ("n0", "n1"):
             end = BatchBoundary(64 + 16 * MIB, 20, 1)
-            tracker.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 10, 64), end])
+            tracker.on_boundaries(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 10, 64), end])
     held(tracker, 9, 128)
     assert planned(speculation, tracker).ranges == (piece(9),)
 

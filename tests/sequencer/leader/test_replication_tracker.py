@@ -44,7 +44,7 @@ class DumbBoard:
     def nodes(self, key: SegmentKey, one: BatchBoundary) -> set[str]:
         return {node for node, k, said in self.said if (k, said) == (key, one)}
 
-    def on_marks(self, node: str, key: SegmentKey, marks: list[BatchBoundary]) -> set[int]:
+    def on_boundaries(self, node: str, key: SegmentKey, marks: list[BatchBoundary]) -> set[int]:
         """The sessions that are found to differ."""
         differ = set()
         for one in marks:
@@ -109,8 +109,8 @@ def test_the_board_is_as_its_dumb_definition(members: int, steps: list[Any]) -> 
                 if NODES.index(node) >= members:
                     continue
                 marks = [mark(offset, forged=bool(forged)) for offset in offsets]
-                tracker.on_marks(node, key, marks)
-                differ |= dumb.on_marks(node, key, marks)
+                tracker.on_boundaries(node, key, marks)
+                differ |= dumb.on_boundaries(node, key, marks)
             case ("node", node):
                 tracker.forget_node(node)
                 dumb.forget_node(node)
@@ -148,12 +148,12 @@ def test_a_disagreement_says_who_holds_what() -> None:
     tracker = ReplicationTracker(3)
     key = KEYS[0]
     for node in ("n0", "n1"):
-        tracker.on_marks(node, key, [mark(64), mark(128)])
-    tracker.on_marks("n2", key, [mark(64), mark(128, forged=True), mark(256)])
+        tracker.on_boundaries(node, key, [mark(64), mark(128)])
+    tracker.on_boundaries("n2", key, [mark(64), mark(128, forged=True), mark(256)])
     found = tracker.disagreements[1]
     assert (found.key, found.offset, found.node, found.others) == (key, 128, "n2", ("n0", "n1"))
     assert (found.got, found.wanted) == (mark(128, forged=True), mark(128))
-    tracker.on_marks("n2", KEYS[0], [mark(64, forged=True)])
+    tracker.on_boundaries("n2", KEYS[0], [mark(64, forged=True)])
     assert tracker.disagreements == {1: found}
 
 
@@ -161,7 +161,7 @@ def test_what_is_below_a_place_is_forgotten_and_the_place_itself_is_not() -> Non
     tracker = ReplicationTracker(3)
     for key in KEYS:
         for node in ("n0", "n1"):
-            tracker.on_marks(node, key, [mark(64), mark(128), mark(256)])
+            tracker.on_boundaries(node, key, [mark(64), mark(128), mark(256)])
     tracker.prune_before(1, 0, 1, 128)
     known = {
         key: [offset for offset in (64, 128, 256) if tracker.boundary_at(key, offset) is not None]
@@ -177,7 +177,7 @@ def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
         ("n1", BatchBoundary(128, 5, 2)),
         ("n2", BatchBoundary(128, 6, 1)),
     ):
-        tracker.on_marks(node, KEYS[0], [one])
+        tracker.on_boundaries(node, KEYS[0], [one])
     assert tracker.boundary_at(KEYS[0], 128) is None
     assert tracker.furthest(KEYS[0], 64, 1000) is None
 
@@ -186,7 +186,7 @@ def test_a_majority_that_agrees_on_the_offset_alone_is_none() -> None:
 def test_a_majority_is_more_than_half(members: int, needed: int) -> None:
     tracker = ReplicationTracker(members)
     for count in range(1, members + 1):
-        tracker.on_marks(f"n{count}", KEYS[0], [mark(128)])
+        tracker.on_boundaries(f"n{count}", KEYS[0], [mark(128)])
         assert (tracker.boundary_at(KEYS[0], 128) is not None) == (count >= needed)
 
 
@@ -249,9 +249,9 @@ MANY = [BatchBoundary(64 + 160 * index, index, index) for index in range(100_001
 def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) -> None:
     """One node holds all of a segment, the others as many batches of it as that."""
     tracker, key = ReplicationTracker(3), KEYS[0]
-    tracker.on_marks("n0", key, MANY)
+    tracker.on_boundaries("n0", key, MANY)
     for node in ("n1", "n2"):
-        tracker.on_marks(node, key, MANY[: others + 1])
+        tracker.on_boundaries(node, key, MANY[: others + 1])
     count_looks(tracker, key)
     found = tracker.furthest(key, 64, 16 << 20)
     assert found == (MANY[others] if others else None)
@@ -262,9 +262,9 @@ def test_the_furthest_of_100000_boundaries_is_found_in_a_few_looks(others: int) 
 def test_what_a_forgotten_node_had_reached_is_not_searched() -> None:
     tracker, key = ReplicationTracker(3), KEYS[0]
     for node in ("n0", "n1"):
-        tracker.on_marks(node, key, MANY[:10_000])
+        tracker.on_boundaries(node, key, MANY[:10_000])
     tracker.forget_node("n1")
-    tracker.on_marks("n1", key, MANY[:10])
+    tracker.on_boundaries("n1", key, MANY[:10])
     count_looks(tracker, key)
     assert tracker.furthest(key, 64, 16 << 20) == MANY[9]
     assert Counting.looks <= 4

@@ -26,7 +26,7 @@ def holds(
     node: str, tracker: ReplicationTracker, *offsets: int, session_id: int = 1, run: int = 0, roll: int = 0
 ) -> None:
     marks = [BatchBoundary(offset, 10 * index, offset) for index, offset in enumerate((64, *offsets))]
-    tracker.on_marks(node, SegmentKey(session_id, run, roll), marks)
+    tracker.on_boundaries(node, SegmentKey(session_id, run, roll), marks)
 
 
 def stage() -> tuple[SequencerState, ReplicationTracker]:
@@ -123,7 +123,7 @@ def test_a_life_is_not_ended_where_nodes_disagree() -> None:
     state, tracker = stage()
     do_open(state, "s0", run=1)
     held(tracker, 1, 128)
-    tracker.on_marks("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
+    tracker.on_boundaries("n2", SegmentKey(1, 0, 0), [BatchBoundary(128, 10, 999)])
     assert planned(state, tracker) == []
     do_fence(state)
     for node in range(3):
@@ -151,11 +151,11 @@ def test_a_nearer_end_with_other_bytes_than_a_further_one_has_ends_no_life(is_fi
     do_fence(state)
     further = [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)]
     if not is_final_first:
-        tracker.on_marks("n0", SegmentKey(1, 0, 0), further)
+        tracker.on_boundaries("n0", SegmentKey(1, 0, 0), further)
     tracker.on_final("n0", SessionEnd(1, 0, 0, 256, 16), 112)
     tracker.on_final("n1", SessionEnd(1, 0, 0, 128, 8), 222)
     if is_final_first:
-        tracker.on_marks("n0", SegmentKey(1, 0, 0), further)
+        tracker.on_boundaries("n0", SegmentKey(1, 0, 0), further)
     assert planned(state, tracker) == []
     assert {tracker.disagreements[1].node, *tracker.disagreements[1].others} == {"n0", "n1"}
 
@@ -165,7 +165,9 @@ def test_ends_that_agree_to_the_last_byte_end_a_life() -> None:
     do_open(state, "s0", run=1)
     do_fence(state)
     tracker.on_final("n0", SessionEnd(1, 0, 0, 256, 16), 112)
-    tracker.on_marks("n0", SegmentKey(1, 0, 0), [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)])
+    tracker.on_boundaries(
+        "n0", SegmentKey(1, 0, 0), [BatchBoundary(128, 8, 111), BatchBoundary(256, 16, 112)]
+    )
     tracker.on_final("n1", SessionEnd(1, 0, 0, 128, 8), 111)
     tracker.on_final("n2", SessionEnd(1, 0, 0, 64, 0), None)
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 256, 16)]

@@ -20,45 +20,45 @@ def merged(count: int) -> list[WritePlan]:
     ]
 
 
-def leading(members: int, orders: list[WritePlan]) -> DivergenceDetector:
+def leading(members: int, plans: list[WritePlan]) -> DivergenceDetector:
     chains = DivergenceDetector(members)
-    for order in orders:
-        chains.on_plan(order)
+    for plan in plans:
+        chains.on_plan(plan)
     return chains
 
 
 def test_one_that_differs_is_told_once_a_majority_agrees_whichever_instructions_they_are_at() -> None:
-    orders = merged(5)
-    chains = leading(3, orders)
+    plans = merged(5)
+    chains = leading(3, plans)
     assert chains.on_reported("b", 2, 99) == []
-    assert chains.on_reported("a", 4, orders[3].chain) == []
-    found = Divergence("b", 2, 99, orders[1].chain)
-    assert chains.on_reported("c", 5, orders[4].chain) == [found]
-    assert chains.on_reported("a", 5, orders[4].chain) == []  # It has been said.
-    assert chains.on_reported("b", 3, 98) == [Divergence("b", 3, 98, orders[2].chain)]
+    assert chains.on_reported("a", 4, plans[3].chain) == []
+    found = Divergence("b", 2, 99, plans[1].chain)
+    assert chains.on_reported("c", 5, plans[4].chain) == [found]
+    assert chains.on_reported("a", 5, plans[4].chain) == []  # It has been said.
+    assert chains.on_reported("b", 3, 98) == [Divergence("b", 3, 98, plans[2].chain)]
 
 
 def test_a_leader_that_a_majority_differs_from_is_what_is_wrong() -> None:
-    orders = merged(3)
-    chains = leading(3, orders)
-    assert chains.on_reported("a", 1, orders[0].chain) == []
+    plans = merged(3)
+    chains = leading(3, plans)
+    assert chains.on_reported("a", 1, plans[0].chain) == []
     assert chains.on_reported("b", 2, 98) == []
-    assert chains.on_reported("c", 3, 99) == [Divergence(None, 2, orders[1].chain, 98)]
+    assert chains.on_reported("c", 3, 99) == [Divergence(None, 2, plans[1].chain, 98)]
 
 
 def test_what_is_not_known_of_either_side_says_nothing() -> None:
-    orders = merged(3)
-    chains = leading(1, orders[1:])
+    plans = merged(3)
+    chains = leading(1, plans[1:])
     assert chains.on_reported("a", 1, 5) == []
     assert chains.on_reported("a", 2, divergence_check.NOT_KNOWN) == []
     assert chains.on_reported("a", 4, 5) == []
-    assert chains.on_reported("a", 3, 5) == [Divergence(None, 3, orders[2].chain, 5)]
+    assert chains.on_reported("a", 3, 5) == [Divergence(None, 3, plans[2].chain, 5)]
 
 
 def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence_check, "CHAINS_MAX", 3)
-    orders = merged(10)
-    chains = leading(1, orders)
+    plans = merged(10)
+    chains = leading(1, plans)
     assert chains.on_reported("a", 7, 5) == []
     assert len(chains.on_reported("a", 8, 5)) == 1
 
@@ -67,13 +67,13 @@ def test_so_many_chains_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("seed", range(20))
 def test_nodes_stop_that_differ_from_a_majority_and_no_others(members: int, seed: int) -> None:
     rng = random.Random(seed)
-    orders = merged(20)
-    chains = leading(members, orders)
+    plans = merged(20)
+    chains = leading(members, plans)
     wrong = set(rng.sample(range(members), rng.randint(0, members)))
     is_leader_wrong = len(wrong) > members // 2
     stopped: set[str | None] = set()
     for node in rng.sample(range(members), members) * 2:
-        order = rng.choice(orders)
-        chain = order.chain ^ (1 if node in wrong else 0)
-        stopped |= {one.node for one in chains.on_reported(f"n{node}", order.instruction, chain)}
+        plan = rng.choice(plans)
+        chain = plan.chain ^ (1 if node in wrong else 0)
+        stopped |= {one.node for one in chains.on_reported(f"n{node}", plan.instruction, chain)}
     assert stopped == ({None} if is_leader_wrong else {f"n{node}" for node in wrong})

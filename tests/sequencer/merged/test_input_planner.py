@@ -21,7 +21,7 @@ from sequencer.sessions.input_planner import (
 from sequencer.state.write_plan import BlockWrite
 
 STORY = Story.drawn()
-BLOCKS = [block for order in STORY.orders for block in order.blocks if not block.is_declaration]
+BLOCKS = [block for plan in STORY.plans for block in plan.blocks if not block.is_declaration]
 
 
 def in_halves() -> Story:
@@ -38,33 +38,33 @@ def in_halves() -> Story:
     return story
 
 
-def test_all_that_the_first_order_needs_is_fetched_and_of_later_ones_as_much_as_fits() -> None:
-    first = [block for block in STORY.orders[0].blocks if not block.is_declaration]
-    found = plan_ranges(STORY.orders, lambda _: False, bytes_max=1)
+def test_all_that_the_first_plan_needs_is_fetched_and_of_later_ones_as_much_as_fits() -> None:
+    first = [block for block in STORY.plans[0].blocks if not block.is_declaration]
+    found = plan_ranges(STORY.plans, lambda _: False, bytes_max=1)
     assert [(one.session_id, one.segment, one.start, one.end, one.chain_end) for one in found] == [
         (block.session_id, SegmentId(block.run, block.roll), block.start, block.end, block.chain_end)
         for block in first
     ]
-    assert len(plan_ranges(STORY.orders, lambda _: False)) == len(BLOCKS), "each is of another segment"
+    assert len(plan_ranges(STORY.plans, lambda _: False)) == len(BLOCKS), "each is of another segment"
 
 
 def test_nothing_is_fetched_that_is_here() -> None:
-    assert plan_ranges(STORY.orders, lambda _: True) == []
+    assert plan_ranges(STORY.plans, lambda _: True) == []
     wanted = BLOCKS[4]
-    (found,) = plan_ranges(STORY.orders, lambda block: block is not wanted)
+    (found,) = plan_ranges(STORY.plans, lambda block: block is not wanted)
     assert (found.session_id, found.start, found.end) == (wanted.session_id, wanted.start, wanted.end)
 
 
 def test_ranges_that_follow_each_other_in_a_segment_are_joined_unless_what_is_between_is_here() -> None:
     story = in_halves()
-    blocks = [block for order in story.orders for block in order.blocks if not block.is_declaration]
-    found = plan_ranges(story.orders, lambda _: False)
+    blocks = [block for plan in story.plans for block in plan.blocks if not block.is_declaration]
+    found = plan_ranges(story.plans, lambda _: False)
     assert [one.segment.roll for one in found] == sorted({block.roll for block in blocks})
     for one in found:
         of_it = [block for block in blocks if block.roll == one.segment.roll]
         assert (one.start, one.end, one.chain_end) == (64, of_it[-1].end, of_it[-1].chain_end)
     second = next(block for block in blocks if block.start > 64)
-    found = plan_ranges(story.orders, lambda block: block.roll == second.roll and block is not second)
+    found = plan_ranges(story.plans, lambda block: block.roll == second.roll and block is not second)
     (alone,) = [one for one in found if one.segment.roll == second.roll]
     before = next(block for block in blocks if block.roll == second.roll and block.end == second.start)
     assert (alone.start, alone.chain_start) == (second.start, before.chain_end)
@@ -120,6 +120,6 @@ def test_a_fetched_range_is_found_until_it_is_merged_and_only_with_the_chain_tha
     assert range_info is not None
     assert range_info.timestamp_low_ns == 6
     assert len(good.bytes_of(block)) == block.end - block.start
-    ranges.forget(STORY.orders[0])
+    ranges.forget(STORY.plans[0])
     assert ranges.find(block) is None
     assert ranges.total_bytes == 0

@@ -30,12 +30,13 @@ from rt.testing.crash import Log, sweep
 from rt.testing.disk import MemoryDisk
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged import merger as merger_module
-from sequencer.merged.merger import Merger, MissingInput
+from sequencer.merged.merge_input import MissingInput
+from sequencer.merged.merger import Merger
 from sequencer.state.state import MergedSegment
 
 STORY = Story.drawn()
 FILES = STORY.files()
-LAST = STORY.orders[-1].instruction
+LAST = STORY.plans[-1].instruction
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def merger(disk: MemoryDisk, sources: FakeSources) -> Iterator[Merger]:
     merger.close()
 
 
-def test_orders_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
+def test_plans_carried_out_make_the_bytes_of_the_dumbest_merger(merger, disk):
     assert len(FILES) > 2, "the story rolls"
     begin(merger, STORY)
     merger.wait_written(LAST)
@@ -72,12 +73,12 @@ def test_a_segment_that_is_rolled_by_age_is_sealed_without_a_message_and_may_be_
     merger = open_merger(disk, story)
     try:
         begin(merger, story)
-        merger.wait_written(story.orders[-1].instruction)
+        merger.wait_written(story.plans[-1].instruction)
         assert merged_files(disk) == story.files()
         assert merger.sync() == story.reached
         assert (merger.place, merger.place.offset) == (story.end, 64)
         merger.trim([one.trimmed(TrimReason.TIME, 7) for one in story.state.segments])
-        wait_until(lambda: not merger._to_trim())
+        wait_until(lambda: not merger._output.to_trim())
     finally:
         merger.close()
     kept = [segment for segment, data in merged_files(disk).items() if data]
@@ -91,37 +92,37 @@ def test_a_segment_that_is_rolled_by_age_is_sealed_without_a_message_and_may_be_
         merger.close()
 
 
-def test_orders_that_are_carried_out_again_change_nothing(merger, disk):
+def test_plans_that_are_carried_out_again_change_nothing(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
-    for order in STORY.orders:
-        merger.add(order)
+    for plan in STORY.plans:
+        merger.add(plan)
     begin(merger, STORY)
     wait_until(lambda: merger.written == STORY.reached)
     assert merged_files(disk) == FILES
     assert merger.failure is None
 
 
-def test_a_log_that_goes_on_after_each_restart_with_overlapping_orders_is_the_same(disk):
-    for until in range(1, len(STORY.orders) + 1):
+def test_a_log_that_goes_on_after_each_restart_with_overlapping_plans_is_the_same(disk):
+    for until in range(1, len(STORY.plans) + 1):
         merger = open_merger(disk, STORY)
         first = max(0, until - 3)
-        merger.start(STORY.orders[first:until], *_end_behind(until))
-        merger.wait_written(STORY.orders[until - 1].instruction)
+        merger.start(STORY.plans[first:until], *_end_behind(until))
+        merger.wait_written(STORY.plans[until - 1].instruction)
         merger.close()
     assert merged_files(disk) == FILES
 
 
 def _end_behind(count: int):
     story = Story.drawn(instructions=6)
-    order = STORY.orders[count - 1]
+    plan = STORY.plans[count - 1]
     reached = story.reached._replace(
-        instruction=order.instruction,
-        chain=order.chain,
-        total_bytes=order.total_bytes,
-        position=order.end_position,
+        instruction=plan.instruction,
+        chain=plan.chain,
+        total_bytes=plan.total_bytes,
+        position=plan.end_position,
     )
-    return LogOffset(*order.segment, order.end_offset), reached
+    return LogOffset(*plan.segment, plan.end_offset), reached
 
 
 def test_missing_input_is_named_and_waited_for(merger, disk, sources):
@@ -130,7 +131,7 @@ def test_missing_input_is_named_and_waited_for(merger, disk, sources):
     begin(merger, STORY)
     wait_until(lambda: merger.missing is not None)
     assert (merger.missing.session_id, merger.missing.segment) == hidden
-    assert merger.written.instruction == STORY.orders[2].instruction
+    assert merger.written.instruction == STORY.plans[2].instruction
     sources.hidden.clear()
     merger.wake()
     merger.wait_written(LAST)
@@ -178,7 +179,7 @@ def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_by
     assert (bad_block.session_id, bad_block.run, bad_block.roll) == (2, 0, 3)
     wait_until(lambda: merger.missing is not None)
     assert merger.missing == MissingInput(2, SegmentId(0, 3), bad_block.start, bad_block.end)
-    assert merger.written.instruction == STORY.orders[2].instruction
+    assert merger.written.instruction == STORY.plans[2].instruction
     written = merged_files(disk)
     assert all(FILES[segment].startswith(data) for segment, data in written.items())
     disk.write(path, good)  # As if they came from a peer.
@@ -187,9 +188,9 @@ def test_a_byte_of_a_copy_that_flipped_since_it_came_is_never_merged_and_good_by
     assert merged_files(disk) == FILES
 
 
-def test_a_log_that_ends_before_the_first_order_has_a_gap_and_writes_nothing(merger, disk):
-    begin(merger, STORY, STORY.orders[3:])
-    third = STORY.orders[3]
+def test_a_log_that_ends_before_the_first_plan_has_a_gap_and_writes_nothing(merger, disk):
+    begin(merger, STORY, STORY.plans[3:])
+    third = STORY.plans[3]
     assert merger.gap == LogOffset(*third.segment, third.offset)
     assert merged_files(disk) == {}
     begin(merger, STORY)
@@ -197,26 +198,26 @@ def test_a_log_that_ends_before_the_first_order_has_a_gap_and_writes_nothing(mer
     assert merged_files(disk) == FILES
 
 
-def test_a_log_without_any_orders_has_a_gap_up_to_the_end_of_the_state(merger):
+def test_a_log_without_any_plans_has_a_gap_up_to_the_end_of_the_state(merger):
     begin(merger, STORY, [])
     assert merger.gap == STORY.end
 
 
-def test_of_too_many_orders_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
+def test_of_too_many_plans_that_wait_the_oldest_are_forgotten_and_leave_a_gap(
     merger, disk, sources, monkeypatch
 ):
     monkeypatch.setattr(merger_module, "PLANS_MAX", 2)
     sources.hidden.add((1, SegmentId(0, 0)))
-    for order in STORY.orders:
-        merger.add(order)
+    for plan in STORY.plans:
+        merger.add(plan)
     wait_until(lambda: merger.gap is not None)
-    assert merger.gap == LogOffset(*STORY.orders[-2].segment, STORY.orders[-2].offset)
+    assert merger.gap == LogOffset(*STORY.plans[-2].segment, STORY.plans[-2].offset)
     monkeypatch.undo()
     sources.hidden.clear()
     merger.pause()
     other = open_merger(disk, STORY)
-    other.start(STORY.orders[:-2], *_end_behind(len(STORY.orders) - 2))
-    other.wait_written(STORY.orders[-3].instruction)
+    other.start(STORY.plans[:-2], *_end_behind(len(STORY.plans) - 2))
+    other.wait_written(STORY.plans[-3].instruction)
     other.close()
     merger.resume()
     merger.wait_written(LAST)
@@ -235,11 +236,11 @@ def test_the_chain_is_that_of_the_headers_that_are_in_the_file(merger, disk):
     again.close()
 
 
-def test_an_order_that_was_carried_out_with_other_headers_stops_the_merger(merger, disk):
+def test_a_plan_that_was_carried_out_with_other_headers_stops_the_merger(merger, disk):
     begin(merger, STORY)
     merger.wait_written(LAST)
     merger.close()
-    last = STORY.orders[-1]
+    last = STORY.plans[-1]
     head = bytearray(last.blocks[-1].head)
     head[-1] ^= 1
     other = replace(last, blocks=(*last.blocks[:-1], replace(last.blocks[-1], head=bytes(head))))
@@ -255,7 +256,7 @@ def test_a_merged_block_that_went_bad_is_no_divergence_and_is_waited_for(merger,
     merger.wait_written(LAST)
     merger.sync()
     merger.close()
-    path, last = f"{MERGED}/{STORY.end.segment.file_name}", STORY.orders[-1]
+    path, last = f"{MERGED}/{STORY.end.segment.file_name}", STORY.plans[-1]
     good = disk.read(path)
     again = open_merger(disk, STORY)
     bad = bytearray(good)
@@ -368,7 +369,7 @@ def test_a_full_disk_is_waited_for_and_leaves_no_part_of_a_block(merger, disk):
 
 
 def test_a_failed_fsync_is_final(merger, disk):
-    begin(merger, STORY, STORY.orders[:1])
+    begin(merger, STORY, STORY.plans[:1])
     merger.wait_written(1)
     disk.fail("sync")
     with pytest.raises(StorageFailed):
@@ -385,10 +386,10 @@ def test_a_disk_that_fails_stops_the_merger(merger, disk):
     assert isinstance(merger.failure, StorageFailed)
 
 
-def test_orders_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
+def test_plans_that_lead_elsewhere_than_what_is_here_stop_the_merger(disk):
     merger = open_merger(disk, STORY)
-    begin(merger, STORY, STORY.orders[:2])
-    merger.wait_written(STORY.orders[1].instruction)
+    begin(merger, STORY, STORY.plans[:2])
+    merger.wait_written(STORY.plans[1].instruction)
     merger.close()
     other = Story.drawn(seed=2)
     other.put_sessions(disk)
@@ -409,8 +410,8 @@ def _gone(count: int, reason: TrimReason = TrimReason.TIME) -> list[MergedSegmen
 
 
 def _table(merger: Merger) -> list[tuple[SegmentId, TrimReason, int]]:
-    assert merger._writer is not None
-    return [(one.id, one.reason, one.trimmed_ns) for one in merger._writer.table.segments]
+    assert merger._output.writer is not None
+    return [(one.id, one.reason, one.trimmed_ns) for one in merger._output.writer.table.segments]
 
 
 def _assert_trimmed(merger: Merger, disk: MemoryDisk, gone: Sequence[MergedSegment]) -> None:
@@ -436,11 +437,11 @@ def test_what_the_cluster_trims_goes_here_with_its_reason_and_time(merger, disk)
 def test_what_was_trimmed_before_it_is_sealed_here_goes_when_it_is(merger, disk):
     gone = _gone(2)
     merger.trim(gone)
-    for order in STORY.orders:
-        merger.add(order)
-        merger.wait_written(order.instruction)
+    for plan in STORY.plans:
+        merger.add(plan)
+        merger.wait_written(plan.instruction)
         _idle(merger)
-        last = order.segment
+        last = plan.segment
         empty = [one.id for one in gone if one.id < last]
         assert [segment for segment, data in merged_files(disk).items() if not data] == empty
     _assert_trimmed(merger, disk, gone)
@@ -480,9 +481,9 @@ def test_what_is_trimmed_goes_while_input_is_waited_for(merger, disk, sources):
 
 
 def test_a_log_with_a_gap_is_trimmed_too(merger, disk):
-    begin(merger, STORY, STORY.orders[:3])
+    begin(merger, STORY, STORY.plans[:3])
     merger.wait_written(3)
-    begin(merger, STORY, STORY.orders[5:])
+    begin(merger, STORY, STORY.plans[5:])
     assert merger.gap is not None
     merger.trim(_gone(1))
     wait_until(lambda: _table(merger)[0][1] is TrimReason.TIME)
@@ -505,11 +506,11 @@ def test_where_there_is_no_space_to_say_what_is_trimmed_it_is_tried_again(merger
 
 def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
     """The power went between the seal of a segment and the beginning of the next one."""
-    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
-    begin(merger, STORY, STORY.orders[:rolls])
+    rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
+    begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
-    assert merger._writer is not None
-    merger._writer.seal()
+    assert merger._output.writer is not None
+    merger._output.writer.seal()
     merger.close()
     again = open_merger(disk, STORY)
     again.trim(_gone(1))
@@ -522,10 +523,10 @@ def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
 
 
 def test_a_segment_that_is_sealed_but_open_for_want_of_space_is_not_trimmed_yet(merger, disk):
-    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
-    begin(merger, STORY, STORY.orders[:rolls])
+    rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
+    begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
-    writer = merger._writer
+    writer = merger._output.writer
     assert writer is not None
     start = writer.start
 
@@ -535,12 +536,12 @@ def test_a_segment_that_is_sealed_but_open_for_want_of_space_is_not_trimmed_yet(
 
     writer.start = full
     merger.trim(_gone(1))
-    merger.add(STORY.orders[rolls])
+    merger.add(STORY.plans[rolls])
     wait_until(lambda: writer.is_sealed)
     assert merged_files(disk)[SegmentId(0, 0)] == FILES[SegmentId(0, 0)]
     writer.start = start
-    for order in STORY.orders[rolls + 1 :]:
-        merger.add(order)
+    for plan in STORY.plans[rolls + 1 :]:
+        merger.add(plan)
     merger.wait_written(LAST)
     wait_until(lambda: _table(merger)[0][1] is TrimReason.TIME)
     _idle(merger)
@@ -556,7 +557,7 @@ def _trim_in_steps(disk: MemoryDisk, log: Log) -> None:
         for count in (1, 2):
             if merger.failure is None:
                 merger.trim(_gone(count))
-                wait_until(lambda: merger.failure is not None or not merger._to_trim())
+                wait_until(lambda: merger.failure is not None or not merger._output.to_trim())
                 wait_until(lambda: merger._is_idle)
         if merger.failure is None:
             log.append(merger.sync().instruction)
@@ -595,8 +596,8 @@ class _SlowSync:
 
     def __init__(self, merger: Merger) -> None:
         self.began, self.go_on = threading.Event(), threading.Event()
-        self._sync_to = merger._writer.sync_to
-        merger._writer.sync_to = self._slowly
+        self._sync_to = merger._output.writer.sync_to
+        merger._output.writer.sync_to = self._slowly
 
     def _slowly(self, point: SyncPoint) -> None:
         if threading.current_thread().name != "rt-merger":
@@ -606,13 +607,13 @@ class _SlowSync:
 
 
 def _idle(merger: Merger) -> None:
-    wait_until(lambda: merger._is_idle and not merger._orders)
+    wait_until(lambda: merger._is_idle and not merger._plans)
 
 
 @pytest.mark.parametrize("what", ["hold", "roll"])
 def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
-    rolls = next(at for at, order in enumerate(STORY.orders) if at and order.offset == 0)
-    begin(merger, STORY, STORY.orders[:rolls])
+    rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
+    begin(merger, STORY, STORY.plans[:rolls])
     merger.wait_written(rolls)
     slow = _SlowSync(merger)
     found: list[object] = []
@@ -629,7 +630,7 @@ def test_a_sync_that_is_under_way_keeps_its_file_open(what, merger):
     if what == "hold":
         acting = threading.Thread(target=merger.pause)
     else:
-        acting = threading.Thread(target=lambda: (merger.add(STORY.orders[rolls]), _idle(merger)))
+        acting = threading.Thread(target=lambda: (merger.add(STORY.plans[rolls]), _idle(merger)))
     acting.start()
     acting.join(0.2)
     slow.go_on.set()
@@ -652,14 +653,14 @@ def test_any_cuts_of_any_story_into_begins_make_the_same_bytes(data):
     disk = MemoryDisk()
     story.put_sessions(disk)
     at = 0
-    while at < len(story.orders):
+    while at < len(story.plans):
         first = data.draw(st.integers(0, at), label="first")
-        at = data.draw(st.integers(at + 1, len(story.orders)), label="until")
+        at = data.draw(st.integers(at + 1, len(story.plans)), label="until")
         merger = open_merger(disk, story)
-        order = story.orders[at - 1]
-        end = LogOffset(*order.segment, order.end_offset)
-        reached = story.reached._replace(instruction=at, chain=order.chain, total_bytes=order.total_bytes)
-        merger.start(story.orders[first:at], end, reached)
+        plan = story.plans[at - 1]
+        end = LogOffset(*plan.segment, plan.end_offset)
+        reached = story.reached._replace(instruction=at, chain=plan.chain, total_bytes=plan.total_bytes)
+        merger.start(story.plans[first:at], end, reached)
         merger.wait_written(at)
         assert merger.failure is None, merger.failure
         if data.draw(st.booleans(), label="sync"):
@@ -680,14 +681,14 @@ def _small_files() -> dict[SegmentId, bytes]:
 
 
 def _merge_all(disk: MemoryDisk, log: Log) -> None:
-    """Carry out what a node is told after its start: all orders behind what it said to be durable."""
+    """Carry out what a node is told after its start: all plans behind what it said to be durable."""
     story = _small()
     merger = open_merger(disk, story)
     try:
-        kept = [order for order in story.orders if order.instruction > max(log, default=0)]
+        kept = [plan for plan in story.plans if plan.instruction > max(log, default=0)]
         begin(merger, story, kept)
         assert merger.gap is None
-        merger.wait_written(story.orders[-1].instruction)
+        merger.wait_written(story.plans[-1].instruction)
         if merger.failure is None:
             log.append(merger.sync().instruction)
     finally:
@@ -698,9 +699,9 @@ def _in_steps(disk: MemoryDisk, log: Log) -> None:
     story = _small()
     merger = open_merger(disk, story)
     try:
-        for order in story.orders:
-            merger.add(order)
-            merger.wait_written(order.instruction)
+        for plan in story.plans:
+            merger.add(plan)
+            merger.wait_written(plan.instruction)
             if merger.failure is not None:
                 return
             log.append(merger.sync().instruction)
@@ -718,7 +719,7 @@ def _sweep(**options: object) -> int:
     return sweep(_in_steps, _check_prefix_and_rest, prepare=story.put_sessions, **options)  # type: ignore[arg-type]
 
 
-def test_after_a_kill_at_any_change_the_rest_of_the_orders_makes_the_same_bytes():
+def test_after_a_kill_at_any_change_the_rest_of_the_plans_makes_the_same_bytes():
     assert _sweep(strategies=("all",)) > 20
 
 

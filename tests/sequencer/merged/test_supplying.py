@@ -41,7 +41,7 @@ class Stage:
 
     def report(self, node: str, roll: int, batches: int) -> None:
         marks = self.written.segments[roll][: batches + 1]
-        self.tracker.on_marks(node, SegmentKey(self.session_id, 0, roll), marks)
+        self.tracker.on_boundaries(node, SegmentKey(self.session_id, 0, roll), marks)
         self.supplying.on_news(self.session_id, node, self.now_ns)
 
     def plan(self, after_ns: int = QUIET_NS) -> list[FetchRequest]:
@@ -140,7 +140,7 @@ def test_of_a_life_that_is_being_closed_nothing_is_told(stage: Stage) -> None:
 def test_where_nodes_disagree_nothing_is_spread(stage: Stage) -> None:
     stage.report("n1", 0, 1)
     mark = stage.written.segments[0][1]._replace(chain=7)
-    stage.tracker.on_marks("n2", SegmentKey(stage.session_id, 0, 0), [mark])
+    stage.tracker.on_boundaries("n2", SegmentKey(stage.session_id, 0, 0), [mark])
     assert stage.plan() == []
 
 
@@ -177,7 +177,7 @@ def test_runs_that_wait_behind_one_that_is_merged_are_not_forgotten_however_quie
     marks = [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
     for node, xs in (("n1", (0, 1)), ("n2", (0,)), ("n3", (0,))):
         for x in xs:
-            tracker.on_marks(node, SegmentKey(1, x, 0), marks)
+            tracker.on_boundaries(node, SegmentKey(1, x, 0), marks)
             supplying.on_news(1, node, 0)
     assert supplying.plan(NODES, QUIET_NS) == []
     do_merge(state, piece())

@@ -16,32 +16,32 @@ def story() -> Story:
     return Story.drawn()
 
 
-def last_of(orders: list[WritePlan]) -> dict[int, SessionEnd]:
-    return {end.session_id: end for order in orders for end in order.consumed}
+def last_of(plans: list[WritePlan]) -> dict[int, SessionEnd]:
+    return {end.session_id: end for plan in plans for end in plan.consumed}
 
 
-def added(orders: list[WritePlan]) -> ConsumedRanges:
+def added(plans: list[WritePlan]) -> ConsumedRanges:
     consumed = ConsumedRanges()
     consumed.start(new_state(), [])
-    for order in orders:
-        consumed.add(order)
+    for plan in plans:
+        consumed.add(plan)
     return consumed
 
 
 def test_what_is_let_go_of_is_what_durable_instructions_consumed_and_nothing_twice(story):
-    for at in range(len(story.orders)):
-        consumed = added(story.orders)
-        taken = consumed.drain(story.orders[at].instruction)
-        assert {end.session_id: end for end in taken} == last_of(story.orders[: at + 1])
+    for at in range(len(story.plans)):
+        consumed = added(story.plans)
+        taken = consumed.drain(story.plans[at].instruction)
+        assert {end.session_id: end for end in taken} == last_of(story.plans[: at + 1])
         assert len({end.session_id for end in taken}) == len(taken)
-        assert consumed.drain(story.orders[at].instruction) == []
-        rest = consumed.drain(story.orders[-1].instruction)
-        assert {end.session_id: end for end in rest} == last_of(story.orders[at + 1 :])
+        assert consumed.drain(story.plans[at].instruction) == []
+        rest = consumed.drain(story.plans[-1].instruction)
+        assert {end.session_id: end for end in rest} == last_of(story.plans[at + 1 :])
 
 
 def test_a_session_is_durable_here_with_the_last_instruction_that_consumed_of_it(story):
-    consumed = added(story.orders)
-    last = {end.session_id: order.instruction for order in story.orders for end in order.consumed}
+    consumed = added(story.plans)
+    last = {end.session_id: plan.instruction for plan in story.plans for end in plan.consumed}
     for session_id, instruction in last.items():
         assert consumed.is_durable(session_id, instruction)
         assert not consumed.is_durable(session_id, instruction - 1)
@@ -69,9 +69,9 @@ def test_of_very_many_instructions_not_merged_here_what_they_consumed_is_known_t
     story, monkeypatch
 ):
     monkeypatch.setattr(module, "CONSUMED_MAX", 4)
-    consumed = added(story.orders)
+    consumed = added(story.plans)
     assert len(consumed._waiting) <= 4
     numbers = [number for number, _ in consumed._waiting]
     assert numbers == sorted(numbers)
-    taken = consumed.drain(story.orders[-1].instruction)
-    assert {end.session_id: end for end in taken} == last_of(story.orders)
+    taken = consumed.drain(story.plans[-1].instruction)
+    assert {end.session_id: end for end in taken} == last_of(story.plans)

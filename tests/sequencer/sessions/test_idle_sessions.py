@@ -402,7 +402,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
             idle.on_applied(outcome, number)
             mark = BatchBoundary(128, 10, 128)
             for node in ("n1", "n2"):
-                tracker.on_marks(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), mark])
+                tracker.on_boundaries(node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), mark])
             do_merge(state, piece(session_id))
             tracker.prune_before(session_id, 0, 0, 128)
             endings.give_up([session_id])
@@ -455,7 +455,7 @@ def test_who_restores_a_disk_does_not_wait_for_a_session_that_is_forgotten() -> 
     do_join(state, "n3", disk=1)
     tracker = ReplicationTracker(3)
     for node in ("n1", "n2"):
-        tracker.on_marks(
+        tracker.on_boundaries(
             node, SegmentKey(session_id, 0, 0), [BatchBoundary(64, 0, 64), BatchBoundary(128, 10, 128)]
         )
     restoring = DiskRestoration(state, tracker)
