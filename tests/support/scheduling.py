@@ -7,13 +7,18 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 SHARED: Final = (
+    "tests/cluster/test_archiving.py",
+    "tests/cluster/test_damage_everywhere.py",
+    "tests/cluster/test_hostile_memory.py",
+    "tests/cluster/test_power_cuts.py",
+    "tests/cluster/test_stack_chaos.py",
     "tests/cluster/",
     "tests/helm/test_helm_boot.py",
     "tests/rest/test_rest_page.py",
     "tests/spark/",
 )
 """Whose tests share a cluster of real nodes, Spark, or a browser's page: of two workers each would start one,
-and keep it to its end."""
+and keep it to its end. The first match counts: the modules above `tests/cluster/` have nodes of their own."""
 
 
 class Scheduling(LoadScopeScheduling):
