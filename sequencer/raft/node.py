@@ -7,7 +7,6 @@ module defines the order of the steps and dispatches messages; its parts handle 
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,24 +14,21 @@ from functools import partial
 from typing import Final
 
 from rt.cluster_epoch import name_of
-from rt.errors import DiskFull, FormatError, StorageError
-from rt.log.disk import REAL, Disk
+from rt.errors import DiskFull
 from sequencer.raft.core.core import PATIENCE_ELECTIONS, SyncObj
 from sequencer.raft.core.leadership_transfer import TransferWaiters
 from sequencer.raft.core.local_member import LocalMembership
-from sequencer.raft.core.ports import Network
 from sequencer.raft.core.pysyncobj_adapter import now
 from sequencer.raft.lifecycle.bootstrap import Bootstrap
 from sequencer.raft.lifecycle.epoch_transition import EpochExit, EpochTransition
 from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller, decode_snapshot
 from sequencer.raft.lifecycle.peers import Peers
-from sequencer.raft.lifecycle.services import NodeServices
-from sequencer.raft.lifecycle.snapshotter import Snapshotter
+from sequencer.raft.lifecycle.services import NodeEnvironment, NodeServices
+from sequencer.raft.lifecycle.snapshotter import SegmentPreparer, Snapshotter
 from sequencer.raft.lifecycle.state_transfer import FetchedState, StateFetcher, StateServer
 from sequencer.raft.model.api import Leadership, StateMachine, Status
 from sequencer.raft.model.cluster_state import ClusterState, EpochEnded
 from sequencer.raft.model.config import RaftConfig
-from sequencer.raft.model.entry_codec import Commands, ResetEntry, decode_content
 from sequencer.raft.model.epochs import EpochLeft, EpochOver, NoMajority
 from sequencer.raft.model.messages import (
     NO_ID,
@@ -50,9 +46,9 @@ from sequencer.raft.model.messages import (
 from sequencer.raft.proposals import Proposals, Route
 from sequencer.raft.status import status_of
 from sequencer.raft.storage.disk_full import DiskSpace
+from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.open_directory import RaftDirectory, open_directory
 from sequencer.raft.storage.snapshots import SnapshotReader
-from sequencer.raft.storage.worker import BackgroundWorker
 
 SILENT_WAIT_S: Final = 1.0
 """Longest wait of the loop while it only waits for its disk."""
@@ -71,36 +67,36 @@ class RaftNode:
         self,
         config: RaftConfig,
         machine: StateMachine,
+        environment: NodeEnvironment,
         *,
-        network: Network,
-        worker: BackgroundWorker,
-        rng: random.Random,
-        new_id: Callable[[], bytes],
-        disk: Disk = REAL,
         on_disk_full: Callable[[DiskFull], None],
         on_leadership: Callable[[Leadership], None] = lambda _: None,
         on_app_message: Callable[[str, bytes], None] = lambda _peer, _content: None,
         calls: deque[Callable[[], None]] | None = None,
-        fill_segments: bool = False,
     ) -> None:
-        self._config, self._machine, self._network, self._worker = config, machine, network, worker
+        network, disk, new_id = environment.network, environment.disk, environment.new_id
+        self._config, self._machine, self._network, self._worker = (
+            config,
+            machine,
+            network,
+            environment.worker,
+        )
         self._calls = deque() if calls is None else calls
         self._on_leadership, self._on_app_message = on_leadership, on_app_message
         self._leadership = Leadership(None, 0, False)
         self._is_waiting = False
         self._can_submit = False
-        self._spare_at = 0.0
         try:
-            kept = self._kept = open_directory(config, disk, new_id, fill_segments=fill_segments)
+            kept = self._kept = open_directory(config, disk, new_id, fill_segments=environment.fill_segments)
             self._log, self._snapshots = kept.log, kept.snapshots
             self._space = DiskSpace(on_disk_full, self._on_disk_full)
             self._own = LocalMembership(config, disk, self._space, kept.identity, kept.state)
             machine.restore(kept.state.index, kept.machine_bytes, kept.identity.cluster)
             kept.machine_bytes = b""
             self.proposals = _proposals(config, kept, new_id)
-            self._raft = SyncObj(config, self, self._own, self._log, network, self._space, rng)
+            self._raft = SyncObj(config, self, self._own, self._log, network, self._space, environment.rng)
             self._make_parts(new_id)
-            self._log_opening()
+            _log_opening(self._own, self._log)
             network.start(self, self._own.hello())
             self._bootstrap.try_bootstrap()
         except BaseException:
@@ -115,8 +111,10 @@ class RaftNode:
         )
         epoch_left = EpochLeft(len(config.members), PATIENCE_ELECTIONS * config.election_ms_max / 1000)
         self._peers = peers = Peers(own, raft, epoch_left)
-        self._transfers = TransferWaiters(config.name, raft)
-        self._epoch_exit = EpochExit(snapshots, self._worker, config.snapshot_ms / 1000)
+        self._transfers = TransferWaiters(config.name, raft, raft.leader_role.transfer_leadership)
+        retry_s = config.snapshot_ms / 1000
+        self._epoch_exit = EpochExit(snapshots, self._worker, retry_s)
+        self._segment_preparer = SegmentPreparer(self._log, self._worker, retry_s)
         self._state_server = StateServer(snapshots)
         self._state_fetcher = fetcher = StateFetcher(
             *(snapshots, self._worker, self._network.send, partial(decode_snapshot, config)),
@@ -177,7 +175,7 @@ class RaftNode:
         if hasattr(self, "_state_server"):
             self._state_server.close()
         if hasattr(self, "_raft"):
-            self._raft.close()
+            self._raft.leader_role.stop_sending()
         if hasattr(self, "_kept"):
             self._kept.close()
 
@@ -194,7 +192,7 @@ class RaftNode:
         raft = self._raft
         leader = raft.leader
         is_counted = raft.is_counted_here and not self._epoch_exit.is_over
-        self._can_submit = leader is not None and is_counted and not raft.is_transferring
+        self._can_submit = leader is not None and is_counted and not raft.leader_role.is_transferring
         if leader is None or not self._can_submit:
             return
         if self.proposals.in_flight:
@@ -232,19 +230,7 @@ class RaftNode:
         self._bootstrap.on_admit(peer, self._peers.hellos[peer], adopt)
 
     def on_forward(self, peer: str, forward: Forward) -> bool:
-        """Whether a node may propose this: its own commands, in a format that every node can apply."""
-        try:
-            content = decode_content(forward.content)
-        except FormatError as error:
-            logger.error("commands_rejected peer=%s error=%r", peer, str(error))
-            return False
-        if isinstance(content, Commands):
-            is_allowed = content.disk == self._peers.hellos[peer].claim.disk
-        else:
-            is_allowed = isinstance(content, ResetEntry) and content.epoch == self._own.identity.epoch
-        if not is_allowed:
-            logger.error("commands_rejected peer=%s error='not its own'", peer)
-        return is_allowed
+        return self._peers.may_propose(peer, forward)
 
     def open_snapshot(self) -> SnapshotReader:
         return self._snapshots.open_newest()
@@ -268,15 +254,7 @@ class RaftNode:
         self._state_server.release_idle(began)
         if began >= self._snapshotter.due and self._snapshotter.is_wanted():
             self._snapshotter.take_snapshot()
-        if began >= self._spare_at and (prepare := self._log.prepare_spare()) is not None:
-            self._worker.run(prepare, lambda _: None, self._on_spare_failed)
-
-    def _on_spare_failed(self, error: BaseException) -> None:
-        """The log continues without a prepared file."""
-        if not isinstance(error, StorageError):
-            raise error
-        logger.error("no_spare_segment error=%r", str(error))
-        self._spare_at = now() + self._config.snapshot_ms / 1000
+        self._segment_preparer.prepare(began)
 
     def _on_fetched(self, fetched: FetchedState) -> None:
         """Adopt a durable state; after a restart if it is of a later epoch."""
@@ -424,18 +402,19 @@ class RaftNode:
         """Whether this node sends nothing: its disk is full, or it is leaving the epoch."""
         return self._space.is_full or self._epochs.is_silent
 
-    def _log_opening(self) -> None:
-        own, cut, state = self._own.identity, self._log.cut, self._own.state
-        logger.info(
-            "opened name=%s disk=%s run=%d cluster=%s epoch=%s snapshot=%d log_end=%d term=%d",
-            *(own.name, own.disk.hex(), own.run, own.cluster.hex(), name_of(own.epoch)),
-            *(state.applied.index, self._log.last.index + 1, self._log.term),
-        )
-        if cut is not None:
-            logger.warning("torn_tail_cut path=%r offset=%d bytes=%d", *cut[:3])
-        if any(claim.disk == NO_ID for claim in state.disks.values()) and not own.is_blank:
-            missing = sorted(name for name, claim in state.disks.items() if claim.disk == NO_ID)
-            logger.warning("members_without_disk names=%s", ",".join(missing))
+
+def _log_opening(membership: LocalMembership, log: DurableLog) -> None:
+    own, cut, state = membership.identity, log.cut, membership.state
+    logger.info(
+        "opened name=%s disk=%s run=%d cluster=%s epoch=%s snapshot=%d log_end=%d term=%d",
+        *(own.name, own.disk.hex(), own.run, own.cluster.hex(), name_of(own.epoch)),
+        *(state.applied.index, log.last.index + 1, log.term),
+    )
+    if cut is not None:
+        logger.warning("torn_tail_cut path=%r offset=%d bytes=%d", *cut[:3])
+    if any(claim.disk == NO_ID for claim in state.disks.values()) and not own.is_blank:
+        missing = sorted(name for name, claim in state.disks.items() if claim.disk == NO_ID)
+        logger.warning("members_without_disk names=%s", ",".join(missing))
 
 
 def _proposals(config: RaftConfig, kept: RaftDirectory, new_id: Callable[[], bytes]) -> Proposals:

@@ -14,6 +14,7 @@ from rt.cluster_epoch import name_of
 from rt.errors import Closed, DiskFull
 from rt.log.disk import REAL, Disk
 from rt.net.tls import TLS
+from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.api import Leadership, StateMachine, Status
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver, NoMajority
@@ -72,16 +73,18 @@ class Raft:
             self._node = RaftNode(
                 config,
                 machine,
-                network=self._mesh,
-                worker=Worker(f"raft-{config.name}-worker", self._mesh.wake),
-                rng=random.Random(),
-                new_id=lambda: os.urandom(ID_BYTES),
-                disk=disk,
+                NodeEnvironment(
+                    network=self._mesh,
+                    worker=Worker(f"raft-{config.name}-worker", self._mesh.wake),
+                    rng=random.Random(),
+                    new_id=lambda: os.urandom(ID_BYTES),
+                    disk=disk,
+                    fill_segments=True,
+                ),
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
                 on_app_message=on_app_message,
                 calls=self._calls,
-                fill_segments=True,
             )
         except BaseException:
             self._mesh.close()

@@ -34,7 +34,7 @@ def status_of(
         leader=leader,
         term=raft.term,
         cluster="" if identity.is_blank else identity.cluster.hex(),
-        leader_gap_s=raft.leader_gap_s if role == "follower" else 0.0,
+        leader_gap_s=raft.follower_role.leader_gap_s if role == "follower" else 0.0,
         epoch=number_of(identity.epoch),
         epoch_id=identity.epoch,
         index=state.index,
@@ -51,7 +51,7 @@ def status_of(
             else _of_peer(config, own, raft, name, is_connected=name in connected)
             for name in sorted(config.members)
         ),
-        leader_committed=raft.leader_committed,
+        leader_committed=raft.follower_role.leader_committed,
         received=None if incoming is None else (incoming.received, incoming.meta.length),
     )
 
@@ -78,8 +78,8 @@ def _of_peer(
         is_self=False,
         is_connected=is_connected,
         disk=_disk_of(own, name),
-        is_counted=raft.is_counted(name),
-        match_index=raft.match_index(name),
+        is_counted=raft.peer_disks.is_counted(name),
+        match_index=raft.leader_role.match_index(name),
     )
 
 

@@ -20,6 +20,7 @@ from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.core import pysyncobj_adapter
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.ports import MessageReceiver
+from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.api import Status
 from sequencer.raft.model.cluster_state import INITIAL, encode_state, initial_state
 from sequencer.raft.model.config import RaftConfig
@@ -253,11 +254,7 @@ class Member:
         self.node = RaftNode(
             config,
             self.machine,
-            network=self.wire,
-            worker=self.worker,
-            rng=random.Random(seed),
-            new_id=self._new_id,
-            disk=self.disk,
+            NodeEnvironment(self.wire, self.worker, random.Random(seed), self._new_id, self.disk),
             on_disk_full=on_disk_full,
         )
         self._is_open = True

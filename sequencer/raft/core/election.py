@@ -13,38 +13,24 @@ sections 4.2.3 and 9.6):
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sequencer.raft.core.ports import TermState
 from sequencer.raft.core.pysyncobj_adapter import TransportAdapter
 from sequencer.raft.core.voter_disks import LocalVoter, VoterDisks
-from sequencer.raft.model.messages import LogIndex, Message, RequestVote, RequestVoteReply, TimeoutNow
+from sequencer.raft.model.messages import LogIndex, RequestVote, RequestVoteReply, TimeoutNow
 from sequencer.raft.storage.log import DurableLog
 
 logger = logging.getLogger("sequencer.raft")
 
 
-class Elector(Protocol):
+class Elector(TermState, Protocol):
     """What an election needs of `core.SyncObj`."""
 
     @property
-    def term(self) -> int: ...
-
-    @property
-    def role(self) -> str:
-        """leader, follower or candidate."""
-
-    @property
-    def leader(self) -> str | None: ...
-
-    @property
     def voted_for(self) -> str | None: ...
-
-    def hears_leader(self) -> bool: ...
-
-    def adopt_term(self, term: int) -> None:
-        """Become a follower in a later term."""
 
     def grant_vote(self, peer: str, term: int) -> None:
         """Record the vote for `peer` in `term`, and give it time to win."""
@@ -52,13 +38,7 @@ class Elector(Protocol):
     def start_election_soon(self) -> None:
         """Start an election in the next round."""
 
-    def count_votes(self, count: int) -> None:
-        """Set the number of votes for this node in the current term, its own included."""
-
     def win(self) -> None: ...
-
-    def send(self, peer: str, message: Message) -> None:
-        """Queue a message; it is sent after the next sync."""
 
 
 class Election:
@@ -72,9 +52,11 @@ class Election:
         log: DurableLog,
         outbox: TransportAdapter,
         peers: Collection[str],
+        hears_leader: Callable[[], bool],
     ) -> None:
         self._raft, self._own, self._voter_disks = raft, own, admissions
         self._log, self._outbox, self._peers = log, outbox, peers
+        self._hears_leader = hears_leader
         self.ballot = Ballot(1 + len(peers))
         self.is_called = False
         """The leader of this term called this node to take over, which it does in the next round."""
@@ -95,7 +77,7 @@ class Election:
         raft = self._raft
         if not self._voter_disks.may_get_vote(peer, request.claim):
             return
-        if raft.hears_leader() and not request.called:
+        if self._hears_leader() and not request.called:
             if request.pre:
                 self._answer(peer, request, granted=False)
             return
@@ -127,11 +109,8 @@ class Election:
         elif reply.pre:
             if reply.term == raft.term + 1 and self.ballot.on_support(peer):
                 raft.start_election_soon()
-        elif raft.role == "candidate" and reply.term == raft.term:
-            is_elected = self.ballot.on_vote(peer)
-            raft.count_votes(1 + len(self.ballot.voters))
-            if is_elected:
-                raft.win()
+        elif raft.role == "candidate" and reply.term == raft.term and self.ballot.on_vote(peer):
+            raft.win()
 
     def on_timeout_now(self, peer: str, call: TimeoutNow) -> None:
         """In the next round an election starts in a new term, where this call is no longer valid."""

@@ -1,18 +1,156 @@
-"""How a follower handles AppendEntries. Pure. (Raft paper, section 5.3.)
+"""What a follower does with the messages of its leader. (Raft paper, sections 5.1, 5.3 and 7.)
 
 Invariants:
+- The commit index never passes what was compared with the leader of the current term.
 - Matching entries are never truncated. A committed entry is never truncated.
 - Every acknowledged entry was compared with the leader's log.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from rt.errors import Diverged
-from sequencer.raft.model.messages import AppendEntries, LogIndex, RaftEntry
+from sequencer.raft.core.divergence_guard import DivergenceGuard
+from sequencer.raft.core.ports import TermState
+from sequencer.raft.core.pysyncobj_adapter import Journal, now
+from sequencer.raft.core.voter_disks import LocalVoter
+from sequencer.raft.model.messages import (
+    NOWHERE,
+    AppendEntries,
+    AppendEntriesReply,
+    InstallSnapshot,
+    InstallSnapshotReply,
+    LogIndex,
+    RaftEntry,
+)
+from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.log_entries import Entries
+
+logger = logging.getLogger("sequencer.raft")
+
+
+class FollowerState(TermState, Protocol):
+    """What a follower needs of `core.SyncObj`."""
+
+    def follow(self, peer: str) -> None:
+        """Be a follower of `peer` in the current term, and restart the election timer."""
+
+    def set_committed(self, index: int, *, leader_committed: int) -> None: ...
+
+
+class FollowerRole:
+    """This node's part while another one leads: it compares its log with the leader's, and contacts it."""
+
+    def __init__(
+        self,
+        raft: FollowerState,
+        own: LocalVoter,
+        log: DurableLog,
+        journal: Journal,
+        divergence: DivergenceGuard,
+        on_install_snapshot: Callable[[str, InstallSnapshot], None],
+        election_s_min: float,
+    ) -> None:
+        self._raft, self._own, self._log, self._journal = raft, own, log, journal
+        self._divergence, self._install_snapshot = divergence, on_install_snapshot
+        self._election_s_min = election_s_min
+        self._leader_committed = 0
+        self.heard_leader_at = float("-inf")
+        """When the leader was last heard; the past if its connection has ended since."""
+        self.led_at = now()
+        """When this node last heard a leader, ceased to lead, or started."""
+        self.leader_gap_s = 0.0
+        """The longest time between two messages of the current leader, in this term."""
+        self._verified = NOWHERE
+        """The term of the leader with which the log was compared, and the index up to which they agree."""
+        self._verified_by = ""
+        """That leader; this node itself while it leads."""
+
+    @property
+    def leader_committed(self) -> int:
+        """The commit index that a leader last sent."""
+        return max(self._raft.committed, self._leader_committed)
+
+    @property
+    def leaderless_s(self) -> float:
+        """For how long no leader was heard."""
+        return 0.0 if self._raft.leads else now() - self.led_at
+
+    def hears_leader(self) -> bool:
+        """Whether this node hears a leader, or is it; then it votes for no other member."""
+        return self._raft.leads or now() - self.heard_leader_at < self._election_s_min
+
+    def begin_term(self, verified: LogIndex, leader: str) -> None:
+        """`leader`, maybe this node, leads the term; the log agrees with its log up to `verified`."""
+        self._verified, self._verified_by = verified, leader
+
+    def on_installed(self, place: LogIndex) -> None:
+        """The log was replaced up to `place`, or contains it."""
+        self._verify(place.index, self._verified.term)
+
+    def on_append(self, peer: str, message: AppendEntries) -> None:
+        raft, claim = self._raft, self._own.claim
+        term, committed = raft.term, raft.committed
+        if message.term < term:  # Tells a deposed leader the new term.
+            raft.send(peer, AppendEntriesReply(term, False, message.prev.index, committed, claim))
+            return
+        if not self._divergence.check(peer, message, self._own.state, now()):
+            logger.error("diverged leader=%s applied=%d", peer, message.applied)
+            return
+        self._follow(peer, message.term)
+        self._leader_committed = message.commit
+        verdict = compare(message, self._log, committed)
+        if isinstance(verdict, AppendRejected):
+            raft.send(peer, AppendEntriesReply(message.term, False, message.prev.index, verdict.hint, claim))
+            return
+        if verdict.cut is not None:
+            if verdict.cut <= self._verified.index:
+                where = f"term {message.term}, index {verdict.cut}"
+                raise Diverged("a leader replaced its own entries", where=where, got=peer)
+            self._journal.truncate(verdict.cut)
+        for entry in verdict.new:
+            self._journal.add(*entry)
+        self._verify(verdict.matched, message.term)
+        reached = max(committed, min(message.commit, self._verified.index))
+        raft.set_committed(reached, leader_committed=message.commit)
+        if message.wants_reply:
+            reply = AppendEntriesReply(message.term, True, message.prev.index, verdict.matched, claim)
+            raft.send(peer, reply)
+
+    def on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
+        raft = self._raft
+        if chunk.term < raft.term:
+            return
+        self._follow(peer, chunk.term)
+        if chunk.snapshot.index <= raft.committed:
+            reached, claim = chunk.offset + len(chunk.data), self._own.claim
+            reply = InstallSnapshotReply(chunk.term, chunk.snapshot, reached, chunk.length, True, claim)
+            raft.send(peer, reply)
+        else:
+            self._install_snapshot(peer, chunk)
+
+    def _follow(self, peer: str, term: int) -> None:
+        """`peer` leads `term`, which is not earlier than ours."""
+        raft = self._raft
+        if term > raft.term:
+            raft.adopt_term(term)
+        if self._verified.term == term and self._verified_by != peer:
+            got = f"{self._verified_by}, {peer}"
+            raise Diverged("two leaders in one term", where=f"term {term}", got=got)
+        is_new = raft.leader != peer
+        raft.follow(peer)
+        heard_at = now()
+        self.leader_gap_s = 0.0 if is_new else max(self.leader_gap_s, heard_at - self.led_at)
+        self.heard_leader_at = self.led_at = heard_at
+        if self._verified.term != term:
+            self.begin_term(LogIndex(raft.committed, term), peer)
+
+    def _verify(self, index: int, term: int) -> None:
+        self._verified = LogIndex(max(self._verified.index, index), term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +173,7 @@ Verdict: TypeAlias = AppendRejected | AppendMatched
 
 
 def compare(message: AppendEntries, log: Entries, committed: int) -> Verdict:
-    """Compare an AppendEntries of the current leader with the log.
+    """Compare an AppendEntries of the current leader with the log. Pure.
 
     Raises `rt.Diverged` if a committed entry differs from the leader's.
     """

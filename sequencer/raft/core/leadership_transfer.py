@@ -11,11 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
-from typing import Protocol
 
+from sequencer.raft.core.ports import TermState
 from sequencer.raft.core.pysyncobj_adapter import now
 
 
@@ -42,21 +42,11 @@ class LeadershipTransfer:
         return furthest
 
 
-class _Raft(Protocol):
-    @property
-    def leads(self) -> bool: ...
-    @property
-    def leader(self) -> str | None: ...
-    @property
-    def round_began(self) -> float: ...
-    def transfer_leadership(self, until: float) -> None: ...
-
-
 class TransferWaiters:
     """Callers that wait for the result of a leadership transfer. For the loop's thread."""
 
-    def __init__(self, name: str, raft: _Raft) -> None:
-        self._name, self._raft = name, raft
+    def __init__(self, name: str, raft: TermState, transfer: Callable[[float], None]) -> None:
+        self._name, self._raft, self._transfer = name, raft, transfer
         self.waiting: list[tuple[float, Future[bool]]] = []
         """Each deadline and future. Read in every round."""
 
@@ -67,7 +57,7 @@ class TransferWaiters:
             _answer(done, raft.leader is not None)
             return
         until = now() + timeout_s
-        raft.transfer_leadership(until)
+        self._transfer(until)
         self.waiting.append((until, done))
 
     def answer(self) -> None:

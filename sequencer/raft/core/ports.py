@@ -15,7 +15,7 @@ class NodeCallbacks(Protocol):
     def submit(self) -> None:
         """Called once in each round, after applying. Must submit the waiting commands with `SyncObj.submit`.
 
-        Must not do so while `is_transferring`.
+        Must not do so while `LeaderRole.is_transferring`.
         """
 
     def on_commit(self, entry: RaftEntry) -> None:
@@ -41,6 +41,35 @@ class NodeCallbacks(Protocol):
 
     def due(self) -> float:
         """When the loop must run next, on PySyncObj's clock."""
+
+
+class TermState(Protocol):
+    """What the parts of the protocol need of `core.SyncObj`: the state of this node in its current term."""
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def role(self) -> str:
+        """leader, follower or candidate."""
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def leader(self) -> str | None: ...
+
+    @property
+    def committed(self) -> int: ...
+
+    @property
+    def round_began(self) -> float: ...
+
+    def adopt_term(self, term: int) -> None:
+        """Become a follower in a later term."""
+
+    def send(self, peer: str, message: Message) -> None:
+        """Queue a message; it is sent after the next sync."""
 
 
 class MessageReceiver(Protocol):

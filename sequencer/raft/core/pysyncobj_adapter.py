@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from pysyncobj import syncobj
+from pysyncobj.config import SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from sequencer.raft.core.ports import Network
 from sequencer.raft.core.voter_disks import VoterDisks
+from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import Forward, LogIndex, RaftEntry, RequestVote
 from sequencer.raft.storage.log import DurableLog
 
@@ -49,6 +51,18 @@ def clock(read: Callable[[], float]) -> Iterator[None]:
         yield
     finally:
         syncobj.monotonicTime = real
+
+
+def pysyncobj_settings(config: RaftConfig) -> SyncObjConf:
+    election_s_max = config.election_ms_max / 1000
+    return SyncObjConf(
+        autoTick=False,
+        raftMinTimeout=config.election_ms_min / 1000,
+        raftMaxTimeout=election_s_max,
+        leaderFallbackTimeout=election_s_max,
+        connectionTimeout=election_s_max,
+        appendEntriesPeriod=config.heartbeat_ms / 1000,
+    )
 
 
 class Journal:

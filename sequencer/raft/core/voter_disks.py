@@ -86,3 +86,44 @@ class VoterDisks:
         if self._joins:
             for known in [known for known in self._joins if known <= index]:
                 del self._joins[known]
+
+
+class PeerDisks:
+    """The disks of the peers that were ever connected, as they claim them."""
+
+    def __init__(self, voter_disks: VoterDisks) -> None:
+        self._voter_disks = voter_disks
+        self.claims: dict[str, DiskClaim] = {}
+        self.connected: dict[str, None] = {}
+        """Connected peers, of this cluster or blank."""
+        self._untrusted: set[bytes] = set()
+        """Disks that lost entries which they had acknowledged to this leader."""
+
+    def is_counted(self, peer: str) -> bool | None:
+        """Whether the peer's disk counts. None if the peer was never connected."""
+        claim = self.claims.get(peer)
+        return None if claim is None else self.counts(peer, claim)
+
+    def counts(self, peer: str, claim: DiskClaim) -> bool:
+        return self._voter_disks.counts(peer, claim) and claim.disk not in self._untrusted
+
+    def to_admit(self) -> list[JoinEntry]:
+        """The joins that connected peers need."""
+        return [
+            JoinEntry(peer, self.claims[peer].disk)
+            for peer in self.connected
+            if self.claims[peer].disk != self._voter_disks.disk_of(peer).disk
+        ]
+
+    def distrust(self, disk: bytes) -> None:
+        self._untrusted.add(disk)
+
+    def on_up(self, peer: str, claim: DiskClaim) -> bool:
+        """Returns whether the peer has another disk than before."""
+        is_replaced = self.claims.get(peer, claim).disk != claim.disk
+        self.claims[peer] = claim
+        self.connected[peer] = None
+        return is_replaced
+
+    def on_down(self, peer: str) -> None:
+        self.connected.pop(peer, None)

@@ -89,12 +89,12 @@ class Bootstrap:
 
     def admit_disks(self) -> None:
         """As leader, propose the join of each connected disk that does not count for its member."""
-        for join in self._raft.disks_to_admit():
+        for join in self._raft.peer_disks.to_admit():
             # At most one for each member in an election timeout: copies of a disk may take turns.
             if now() >= self._admit_again_at.get(join.name, 0.0):
                 self._admit_again_at[join.name] = now() + self._config.election_ms_max / 1000
                 logger.warning("disk_admitted member=%s disk=%s", join.name, join.disk.hex())
-                self._raft.admit(join)
+                self._raft.leader_role.admit(join)
 
     def _adopt_first_state(self, state: ClusterState, content: bytes) -> None:
         """Each step is durable before the next. After a crash, opening the directory continues."""

@@ -129,12 +129,12 @@ class EpochTransition:
             return
         raft, epoch_left = self._raft, self._epoch_left
         if self._own.identity.is_blank:
-            is_over = raft.leaderless_s > epoch_left.patience_s
+            is_over = raft.follower_role.leaderless_s > epoch_left.patience_s
             peers = self._peers.members() if is_over else []
         elif epoch_left.elsewhere:
             self._check_is_followed()
             own, is_bound = self._own.identity.epoch, raft.is_counted_here
-            peers = epoch_left.peers_to_ask(own, raft.leaderless_s, is_bound=is_bound)
+            peers = epoch_left.peers_to_ask(own, raft.follower_role.leaderless_s, is_bound=is_bound)
         if peers:
             self._installer.give_up()
             self._state_fetcher.ask(peers, now())

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 
 from rt.cluster_epoch import is_later, is_rival, is_succeeded, name_of
+from rt.errors import FormatError
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.local_member import LocalMembership
+from sequencer.raft.model.entry_codec import Commands, ResetEntry, decode_content
 from sequencer.raft.model.epochs import EpochLeft
-from sequencer.raft.model.messages import NO_ID, AppendEntries, Hello, InstallSnapshot, Message
+from sequencer.raft.model.messages import NO_ID, AppendEntries, Forward, Hello, InstallSnapshot, Message
 from sequencer.raft.storage.snapshots import SnapshotMeta
 
 logger = logging.getLogger("sequencer.raft")
@@ -74,11 +76,26 @@ class Peers:
             return True
         theirs = (hello.cluster, hello.epoch)
         if theirs != self._followed and isinstance(message, AppendEntries | InstallSnapshot):
-            is_led = self._raft.leaderless_s <= self._epoch_left.patience_s
+            is_led = self._raft.follower_role.leaderless_s <= self._epoch_left.patience_s
             if self._followed is None or not is_led:
                 self._followed = theirs
                 self._raft.clear_leader()
         return theirs == self._followed or not isinstance(message, AppendEntries | InstallSnapshot)
+
+    def may_propose(self, peer: str, forward: Forward) -> bool:
+        """Whether the peer may propose this: its own commands, in a format that every node can apply."""
+        try:
+            content = decode_content(forward.content)
+        except FormatError as error:
+            logger.error("commands_rejected peer=%s error=%r", peer, str(error))
+            return False
+        if isinstance(content, Commands):
+            is_allowed = content.disk == self.hellos[peer].claim.disk
+        else:
+            is_allowed = isinstance(content, ResetEntry) and content.epoch == self._own.identity.epoch
+        if not is_allowed:
+            logger.error("commands_rejected peer=%s error='not its own'", peer)
+        return is_allowed
 
     def may_fetch_state(self, hello: Hello, newest: SnapshotMeta | None, peer: str) -> bool:
         """Whether the peer (of an earlier epoch, or blank on a disk that counts) may fetch the state."""
@@ -120,10 +137,10 @@ class Peers:
         return [
             peer
             for peer, hello in self.hellos.items()
-            if self.is_of_this_epoch(hello) and self._raft.is_counted(peer)
+            if self.is_of_this_epoch(hello) and self._raft.peer_disks.is_counted(peer)
         ]
 
     def _may_count(self, peer: str, hello: Hello) -> bool:
         known = self._own.state.disks.get(peer)
         is_named = known is not None and known.disk == hello.claim.disk
-        return is_named or bool(self._raft.is_counted(peer))
+        return is_named or bool(self._raft.peer_disks.is_counted(peer))

@@ -1,10 +1,12 @@
-"""What the parts of a node share."""
+"""What a node gets from the process around it, and what its parts share."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rt.log.disk import REAL, Disk
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.core.ports import Network
@@ -14,6 +16,19 @@ from sequencer.raft.storage.disk_full import DiskSpace
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotStore
 from sequencer.raft.storage.worker import BackgroundWorker
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnvironment:
+    """What a simulation replaces."""
+
+    network: Network
+    worker: BackgroundWorker
+    rng: random.Random
+    new_id: Callable[[], bytes]
+    disk: Disk = REAL
+    fill_segments: bool = False
+    """Whether to fill segment files with zeros in advance."""
 
 
 @dataclass(frozen=True, slots=True)

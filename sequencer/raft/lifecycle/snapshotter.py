@@ -1,6 +1,6 @@
-"""Takes snapshots of this node's state, and compacts the log.
+"""Takes snapshots of this node's state, compacts the log, and prepares the file of its next segment.
 
-For the loop's thread; the worker encodes and writes the state. Invariant (rule 3 of docs/raft.md): only
+For the loop's thread; the worker writes files. Invariant (rule 3 of docs/raft.md): only
 entries that a durable snapshot covers are dropped from the log.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from rt.errors import DiskFull
+from rt.errors import DiskFull, StorageError
 from sequencer.raft.core.pysyncobj_adapter import now
 from sequencer.raft.lifecycle.epoch_transition import EpochExit
 from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
@@ -17,7 +17,9 @@ from sequencer.raft.lifecycle.services import NodeServices
 from sequencer.raft.lifecycle.state_transfer import StateFetcher
 from sequencer.raft.model.cluster_state import encode_state
 from sequencer.raft.model.messages import LogIndex
+from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotMeta
+from sequencer.raft.storage.worker import BackgroundWorker
 
 HOLD_FACTOR: Final = 8
 """For a connected follower that needs them, the log keeps this many times the usual number of entries."""
@@ -73,7 +75,7 @@ class Snapshotter:
         slower than the log grows would receive snapshot after snapshot.
         """
         log, config, size = self._log, self._config, 0
-        needed = self._raft.keep_from() or place.index + 1
+        needed = self._raft.leader_role.keep_from() or place.index + 1
         keep_from = place.index + 1
         while keep_from > log.base.index + 1:
             size += len(log.entry(keep_from - 1).content)
@@ -98,3 +100,22 @@ class Snapshotter:
             raise error
         logger.error("snapshot_failed error=%r", str(error))
         self.due = now() + self._config.snapshot_ms / 1000
+
+
+class SegmentPreparer:
+    """Has the worker prepare the log's next segment. After a failure it waits for `retry_s`."""
+
+    def __init__(self, log: DurableLog, worker: BackgroundWorker, retry_s: float) -> None:
+        self._log, self._worker, self._retry_s = log, worker, retry_s
+        self._due = 0.0
+
+    def prepare(self, began: float) -> None:
+        if began >= self._due and (prepare := self._log.prepare_spare()) is not None:
+            self._worker.run(prepare, lambda _: None, self._on_failed)
+
+    def _on_failed(self, error: BaseException) -> None:
+        """The log continues without a prepared file."""
+        if not isinstance(error, StorageError):
+            raise error
+        logger.error("no_spare_segment error=%r", str(error))
+        self._due = now() + self._retry_s

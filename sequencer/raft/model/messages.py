@@ -1,6 +1,6 @@
 """The messages of Raft nodes and the entries of their log. Pure.
 
-`transport.codec` encodes them, `core.core` handles them. Invariant: every message that makes another node
+`transport.codec` encodes them, `core` handles them. Invariant: every message that makes another node
 count something (a vote, an acknowledgement) names the disk that it comes from.
 """
 

@@ -1,12 +1,4 @@
-"""The messages of Raft nodes as bytes: frames of a header and a body, all integers little-endian. Pure.
-
-    header, 16 bytes                             epoch is the sender's cluster epoch
-        offset  bytes  field
-             0      4  bytes of the body
-             4      1  kind
-             5      1  version of this codec, 1
-             6      2  0
-             8      8  epoch
+"""The messages of Raft nodes as bytes: the bodies of `frames`, all integers little-endian. Pure.
 
     kind                       body
      1 PING                    empty
@@ -37,16 +29,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from itertools import accumulate, pairwise
 from operator import le
-from typing import Any, Final, NamedTuple, TypeAlias, assert_never
+from typing import Any, Final, assert_never
 
-from rt.errors import FormatError, UnknownVersion
+from rt.errors import FormatError
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
-    CHUNK_BYTES_MAX,
-    COMMAND_BYTES_MAX,
     DIGEST_BYTES,
     ENTRY_BYTES_MAX,
     ID_BYTES,
@@ -69,76 +58,17 @@ from sequencer.raft.model.messages import (
     RequestVoteReply,
     TimeoutNow,
 )
-
-Buffer: TypeAlias = bytes | memoryview
-
-VERSION: Final = 1
-APPEND_ENTRIES_MAX: Final = 1 << 17
-"""Entries in one `AppendEntries`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
-NUMBER_MAX: Final = (1 << 63) - 1
-"""The largest index, term or offset: a signed 64-bit integer, here and in the files."""
-
-
-class FrameKind(IntEnum):
-    PING = 1
-    HELLO = 2
-    REQUEST_VOTE = 3
-    REQUEST_VOTE_REPLY = 4
-    APPEND_ENTRIES = 5
-    APPEND_ENTRIES_REPLY = 6
-    INSTALL_SNAPSHOT = 7
-    INSTALL_SNAPSHOT_REPLY = 8
-    FORWARD = 9
-    ADMIT = 10
-    APP_MESSAGE = 11
-    TIMEOUT_NOW = 12
-    FETCH_STATE = 13
-    FETCH_STATE_CHUNK = 14
-
-
-class Header(NamedTuple):
-    """The header of a frame. The `length` of the body is within the limits of the kind."""
-
-    length: int
-    kind: int
-    epoch: int
-
-
-_HEADER: Final = struct.Struct("<IBBHQ")
-_CLAIM: Final = f"{ID_BYTES}sQQ"
-_FIXED: Final = {
-    FrameKind.PING: struct.Struct(""),
-    FrameKind.HELLO: struct.Struct(f"<{ID_BYTES}sQ{_CLAIM}B"),
-    FrameKind.REQUEST_VOTE: struct.Struct(f"<QQQ{_CLAIM}BB"),
-    FrameKind.REQUEST_VOTE_REPLY: struct.Struct(f"<QB{_CLAIM}B"),
-    FrameKind.APPEND_ENTRIES: struct.Struct("<QQQQQQBI"),
-    FrameKind.APPEND_ENTRIES_REPLY: struct.Struct(f"<QBQQ{_CLAIM}"),
-    FrameKind.INSTALL_SNAPSHOT: struct.Struct(f"<QQQQ{DIGEST_BYTES}sQ"),
-    FrameKind.INSTALL_SNAPSHOT_REPLY: struct.Struct(f"<QQQQQB{_CLAIM}"),
-    FrameKind.FORWARD: struct.Struct(""),
-    FrameKind.ADMIT: struct.Struct(""),
-    FrameKind.APP_MESSAGE: struct.Struct(""),
-    FrameKind.TIMEOUT_NOW: struct.Struct("<Q"),
-    FrameKind.FETCH_STATE: struct.Struct(f"<{DIGEST_BYTES}sQ"),
-    FrameKind.FETCH_STATE_CHUNK: struct.Struct(f"<QQQ{DIGEST_BYTES}sQ"),
-}
-"""The fixed part of each kind's body."""
-_ENTRY_BYTES: Final = 12
-"""Bytes of an entry in addition to its content."""
-_REST_MAX: Final = {
-    FrameKind.APPEND_ENTRIES: APPEND_ENTRIES_MAX * _ENTRY_BYTES + APPEND_BYTES_MAX,
-    FrameKind.INSTALL_SNAPSHOT: CHUNK_BYTES_MAX,
-    FrameKind.FORWARD: ENTRY_BYTES_MAX,
-    FrameKind.ADMIT: CHUNK_BYTES_MAX,
-    FrameKind.APP_MESSAGE: COMMAND_BYTES_MAX,
-    FrameKind.FETCH_STATE_CHUNK: CHUNK_BYTES_MAX,
-}
-"""Limit for the bytes after the fixed part. Other kinds have none."""
-FRAME_HEADER_BYTES: Final = _HEADER.size
-FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(
-    layout.size + _REST_MAX.get(kind, 0) for kind, layout in _FIXED.items()
+from sequencer.raft.transport.frames import (
+    APPEND_ENTRIES_MAX,
+    ENTRY_TABLE_BYTES,
+    FIXED_LAYOUTS,
+    NUMBER_MAX,
+    REST_BYTES_MAX,
+    Buffer,
+    FrameKind,
+    check_length,
+    encode_header,
 )
-"""The largest frame: an `AppendEntries`."""
 
 
 def encode(message: Message | Hello, epoch: int) -> list[bytes]:
@@ -183,28 +113,6 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
             assert_never(message)
 
 
-def ping(epoch: int) -> bytes:
-    """A frame that only keeps the connection alive."""
-    return _HEADER.pack(0, FrameKind.PING, VERSION, 0, epoch)
-
-
-def decode_header(data: Buffer, offset: int = 0) -> Header:
-    """Decode the header at `offset`, of which all bytes are there.
-
-    `rt.FormatError` if it is malformed, of an unknown kind, or longer than its kind may be, before memory is
-    allocated for the body; `rt.UnknownVersion`.
-    """
-    length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
-    if version != VERSION:
-        raise UnknownVersion("unknown frame version", got=version, expected=VERSION)
-    if kind not in _FIXED or zero:
-        raise FormatError(
-            "invalid frame header", got=f"kind {kind}, reserved {zero}", expected="a known kind, reserved 0"
-        )
-    _check_length(FrameKind(kind), length)
-    return Header(length, kind, epoch)
-
-
 def decode(kind: int, body: Buffer) -> Message | Hello:
     """Decode the body of a frame that is not a ping. The result does not refer to `body`.
 
@@ -213,16 +121,16 @@ def decode(kind: int, body: Buffer) -> Message | Hello:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise FormatError("unknown kind of message", got=kind)
-    _check_length(FrameKind(kind), len(body))
-    fixed = _FIXED[FrameKind(kind)]
+    check_length(FrameKind(kind), len(body))
+    fixed = FIXED_LAYOUTS[FrameKind(kind)]
     return decoder(body[fixed.size :], *fixed.unpack_from(body))
 
 
 def _frame(kind: FrameKind, epoch: int, *fields: object, rest: bytes | None = None) -> list[bytes]:
     size = 0 if rest is None else len(rest)
-    assert size <= _REST_MAX.get(kind, 0), size
-    fixed = _FIXED[kind]
-    head = _HEADER.pack(fixed.size + size, kind, VERSION, 0, epoch) + fixed.pack(*fields)
+    assert size <= REST_BYTES_MAX.get(kind, 0), size
+    fixed = FIXED_LAYOUTS[kind]
+    head = encode_header(kind, fixed.size + size, epoch) + fixed.pack(*fields)
     return [head] if rest is None else [head, rest]
 
 
@@ -236,7 +144,7 @@ def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
     term, prev, commit, applied, chain, entries, wants_reply = message
     if not entries:
         return _frame(FrameKind.APPEND_ENTRIES, epoch, term, *prev, commit, applied, chain, wants_reply, 0)
-    fixed = _FIXED[FrameKind.APPEND_ENTRIES].pack(
+    fixed = FIXED_LAYOUTS[FrameKind.APPEND_ENTRIES].pack(
         term, *prev, commit, applied, chain, wants_reply, len(entries)
     )
     contents, indexes, terms = zip(*entries, strict=True)
@@ -248,7 +156,7 @@ def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
     assert max(sizes) <= ENTRY_BYTES_MAX, max(sizes)
     table = struct.pack(f"<{count}I{count}Q", *sizes, *terms)
     length = len(fixed) + len(table) + size
-    header = _HEADER.pack(length, FrameKind.APPEND_ENTRIES, VERSION, 0, epoch)
+    header = encode_header(FrameKind.APPEND_ENTRIES, length, epoch)
     return [header + fixed + table, *contents]
 
 
@@ -267,7 +175,7 @@ def _decode_append_entries(
     _check_numbers(term, commit, applied, prev_index + count)
     if not count and not rest and prev_term <= term:
         return AppendEntries(term, prev, commit, applied, chain, (), _boolean(wants_reply))
-    start = count * _ENTRY_BYTES
+    start = count * ENTRY_TABLE_BYTES
     if count > APPEND_ENTRIES_MAX or start > len(rest):
         raise FormatError(
             "the count of entries does not match the body",
@@ -378,14 +286,6 @@ _DECODERS: Final[Mapping[int, Callable[..., Message | Hello]]] = {
     FrameKind.FETCH_STATE: _decode_fetch_state,
     FrameKind.FETCH_STATE_CHUNK: _decode_fetch_state_chunk,
 }
-
-
-def _check_length(kind: FrameKind, length: int) -> None:
-    least = _FIXED[kind].size
-    most = least + _REST_MAX.get(kind, 0)
-    if not least <= length <= most:
-        expected = f"{least} to {most}"
-        raise FormatError(f"invalid body length of {kind.name}", got=f"{length} bytes", expected=expected)
 
 
 def _check_chunk(length: int, offset: int, data: Buffer) -> None:

@@ -27,12 +27,8 @@ from cryptography import x509
 from rt.errors import CertificateError, FormatError
 from rt.net.identity import Identity, identity_of, reading
 from sequencer.raft.model.messages import Hello, Message
-from sequencer.raft.transport.codec import (
-    FRAME_HEADER_BYTES,
-    FrameKind,
-    decode,
-    decode_header,
-)
+from sequencer.raft.transport.codec import decode
+from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, FrameKind, decode_header
 from sequencer.raft.transport.peer_auth import PeerLost, PeerRejected
 
 PIECE_BYTES: Final = 256 << 10

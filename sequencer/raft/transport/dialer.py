@@ -8,15 +8,18 @@ doubles up to a limit and is randomized, so that members do not dial at the same
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 _PORT_MAX = 65535
+
+logger = logging.getLogger("sequencer.raft")
 
 
 class DialTarget(NamedTuple):
@@ -36,25 +39,6 @@ def split_address(text: str) -> tuple[str, int]:
     if not host or not colon or not (port.isascii() and port.isdigit() and 0 < int(port) <= _PORT_MAX):
         raise ValueError(f"not an address: {text!r:.200}, expected host:port or [IPv6 address]:port")
     return host, int(port)
-
-
-def bind_socket(listen: tuple[str, int]) -> socket.socket:
-    """A bound socket that does not listen yet. Host "" means all interfaces."""
-    host, port = listen
-    any_host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - certificates say who may speak
-    infos = socket.getaddrinfo(host or any_host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = infos[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return sock
 
 
 def start_connect(target: DialTarget) -> socket.socket:
@@ -154,6 +138,65 @@ class Dialer:
         except UnicodeError:
             found = OSError(f"not a host name: {self._host!r:.200}")
         self._found = found
+        self._wake()
+
+
+class Dialers:
+    """The attempts to reach several members. One thread uses them; `wake` is called from others."""
+
+    is_resolved = False
+    """A look-up has ended since the last `connect`."""
+
+    def __init__(
+        self,
+        addresses: Mapping[str, str],
+        *,
+        backoff_s: tuple[float, float],
+        random: Random,
+        wake: Callable[[], None],
+    ) -> None:
+        self._wake = wake
+        self._dialers = {
+            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_resolved)
+            for peer, address in addresses.items()
+        }
+
+    @property
+    def due_s(self) -> float:
+        """When to call `connect`, by the caller's clock."""
+        return min((dialer.due_s for dialer in self._dialers.values()), default=math.inf)
+
+    def connect(self, now_s: float) -> Iterator[tuple[str, socket.socket, tuple[Any, ...]]]:
+        """Start the attempts that are due: yields the peer, the connecting socket and the address."""
+        self.is_resolved = False
+        for peer, dialer in self._dialers.items():
+            if dialer.is_due(now_s):
+                try:
+                    target = dialer.target()
+                    if target is None:
+                        continue
+                    sock = start_connect(target)
+                except OSError as error:
+                    self.on_failed(peer, now_s, error)
+                else:
+                    yield peer, sock, target.address
+
+    def on_failed(self, peer: str, now_s: float, error: object) -> None:
+        dialer = self._dialers[peer]
+        dialer.on_ended(now_s, None)
+        level = logging.INFO if dialer.failures == 1 else logging.DEBUG
+        logger.log(level, "dial_failed peer=%s failures=%d error=%r", peer, dialer.failures, str(error)[:300])
+
+    def on_ended(self, peer: str, now_s: float, lasted_s: float) -> None:
+        self._dialers[peer].on_ended(now_s, lasted_s)
+
+    def retry_now(self, now_s: float) -> None:
+        for dialer in self._dialers.values():
+            dialer.retry_now(now_s)
+
+    def _on_resolved(self) -> None:
+        """Called on the resolver's thread."""
+        self.is_resolved = True
         self._wake()
 
 

@@ -13,9 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import math
 import os
 import select
 import socket
@@ -31,9 +29,11 @@ from rt.errors import Closed
 from rt.net.tls import TLS
 from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
-from sequencer.raft.transport.codec import encode, ping
+from sequencer.raft.transport.codec import encode
 from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, RaftConnection
-from sequencer.raft.transport.dialer import Dialer, bind_socket, start_connect
+from sequencer.raft.transport.dialer import Dialers
+from sequencer.raft.transport.frames import ping
+from sequencer.raft.transport.listener import Listener
 from sequencer.raft.transport.peer_auth import (
     PeerLost,
     PeerRejected,
@@ -42,14 +42,12 @@ from sequencer.raft.transport.peer_auth import (
     check_own,
     check_peer,
 )
+from sequencer.raft.transport.timing import MeshTiming
 
 SETUPS_MAX: Final = 16
 """Accepted connections that are not up yet. Each may use memory and a handshake."""
 OUTBOX_BYTES_MAX: Final = 64 << 20
-_BACKLOG: Final = 64
-_ACCEPT_PAUSE_S: Final = 1.0
-"""How long not to accept after the process ran out of files: the listener would always be ready."""
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+DEFAULT_TIMING: Final = MeshTiming()
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -57,12 +55,8 @@ logger = logging.getLogger("sequencer.raft")
 class TlsMesh:
     """`core.ports.Network` over TLS. The constructor binds the port; `start` listens and dials.
 
-    `members`: `host:port` of every member, including this one. The files of `tls` are checked every
-    `reload_s` seconds. A peer is down if it is silent for `silence_s`; each side sends at least every
-    `ping_s`. A connection must be up within `setup_s`. It is replaced after about `age_s` and when the peer's
-    certificate expires, so that both sides are checked again. After a failed attempt the next one follows
-    after `backoff_s[0]` to `backoff_s[1]` seconds. A peer that leaves more than `outbox_bytes_max` unread is
-    dropped.
+    `members`: `host:port` of every member, including this one. A connection is replaced when the peer's
+    certificate expires, too. A peer that leaves more than `outbox_bytes_max` unread is dropped.
 
     `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for invalid members;
     OSError if the port is not available.
@@ -80,30 +74,20 @@ class TlsMesh:
         listen: tuple[str, int],
         members: Mapping[str, str],
         tls: TLS,
-        ping_s: float = 1.0,
-        silence_s: float = 4.0,
-        setup_s: float = 5.0,
-        backoff_s: tuple[float, float] = (0.05, 1.0),
+        timing: MeshTiming = DEFAULT_TIMING,
         outbox_bytes_max: int = OUTBOX_BYTES_MAX,
-        reload_s: float = 5.0,
-        age_s: float = 3600.0,
         random: Random | None = None,
     ) -> None:
         self._identity = tls.identity
         self._members = frozenset(members)
         check_own(self._identity, name, members)
-        self._ping_s, self._silence_s, self._setup_s = ping_s, silence_s, setup_s
-        self._outbox_bytes_max = outbox_bytes_max
+        self._timing, self._outbox_bytes_max = timing, outbox_bytes_max
         self._rejections = RejectionCounts()
         self.refused = self._rejections.counts
         random = self._random = random or Random()
-        self._age_s = age_s
-        self._dialers = {
-            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_resolved)
-            for peer, address in members.items()
-            if peer < name
-        }
-        self._contexts = TlsContexts(tls, reload_s=reload_s)
+        dialled = {peer: address for peer, address in members.items() if peer < name}
+        self._dialers = Dialers(dialled, backoff_s=timing.backoff_s, random=random, wake=self.wake)
+        self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
         self._connections: dict[int, RaftConnection] = {}
         self._up: dict[str, RaftConnection] = {}
@@ -111,14 +95,12 @@ class TlsMesh:
         self._undrained: set[RaftConnection] = set()
         self._encoded: tuple[Message, list[bytes], int] | None = None
         self._due_s = 0.0
-        self._is_resolved = False
         self._downs: deque[str] = deque()
-        self._accept_again_s = math.inf
         self._is_closed = False
         # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
         self._waking = threading.RLock()
-        self._listener = bind_socket(listen)
-        self.port: int = self._listener.getsockname()[1]
+        self._listener = Listener(listen)
+        self.port = self._listener.port
         """The port in use, also if the system chose it."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
@@ -135,8 +117,7 @@ class TlsMesh:
         assert self._receiver is None, "started twice"
         self._receiver = receiver
         self._set_hello(hello)
-        self._listener.listen(_BACKLOG)
-        self._epoll.register(self._listener, select.EPOLLIN)
+        self._listener.start(self._epoll)
 
     def introduce(self, hello: Hello) -> None:
         """See `Network`. What was queued or in flight is lost; `poll` reports the ends."""
@@ -146,8 +127,7 @@ class TlsMesh:
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
             self._drop(connection, PeerLost("new_hello"))
-        for dialer in self._dialers.values():
-            dialer.retry_now(now_s)
+        self._dialers.retry_now(now_s)
         self._due_s = 0.0
 
     def send(self, peer: str, message: Message) -> bool:
@@ -203,7 +183,7 @@ class TlsMesh:
             self._accept(now_s)
         for connection in ready:
             self._serve(connection, now_s)
-        if (now_s >= self._due_s or self._is_resolved) and not self._is_closed:
+        if (now_s >= self._due_s or self._dialers.is_resolved) and not self._is_closed:
             self._run_timers(now_s)
             self._due_s = self._find_due_s()
         if self._downs:
@@ -234,51 +214,31 @@ class TlsMesh:
     # Connections
 
     def _accept(self, now_s: float) -> None:
-        for _ in range(_BACKLOG):
-            try:
-                sock, address = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno in _EXHAUSTED:
-                    logger.error("accept_failed error=%r pause_s=%s", str(error), _ACCEPT_PAUSE_S)
-                    self._epoll.unregister(self._listener)
-                    self._accept_again_s = now_s + _ACCEPT_PAUSE_S
-                    self._due_s = 0.0
-                    return
-                continue
+        for sock, address in self._listener.accept(now_s):
             self._make_room()
             self._add(sock, address, None, now_s)
+        self._due_s = 0.0
 
     def _make_room(self) -> None:
         """Limit the connections that are not up: the host with most of them loses its oldest one.
 
         So a host that only holds connections does not keep others out.
         """
-        waiting = [other for other in self._setups() if other.dialled is None]
+        others = self._connections.values()
+        waiting = [other for other in others if other.phase is not ConnectionPhase.UP and not other.dialled]
         if len(waiting) >= SETUPS_MAX:
             counts = Counter(other.host for other in waiting)
             oldest = max(waiting, key=lambda other: (counts[other.host], -other.born_s))
             self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
-
-    def _dial(self, peer: str, dialer: Dialer, now_s: float) -> None:
-        try:
-            target = dialer.target()
-            if target is None:
-                return
-            sock = start_connect(target)
-        except OSError as error:
-            self._dial_failed(peer, dialer, now_s, error)
-            return
-        self._add(sock, target.address, peer, now_s)
 
     def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # It may be closed already; reading will show it.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._silence_s))
-        connection = RaftConnection(sock, address=_format_address(address), dialled=dialled, now_s=now_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._timing.silence_s))
+        host, port = address[:2]
+        connection = RaftConnection(sock, address=f"{host}:{port}", dialled=dialled, now_s=now_s)
         connection.polled = select.EPOLLIN if dialled is None else select.EPOLLOUT
         self._connections[connection.fd] = connection
         self._due_s = 0.0
@@ -310,11 +270,9 @@ class TlsMesh:
 
     def _received(self, connection: RaftConnection, now_s: float) -> list[Message]:
         try:
-            return (
-                connection.receive(now_s)
-                if connection.phase is ConnectionPhase.UP
-                else self._advance(connection, now_s)
-            )
+            if connection.phase is ConnectionPhase.UP:
+                return connection.receive(now_s)
+            return self._advance(connection, now_s)
         except PeerLost as lost:
             self._drop(connection, lost)
             return []
@@ -347,7 +305,7 @@ class TlsMesh:
         self._report_downs()
         if connection.phase is not ConnectionPhase.CLOSED:
             expires_in_s = max(0.0, connection.expires_s - time.time())
-            age_s = self._age_s * self._random.uniform(0.9, 1.1)
+            age_s = self._timing.age_s * self._random.uniform(0.9, 1.1)
             connection.establish(now_s, now_s + min(age_s, expires_in_s))
             self._up[connection.peer] = connection
             self._due_s = 0.0
@@ -386,11 +344,10 @@ class TlsMesh:
         if isinstance(lost, PeerRejected):
             self._rejections.record(lost, connection.address, now_s)
         if connection.dialled is not None:
-            dialer = self._dialers[connection.dialled]
             if is_up:
-                dialer.on_ended(now_s, now_s - connection.up_s)
+                self._dialers.on_ended(peer, now_s, now_s - connection.up_s)
             else:
-                self._dial_failed(peer, dialer, now_s, lost.detail)
+                self._dialers.on_failed(peer, now_s, lost.detail)
 
     def _report_downs(self) -> None:
         assert self._receiver is not None
@@ -411,52 +368,32 @@ class TlsMesh:
 
         Valid until `_due_s` is set to 0 because something earlier was added. Messages only make timers later.
         """
-        return min(
-            self._contexts.due_s,
-            self._accept_again_s,
-            min((dialer.due_s for dialer in self._dialers.values()), default=math.inf),
-            min(map(self._due_of, self._connections.values()), default=math.inf),
-        )
-
-    def _due_of(self, connection: RaftConnection) -> float:
-        if connection.phase is not ConnectionPhase.UP:
-            return connection.born_s + self._setup_s
-        silent_s = min(connection.received_s + self._silence_s, connection.until_s)
-        return silent_s if connection.stuck_bytes else min(silent_s, connection.sent_s + self._ping_s)
+        due_s = min(self._contexts.due_s, self._listener.due_s, self._dialers.due_s)
+        return min(due_s, min(map(self._timing.due_of, self._connections.values()), default=due_s))
 
     def _run_timers(self, now_s: float) -> None:
         """Do what is due at `now_s`, the time of the events: what arrived while the process slept counts as
         heard.
         """
-        self._is_resolved = False
         for connection in list(self._connections.values()):
-            if now_s >= self._due_of(connection):
+            if now_s >= self._timing.due_of(connection):
                 self._time_out(connection, now_s)
-        for peer, dialer in self._dialers.items():
-            if dialer.is_due(now_s):
-                self._dial(peer, dialer, now_s)
-        if now_s >= self._accept_again_s:
-            self._accept_again_s = math.inf
-            self._epoll.register(self._listener, select.EPOLLIN)
+        for peer, sock, address in self._dialers.connect(now_s):
+            self._add(sock, address, peer, now_s)
+        self._listener.resume(now_s)
         self._contexts.refresh(now_s)
 
     def _time_out(self, connection: RaftConnection, now_s: float) -> None:
-        if connection.phase is not ConnectionPhase.UP:
-            self._drop(connection, PeerRejected("slow", f"not up within {self._setup_s} s"))
-        elif now_s >= connection.until_s:
-            self._drop(connection, PeerLost("aged", "its certificates must be checked again"))
-        elif now_s >= connection.received_s + self._silence_s and connection not in self._undrained:
-            self._drop(connection, PeerLost("silent", f"for {self._silence_s} s"))
-        elif not connection.stuck_bytes:
+        try:
+            self._timing.check(connection, now_s, is_read=connection not in self._undrained)
+        except PeerLost as lost:
+            self._drop(connection, lost)
+            return
+        if not connection.stuck_bytes:
             connection.send_now(ping(self._hello.epoch))
             self._write(connection, now_s)
 
     # Helpers
-
-    def _on_resolved(self) -> None:
-        """Called on the resolver's thread."""
-        self._is_resolved = True
-        self.wake()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -465,19 +402,3 @@ class TlsMesh:
     def _set_hello(self, hello: Hello) -> None:
         self._hello, self._encoded = hello, None
         self._hello_frame = b"".join(encode(hello, hello.epoch))
-
-    def _setups(self) -> list[RaftConnection]:
-        return [
-            connection
-            for connection in self._connections.values()
-            if connection.phase is not ConnectionPhase.UP
-        ]
-
-    def _dial_failed(self, peer: str, dialer: Dialer, now_s: float, error: object) -> None:
-        dialer.on_ended(now_s, None)
-        level = logging.INFO if dialer.failures == 1 else logging.DEBUG
-        logger.log(level, "dial_failed peer=%s failures=%d error=%r", peer, dialer.failures, str(error)[:300])
-
-
-def _format_address(address: tuple[Any, ...]) -> str:
-    return f"{address[0]}:{address[1]}"

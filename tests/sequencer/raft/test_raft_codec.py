@@ -11,7 +11,7 @@ from dump import Dump, diagram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import sequencer.raft.transport.codec
+import sequencer.raft.transport.frames
 from rt.errors import FormatError, UnknownVersion
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
@@ -38,15 +38,14 @@ from sequencer.raft.model.messages import (
     RequestVoteReply,
     TimeoutNow,
 )
-from sequencer.raft.transport.codec import (
+from sequencer.raft.transport.codec import decode, encode
+from sequencer.raft.transport.frames import (
     APPEND_ENTRIES_MAX,
     FRAME_BYTES_MAX,
     FRAME_HEADER_BYTES,
     NUMBER_MAX,
     FrameKind,
-    decode,
     decode_header,
-    encode,
     ping,
 )
 
@@ -318,7 +317,7 @@ def test_a_claimed_count_takes_no_memory() -> None:
 
 
 def test_the_bytes_of_version_1(golden) -> None:
-    header = diagram(sequencer.raft.transport.codec)
+    header = diagram(sequencer.raft.transport.frames)
     frames = [ping(7), *(b"".join(encode(message, 7)) for message in EXAMPLES)]
     dump = Dump(b"".join(frames))
     for frame, message in zip(frames, ["a ping", *EXAMPLES], strict=True):

@@ -26,7 +26,7 @@ from sequencer.raft.model.cluster_state import EpochEnded, decode_state, encode_
 from sequencer.raft.model.entry_codec import ResetEntry, decode_content, encode_reset
 from sequencer.raft.model.epochs import EpochLeft, forced_epoch, next_epoch
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX, NO_ID, DiskClaim, LogIndex, RaftEntry
-from sequencer.raft.transport.codec import NUMBER_MAX
+from sequencer.raft.transport.frames import NUMBER_MAX
 from tests.support.raft_bench import CLUSTER, commands_entry, disk_id
 
 FORCED = epoch_of(1 << 16, 5)

@@ -44,7 +44,8 @@ from sequencer.raft.model.messages import (
     RequestVote,
     RequestVoteReply,
 )
-from sequencer.raft.transport.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
+from sequencer.raft.transport.codec import decode, encode
+from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
 
 
 @pytest.fixture
@@ -216,8 +217,8 @@ def test_a_disk_that_lost_what_it_acknowledged_counts_no_more(
     reconnect(driven, "n2")
     sent = driven.hear_all("n2", AppendEntriesReply(term, False, last, 1, claim_of("n2")))
     assert f"disk_lost_entries peer=n2 disk={disk_id('n2').hex()}" in caplog.text
-    assert driven.raft.is_counted("n2") is False
-    assert driven.raft.match_index("n2") == 0
+    assert driven.raft.peer_disks.is_counted("n2") is False
+    assert driven.raft.leader_role.match_index("n2") == 0
     sent += driven.hear_all("n2", AppendEntriesReply(term, False, last, 1, claim_of("n2")))
     assert [append.prev.index for append in of_kind(sent, AppendEntries, "n2") if append.entries] == [1]
     driven.propose(b"more")

@@ -123,7 +123,7 @@ def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
     leader.wire.put(third, Forward(encode_join(JoinEntry(name, disk_id(name, 0)))))
     cluster.idle(0.2)
     assert leader.log.last == before
-    assert leader.raft.is_counted(name)
+    assert leader.raft.peer_disks.is_counted(name)
 
 
 def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -613,7 +613,7 @@ def test_a_late_refusal_does_not_take_back_what_was_acknowledged(clock: Clock) -
     term = driven.lead()
     driven.acknowledge("n2", 6)
     driven.hear("n2", AppendEntriesReply(term, False, 5, 1, claim_of("n2")))
-    assert driven.raft.match_index("n2") == 6
+    assert driven.raft.leader_role.match_index("n2") == 6
     [future] = driven.propose(b"more")
     append = only([message for to, message in driven.step() if to == "n2"], AppendEntries)
     assert append.prev.index == 6
@@ -678,7 +678,7 @@ def test_acknowledgements_of_an_earlier_term_do_not_count(clock: Clock) -> None:
     driven.acknowledge("n2", 2, term=term - 1)
     driven.acknowledge("n3", 2, term=term - 1)
     driven.step()
-    assert (driven.raft.match_index("n2"), driven.status.committed) == (0, 1)
+    assert (driven.raft.leader_role.match_index("n2"), driven.status.committed) == (0, 1)
 
 
 def test_what_was_acknowledged_in_an_earlier_term_counts_for_nothing_in_a_new_one(clock: Clock) -> None:
@@ -688,7 +688,7 @@ def test_what_was_acknowledged_in_an_earlier_term_counts_for_nothing_in_a_new_on
     driven.hear("n3", RequestVoteReply(7, False, claim_of("n3"), False))
     assert driven.raft.role == "follower"
     assert driven.lead() == 8
-    assert driven.raft.match_index("n2") == 0
+    assert driven.raft.leader_role.match_index("n2") == 0
 
 
 def test_an_acknowledgement_beyond_the_leaders_log_counts_up_to_its_end(clock: Clock) -> None:
@@ -696,7 +696,7 @@ def test_an_acknowledgement_beyond_the_leaders_log_counts_up_to_its_end(clock: C
     driven.lead()
     driven.acknowledge("n2", 1000)
     driven.step()
-    assert (driven.raft.match_index("n2"), driven.status.committed) == (2, 2)
+    assert (driven.raft.leader_role.match_index("n2"), driven.status.committed) == (2, 2)
 
 
 def test_a_leader_alone_commits_only_what_it_has_synced(clock: Clock) -> None:

@@ -73,10 +73,10 @@ def test_a_leader_asks_pysyncobj_for_a_commit_and_not_for_a_second_acknowledgeme
     driven.step()
     assert asked == []
     reply = AppendEntriesReply(driven.raft.term, True, 0, driven.log.last.index, driven.node.claim)
-    driven.hear("n2", reply._replace(claim=driven.raft._claims["n2"]))
+    driven.hear("n2", reply._replace(claim=driven.raft.peer_disks.claims["n2"]))
     assert len(asked) == 1
     assert future.result(0) == 1
-    driven.hear("n3", reply._replace(claim=driven.raft._claims["n3"]))
+    driven.hear("n3", reply._replace(claim=driven.raft.peer_disks.claims["n3"]))
     assert len(asked) == 1
 
 

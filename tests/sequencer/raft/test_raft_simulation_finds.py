@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from simulation.simulate import SimulationFailed, simulate
 
-from sequencer.raft.core import core, election
+from sequencer.raft.core import election, follower
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.election import Ballot, Election
-from sequencer.raft.core.follower import AppendMatched, AppendRejected, Verdict, compare
+from sequencer.raft.core.follower import AppendMatched, AppendRejected, FollowerRole, Verdict, compare
+from sequencer.raft.core.leader import LeaderRole
 from sequencer.raft.core.leadership_transfer import LeadershipTransfer
 from sequencer.raft.core.pysyncobj_adapter import Journal
 from sequencer.raft.core.voter_disks import VoterDisks
@@ -90,15 +91,16 @@ def test_finds_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
 
 
 def test_finds_a_commit_index_that_is_accepted_unchecked(monkeypatch: Patch) -> None:
-    on_append = SyncObj._on_append
+    on_append = FollowerRole.on_append
 
     def on_append_unclamped(self: Any, peer: str, message: AppendEntries) -> None:
         on_append(self, peer, message)
-        if message.term == self.term:
+        raft = self._raft
+        if message.term == raft.term:
             last = self._log.last.index
-            self._SyncObj__raftCommitIndex = max(self.committed, min(message.commit, last))
+            raft._SyncObj__raftCommitIndex = max(raft.committed, min(message.commit, last))
 
-    monkeypatch.setattr(SyncObj, "_on_append", on_append_unclamped)
+    monkeypatch.setattr(FollowerRole, "on_append", on_append_unclamped)
     faults = {"cut_off_leader": 3, "kill": 1, "split": 1}
     finds(
         "two committed entries at one index",
@@ -141,7 +143,7 @@ def cut_what_matches(message: AppendEntries, log: Any, committed: int) -> Verdic
 
 
 def test_finds_matching_entries_that_are_cut(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(core, "compare", cut_what_matches)
+    monkeypatch.setattr(follower, "compare", cut_what_matches)
     finds("a leader replaced its own entries", seeds=range(40), nodes=3, doubled=0.2, overtaken=0.2, **LIGHT)
 
 
@@ -163,15 +165,15 @@ def test_finds_commands_that_are_applied_as_often_as_they_are_committed(monkeypa
 
 def test_finds_a_snapshot_that_is_taken_though_more_is_applied(monkeypatch: Patch) -> None:
     def on_install_snapshot(self: Any, peer: str, chunk: InstallSnapshot) -> None:
-        if chunk.term >= self.term:
+        if chunk.term >= self._raft.term:
             self._follow(peer, chunk.term)
-            self._host.on_install_snapshot(peer, chunk)
+            self._install_snapshot(peer, chunk)
 
     def roll_back(self: Any, *args: Any) -> None:
         self.incoming, self.is_installing = None, False
         self._adopt_state(*args[-2:])
 
-    monkeypatch.setattr(SyncObj, "_on_install_snapshot", on_install_snapshot)
+    monkeypatch.setattr(FollowerRole, "on_install_snapshot", on_install_snapshot)
     monkeypatch.setattr(SnapshotInstaller, "_on_installed", roll_back)
     monkeypatch.setattr(SnapshotStore, "_require_above", lambda self, meta: None)
     late = {"doubled": 0.5, "overtaken": 0.3, "faults": {"wipe": 1}, "fault_every_s": 0.2, "worker_s": 0.03}
@@ -227,11 +229,11 @@ def test_finds_votes_that_are_counted_twice(monkeypatch: Patch) -> None:
 
 def test_finds_acknowledgements_of_an_earlier_term_that_are_counted(monkeypatch: Patch) -> None:
     def is_answer(self: Any, term: int) -> bool:
-        if term > self.term:
-            self.adopt_term(term)
-        return bool(self.role == "leader")
+        if term > self._raft.term:
+            self._raft.adopt_term(term)
+        return bool(self._raft.leads)
 
-    monkeypatch.setattr(SyncObj, "_is_answer", is_answer)
+    monkeypatch.setattr(LeaderRole, "_is_answer", is_answer)
     late = {"overtaken": 0.3, "faults": {"jump": 3, "storm": 1}, "fault_every_s": 0.1}
     finds("an acknowledgement from nowhere", seeds=range(9, 90), nodes=3, **late, **LIGHT)
 

@@ -192,7 +192,7 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     driven.log.extend([RaftEntry(content, start + at, term) for at in range(2000)])
     driven.step()
     for peer in ("n2", "n3"):
-        progress = driven.raft._replication._progress[peer]
+        progress = driven.raft.leader_role._replication._progress[peer]
         progress.mode, progress.next = Mode.REPLICATE, INITIAL.index + 1
     looked: list[int] = []
     entry = type(driven.log).entry

@@ -59,7 +59,8 @@ from sequencer.raft.model.messages import (
     RaftEntry,
 )
 from sequencer.raft.storage.log import DurableLog
-from sequencer.raft.transport.codec import FRAME_HEADER_BYTES, decode, decode_header, encode
+from sequencer.raft.transport.codec import decode, encode
+from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
 
 # PySyncObj leaves files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -44,11 +44,14 @@ from sequencer.raft.model.messages import (
     TimeoutNow,
 )
 from sequencer.raft.transport import dialer as dialer_module
+from sequencer.raft.transport import listener as listener_module
 from sequencer.raft.transport import mesh as mesh_module
-from sequencer.raft.transport.codec import FRAME_BYTES_MAX, encode
+from sequencer.raft.transport.codec import encode
 from sequencer.raft.transport.connection import RaftConnection
 from sequencer.raft.transport.dialer import Dialer, split_address
+from sequencer.raft.transport.frames import FRAME_BYTES_MAX
 from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
+from sequencer.raft.transport.timing import MeshTiming
 
 HOST = "127.0.0.1"
 CLAIM = DiskClaim(b"D" * 16, LogIndex(3, 2))
@@ -129,10 +132,11 @@ class Net:
     def mesh(
         self, name: str, *, hello: Hello = HELLO, members: dict[str, str] | None = None, **options: object
     ) -> TlsMesh:
-        options.setdefault("backoff_s", (0.01, 0.05))
+        times = {name: options.pop(name) for name in MeshTiming.__slots__ if name in options}
+        timing = MeshTiming(**{"backoff_s": (0.01, 0.05)} | times)
         options.setdefault("listen", (HOST, self.port(name)))
         options.setdefault("tls", self.tls[name])
-        mesh = TlsMesh(name=name, members=members or self.members, **options)
+        mesh = TlsMesh(name=name, members=members or self.members, timing=timing, **options)
         self.inboxes[mesh] = Inbox()
         mesh.start(self.inboxes[mesh], hello)
         return mesh
@@ -588,7 +592,9 @@ def test_a_peer_that_never_reads_is_dropped_when_its_outbox_is_full(net: Net) ->
     while first._up["n2"].stuck_bytes == 0:
         first.send("n2", Forward(bytes(1 << 20)))
         first.flush()
-    assert first._due_of(first._up["n2"]) > first._up["n2"].sent_s + 1  # no ping is due that could not leave
+    assert (
+        first._timing.due_of(first._up["n2"]) > first._up["n2"].sent_s + 1
+    )  # no ping is due that could not leave
     while first.send("n2", Forward(bytes(1 << 20))):
         first.flush()
     assert not first.connected
@@ -801,16 +807,16 @@ def test_a_process_out_of_files_pauses_to_accept_and_continues(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = net.mesh("n1")
-    stuck = OutOfFiles(first._listener)
-    first._listener = stuck
-    monkeypatch.setattr(mesh_module, "_ACCEPT_PAUSE_S", 1000.0)
+    stuck = OutOfFiles(first._listener._sock)
+    first._listener._sock = stuck
+    monkeypatch.setattr(listener_module, "_PAUSE_S", 1000.0)
     second = net.mesh("n2")
     net.drive(lambda: stuck.failures)
     for _ in range(20):
         first.poll(0)
     assert stuck.failures == 1
-    first._listener = stuck.listener
-    first._accept_again_s = first._due_s = 0.0
+    first._listener._sock = stuck.listener
+    first._listener.due_s = first._due_s = 0.0
     net.drive(lambda: first.connected and second.connected)
 
 

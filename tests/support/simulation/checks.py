@@ -146,8 +146,8 @@ class Checks:
     def _look_at_followers(self, view: View) -> None:
         """A leader holds to be replicated only what was acknowledged to it, in this term."""
         raft = view.node._raft
-        for peer, claim in raft._claims.items():
-            match = raft.match_index(peer) or 0
+        for peer, claim in raft.peer_disks.claims.items():
+            match = raft.leader_role.match_index(peer) or 0
             known = self.promises.acknowledged.get((claim.disk, raft.term), 0)
             require(
                 match <= known, "an acknowledgement from nowhere", view.name, raft.term, peer, match, known

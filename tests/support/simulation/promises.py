@@ -109,7 +109,7 @@ class Promises:
         """Whom a leader calls to stand in the next term has all of its log."""
         raft, last = view.node._raft, view.node._log.last.index
         require(raft.leads and raft.term == term, "a call of no leader", view.name, peer, term)
-        known = self.acknowledged.get((raft._claims[peer].disk, term), 0)
+        known = self.acknowledged.get((raft.peer_disks.claims[peer].disk, term), 0)
         require(known >= last, "called before it has everything", view.name, peer, term, known, last)
         self._called.add((peer, term + 1))
 

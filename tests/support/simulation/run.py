@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
 from rt.testing.disk import MemoryDisk, PowerCut
 from sequencer.leader.lease_expiry import LeaseExpiry
+from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.epochs import EpochOver
 from sequencer.raft.model.messages import Message, RaftEntry
 from sequencer.raft.node import RaftNode
@@ -87,11 +88,9 @@ class NodeRun:
         self._node = cluster.node_class(
             cluster.config_of(self.name),
             self.machine,
-            network=self.endpoint,
-            worker=self._worker,
-            rng=cluster.rng,
-            new_id=lambda: cluster.rng.randbytes(16),
-            disk=self.disk,
+            NodeEnvironment(
+                self.endpoint, self._worker, cluster.rng, lambda: cluster.rng.randbytes(16), self.disk
+            ),
             on_disk_full=self._on_disk_full,
             calls=self._calls,
         )
