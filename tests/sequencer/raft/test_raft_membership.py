@@ -95,7 +95,7 @@ def test_a_state_that_cannot_be_read_is_refused_before_it_counts(clock: Clock) -
 
 
 def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock) -> None:
-    """S1: only the first state was offered; with another disk lost, nobody could lead any more."""
+    """Only the first state was offered; with another disk lost, nobody could lead any more."""
     cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1)
     cluster.drop_message = lambda _sender, to, _message: to == "n3"
     cluster.commit(b"without n3", via="n1")
@@ -111,7 +111,7 @@ def test_a_member_that_never_took_the_first_state_takes_a_later_one(clock: Clock
 
 
 def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
-    """P6: a join that came through a forward could be appended behind that of the live disk."""
+    """A join that came through a forward could be appended behind that of the live disk."""
     cluster = Lockstep(clock)
     leader = cluster.lead()
     name = other_than(cluster, leader.name)
@@ -127,7 +127,7 @@ def test_a_late_join_of_a_dead_disk_unseats_nobody(clock: Clock) -> None:
 
 
 def test_a_join_is_in_the_log_or_nowhere(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: what waited when a leader was deposed went to the next one, which appended it late."""
+    """What waited when a leader was deposed went to the next one, which appended it late."""
     driven = member(clock)
     term = driven.lead()
     reconnect(driven, "n3", claims={"n3": DiskClaim(disk_id("n3", 1))})
