@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rt.client.publisher import Publisher
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import LogReader
-    from rt.log.scan.batch_decoder import Message, MessageBatch
+    from rt.log.scan.message_batch import Message, MessageBatch
     from rt.net.tls import TLS
 
 __version__ = "0.1.0"
@@ -94,8 +94,8 @@ __all__ = [
 
 _PLACES: Final = {
     "LogReader": "rt.log.read.reader",
-    "Message": "rt.log.scan.batch_decoder",
-    "MessageBatch": "rt.log.scan.batch_decoder",
+    "Message": "rt.log.scan.message_batch",
+    "MessageBatch": "rt.log.scan.message_batch",
     "Publisher": "rt.client.publisher",
     "Subscriber": "rt.client.subscriber",
     "TLS": "rt.net.tls",

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import rt.client.subscriber
 from rt.errors import Closed
 from rt.log.read.reader import EventHandler, Place
-from rt.log.scan.batch_decoder import Message, MessageBatch
+from rt.log.scan.message_batch import Message, MessageBatch
 from rt.sidecar.pull_settings import Retention
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from rt.log.format.index import EntryKind
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, decode_segment_header
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.catalog import scanner_at, segment_path
-from rt.log.scan.directory import READ_BYTES, read_index
+from rt.log.scan.directory import read_index, scans
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
 GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
@@ -140,18 +140,12 @@ class SegmentReader:
 
         `rt.Corrupt` if it does not verify. Call it only if the frame is known to be synced.
         """
-        scanner, size = copy(self._scanner), CHUNK_BYTES_MAX
+        scanner = copy(self._scanner)
         start = scanner.boundary
-        while scanner.boundary == start:
-            data = self._file.pread(size, scanner.offset)
-            scan = scanner.scan(memoryview(data))
+        for scan in scans(self._file.pread, scanner, read_bytes=CHUNK_BYTES_MAX):
             if scan.problem is not None:
                 raise Corrupt(scan.problem, path=self.path, offset=start, hint=_RESTORE)
-            if scan.consumed:
-                size = CHUNK_BYTES_MAX
-            elif size < scan.needed and len(data) == size:
-                size = scan.needed
-            else:
+            if scanner.boundary > start:
                 return
 
     def close(self) -> None:
@@ -241,23 +235,15 @@ def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File,
     scanner = scanner_at(disk, path, header, file, frames[-1].first) if frames else scanner_for(header)
     if scanner.offset > offset:
         scanner = scanner_for(header)
-    size = READ_BYTES
-    while scanner.offset < offset:
-        data = memoryview(file.pread(min(size, offset - scanner.offset), scanner.offset))
-        if isinstance(scanner, MergedScanner):
-            scan = scanner.scan_columns(data, lambda end: end <= offset)
-        else:
-            scan = scanner.scan(data, values=False)
+
+    def pread_before(size: int, at: int) -> bytes:
+        return file.pread(max(0, min(size, offset - at)), at)
+
+    for scan in scans(pread_before, scanner, values=False):
         if scan.problem is not None:
             raise Corrupt(
                 scan.problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=_RESTORE
             )
-        if not scan.consumed:
-            if not size < scan.needed <= offset - scanner.offset:
-                break
-            size = scan.needed
-        else:
-            size = READ_BYTES
     if scanner.offset != offset or scanner.boundary != offset:
         raise _no_boundary(segment_path(path, header.id), offset)
     return scanner

@@ -44,7 +44,7 @@ from rt.log.format.segment import (
     decode_segment_header,
     encode_segment_header,
 )
-from rt.log.scan.batch_decoder import PlacedBatch
+from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult
 
 COLUMNS_BYTES_MAX: Final = 512 * 1024

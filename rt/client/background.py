@@ -1,4 +1,4 @@
-"""The background thread of a publisher.
+"""The background thread of a publisher, and its duty to write what has lingered.
 
 A duty is called with the time (of `time.monotonic`), does what is due, and returns the seconds until its next
 work; None: not before it is woken.
@@ -7,11 +7,20 @@ work; None: not before it is woken.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from rt.errors import DiskFull
+from rt.log.write.batcher import PendingBatch
+
+logger = logging.getLogger("rt.client.publisher")
+
+RETRY_SECONDS: Final = 0.1
+"""How often to retry a batch after `rt.DiskFull`."""
 
 Duty: TypeAlias = Callable[[float], float | None]
 
@@ -63,3 +72,42 @@ class BackgroundTasks:
             self._wake.get(timeout=seconds)
             while True:
                 self._wake.get_nowait()
+
+
+class LingerDuty:
+    """Writes the pending batch when it is `seconds` old, and retries while the disk is too full for it.
+
+    `pending` returns the batch. `write` writes a batch, if it is still the pending one.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        pending: Callable[[], PendingBatch],
+        write: Callable[[PendingBatch], None],
+        session: str,
+    ) -> None:
+        self._seconds, self._pending, self._write, self._session = seconds, pending, write, session
+        self._seen: tuple[PendingBatch, float] | None = None
+        """The batch that was seen last, and when it was seen first."""
+        self._told_full = False
+
+    def run(self, now: float) -> float | None:
+        """Returns the seconds until the batch has lingered, or until a retry; None if it is empty."""
+        batch = self._pending()
+        if self._seen is None or batch is not self._seen[0]:
+            self._seen = batch, now
+        if not batch.values:
+            return None
+        left = self._seen[1] + self._seconds - now
+        if left > 0:
+            return left
+        try:
+            self._write(batch)
+        except DiskFull as error:
+            if not self._told_full:
+                logger.warning("disk_full session=%s path=%s", self._session, error.where)
+            self._told_full = True
+            return RETRY_SECONDS
+        self._told_full = False
+        return 0.0

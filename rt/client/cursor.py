@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from typing import Final
@@ -20,6 +19,7 @@ from typing import Final
 from rt.errors import Corrupt
 from rt.log.disk import Disk, storage_errors, write_whole
 from rt.log.format.checksum import crc32c
+from rt.log.scan.directory import read_file
 
 
 class SubscriberCursor:
@@ -69,11 +69,9 @@ def write_position(disk: Disk, path: str, magic: bytes, position: int) -> None:
 
 def read_position(disk: Disk, path: str, magic: bytes) -> int | None:
     """The stored position; None if there is none. Raises `rt.Corrupt` and storage errors."""
-    with storage_errors(path, "reading a position"):
-        if disk.size(path) is None:
-            return None
-        with contextlib.closing(disk.open(path)) as file:
-            data = file.pread(_RECORD.size, 0)
+    data = read_file(disk, path, _RECORD.size, doing="reading a position")
+    if data is None:
+        return None
     is_whole = len(data) == _RECORD.size and data[:8] == magic
     if not is_whole or crc32c(data[:16]) != int.from_bytes(data[16:], "little"):
         raise Corrupt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection
 
 from rt.errors import Corrupt
@@ -50,3 +51,47 @@ class FollowReader(LogReader):
                 raise
         self._check()
         return False
+
+
+class DeliveryGate:
+    """Whether a subscriber delivers: not while it is paused. Another thread may also end its wait.
+
+    `wake` is called after each change, to end the waits of the reader. Thread-safe.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.is_paused = False
+        self.is_closed = False
+        self._is_called_off = False
+        self._changed = threading.Condition()
+        self._wake = wake
+
+    def change(
+        self,
+        *,
+        is_paused: bool | None = None,
+        is_closed: bool | None = None,
+        is_called_off: bool | None = None,
+    ) -> None:
+        """Set a flag and wake all waits."""
+        with self._changed:
+            self.is_paused = self.is_paused if is_paused is None else is_paused
+            self.is_closed = self.is_closed if is_closed is None else is_closed
+            self._is_called_off = self._is_called_off if is_called_off is None else is_called_off
+            self._changed.notify_all()
+            self._wake()
+
+    def take_call_off(self) -> bool:
+        """Whether the wait was called off. Only the first call after it returns True."""
+        if not self._is_called_off:
+            return False
+        self._is_called_off = False
+        return True
+
+    def wait_while_paused(self, seconds: float | None) -> bool:
+        """Wait until it is not paused, closed or called off. False after `seconds` (None: no limit)."""
+        with self._changed:
+            return self._changed.wait_for(self._may_go_on, seconds)
+
+    def _may_go_on(self) -> bool:
+        return not self.is_paused or self.is_closed or self._is_called_off

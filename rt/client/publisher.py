@@ -19,24 +19,24 @@ import socket
 import threading
 from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
-from time import monotonic, sleep, time_ns
+from time import time_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from rt.client.background import BackgroundTasks
+from rt.client.background import BackgroundTasks, LingerDuty
 from rt.client.fork_safety import open_publishers
 from rt.client.local_retention import LocalRetention
 from rt.client.publisher_settings import FsyncPolicy, PublisherSettings
+from rt.client.session_log import SessionLog
 from rt.client.wait_handle import WaitHandle, WaitLevel
-from rt.errors import Closed, DirectoryLocked, DiskFull, RtError, StorageFailed
+from rt.errors import Closed, DiskFull, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
-from rt.log.format.batch import CODECS, BatchDraft, Int64s, encode_batch
-from rt.log.format.checksum import batch_seed
+from rt.log.format.batch import BatchDraft, Int64s
 from rt.log.format.constants import NUMBER_MAX
-from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
-from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.format.segment import LogKind
+from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.directory import session_directory
 from rt.log.write.batcher import (
     MESSAGE_COST_BYTES,
@@ -49,7 +49,6 @@ from rt.log.write.batcher import (
     checked_stamp,
     checked_stamps,
 )
-from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
 from rt.names import check_name, check_session_name, name_from_host
 from rt.sidecar.progress_file import PublisherProgress
 
@@ -57,18 +56,6 @@ if TYPE_CHECKING:
     from rt.net.tls import TLS
 
 logger = logging.getLogger("rt.client.publisher")
-
-FSYNC_INTERVAL_SECONDS = 0.1
-"""With `fsync="interval"`: how long written bytes may wait for their fsync."""
-CACHED_BYTES = 32 * 2**20
-"""This many bytes before the end stay in the page cache for the push; older ones are read from the disk."""
-_RETRY_SECONDS = 0.1
-"""How often the background thread retries a batch after `rt.DiskFull`."""
-_LOCKED_SECONDS = 2.0
-"""How long to retry a locked directory: a child process that the previous publisher just started keeps the
-lock until it executes its program.
-"""
-_LOCKED_AGAIN_SECONDS = 0.01
 
 
 class Publisher:
@@ -120,50 +107,37 @@ class Publisher:
         if endpoints and tls is None:
             raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
         self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
+        self._settings = settings
         self._batch_bytes = batch_bytes
-        self._linger_seconds = linger_ms / 1000
-        self._roll_bytes = roll_bytes
-        self._fsync = fsync
-        self._codec = CODECS[compression]
 
         self._lock = threading.Lock()
-        """Guards the fields below, and every call of the writer except `sync_to`."""
-        self._syncing = threading.Lock()
-        """Held while a sync runs or a segment is sealed. Lock order: `_lock`, then `_syncing`."""
+        """Guards the fields below, and the log."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._pending_error: RtError | None = None
         """Why the next call cannot continue: disk full, failed, closed, or an interrupted write."""
-        self._told_full = False
         self._last_ns = 0
-        self._unsynced_since = 0.0
-        """When the oldest batch that is not synced was written; 0 if all are synced."""
-        self._synced: SyncPoint | None = None
-        self._batch = PendingBatch(0)
-        self._seen: tuple[PendingBatch, float] | None = None
-        """The batch that the background thread saw last, and when it saw it first."""
-        self._is_fresh = True
-        self._run = 0
-        self._run_first = 0
-        """The first number of this run."""
         self._replication: WaitHandle | None = None
-
-        identity = LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id)
-        self._writer = _open_writer(self.directory, identity, disk, _LOCKED_SECONDS if endpoints else 0)
-        try:
-            self._start_run(self._writer.end)
-        except BaseException:
-            self._writer.close()
-            raise
+        self._log = SessionLog.open(
+            self.directory,
+            LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id),
+            settings,
+            lock=self._lock,
+            wake=lambda: self._wake.put(None),
+            is_pushed=bool(endpoints),
+            disk=disk,
+        )
+        self._batch = PendingBatch(self._log.end)
         trimming = LocalRetention(
-            lambda: self._writer.table.segments,
+            lambda: self._log.writer.table.segments,
             settings.persistence_ns,
-            self._delete_merged,
+            self._log.trim_merged,
             lambda: self._wake.put(None),
         )
+        lingering = LingerDuty(linger_ms / 1000, lambda: self._batch, self._write_lingering, self.session)
         self._duties = BackgroundTasks(
             f"rt-publisher-{self.session}",
-            [self._write_if_old, self._sync_if_due, trimming.run],
+            [lingering.run, self._log.sync_if_due, trimming.run],
             wake=self._wake,
             is_idle=lambda: isinstance(self._pending_error, Closed | StorageFailed),
             on_failed=self._on_duty_failed,
@@ -175,12 +149,12 @@ class Publisher:
                     self.stream,
                     endpoints,
                     tls,
-                    incarnation=self._writer.identity.origin,
+                    incarnation=self._log.writer.identity.origin,
                     on_progress=trimming.on_progress,
                 )
             self._duties.start()
         except BaseException:
-            self._writer.close()
+            self._log.close()
             if self._replication is not None:
                 self._replication.leave()
             raise
@@ -253,11 +227,11 @@ class Publisher:
             if self._pending_error is not None:
                 self._resolve_pending_error(None)
             first = self._batch.end
+            if stamps is None:
+                self._last_ns = max(time_ns(), self._last_ns)
+                stamps = np.broadcast_to(np.int64(self._last_ns), (len(values),))
             if values:
-                self._add_values(
-                    BulkMessages(values, topic, self._now_for(len(values)) if stamps is None else stamps),
-                    first,
-                )
+                self._add_values(BulkMessages(values, topic, stamps), first)
             return range(first, self._batch.end)
 
     def flush(self) -> None:
@@ -269,8 +243,12 @@ class Publisher:
             if self._pending_error is not None:
                 self._resolve_pending_error(None)
             self._write_batch()
-            point = self._writer.sync_point()
-        self._sync(point)
+            point = self._log.writer.sync_point()
+        try:
+            self._log.sync_to(point)
+        except StorageFailed as error:
+            self._pending_error = error
+            raise
 
     def wait(self, number: int, level: WaitLevel = "merged", timeout: float | None = None) -> None:
         """Return when message `number` is synced by a majority of the nodes ("replicated"), or "merged".
@@ -288,14 +266,14 @@ class Publisher:
                 raise ValueError(f"number {number} was never published: the next one is {self._batch.end}")
             if number >= self._batch.first and self._pending_error is not None:
                 self._resolve_pending_error(None)
-            run = self._run
+            run = self._log.run
         self._replication.wait(run, number, level, timeout)
 
     @property
     def progress(self) -> PublisherProgress:
         """The next number of this run to be written, replicated and merged."""
         with self._lock:
-            first, written, run = self._run_first, self._batch.first, self._run
+            first, written, run = self._log.run_first, self._batch.first, self._log.run
         levels = (self._replication.replicated, self._replication.merged) if self._replication else ()
         numbers = [max(level.number, first) if level.run == run else first for level in levels]
         return PublisherProgress(written, *(numbers or (first, first)))
@@ -318,13 +296,13 @@ class Publisher:
 
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
-        self._lock, self._syncing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._pending_error = Closed(
             "the publisher belongs to the parent process",
             where=self.directory,
             hint="Open one in the child, or start processes by spawn.",
         )
-        self._writer.close()  # The parent keeps the lock: it lasts while any process has the file open.
+        self._log.disown()
         if self._replication is not None:
             self._replication.disown()
 
@@ -346,20 +324,14 @@ class Publisher:
             if self._pending_error is not None:
                 self._resolve_pending_error(None)
             self._write_batch()
-            with self._syncing:
-                self._writer.sync()
-                self._synced = self._writer.sync_point()
+            self._log.finish()
             self._pending_error = Closed("the publisher is closed", where=self.directory)
 
     def _linger(self, seconds: float) -> None:
         """Wait until the messages of this run are replicated. Call without `_lock`."""
-        end = self._batch.end
-        if self._replication is None or self._duties.is_stopping or end == self._run_first or seconds <= 0:
-            return
-        try:
-            self._replication.wait(self._run, end - 1, "replicated", seconds)
-        except RtError as error:
-            logger.warning("handed_to_push_process session=%s reason=%s", self.session, error)
+        is_empty = self._batch.end == self._log.run_first
+        if self._replication is not None and not self._duties.is_stopping and not is_empty and seconds > 0:
+            self._replication.linger(self._log.run, self._batch.end - 1, seconds, self.session)
 
     def _resolve_pending_error(self, number: int | None) -> None:
         """Clear the pending error if it was resolved; else raise it."""
@@ -374,26 +346,20 @@ class Publisher:
 
     def _drop_written(self) -> None:
         """Drop from memory what the writer has: a call may have been interrupted just after its write."""
-        self._writer.check_usable()
-        if self._batch.first != self._writer.end:
-            self._batch = PendingBatch(self._writer.end)
+        self._log.writer.check_usable()
+        if self._batch.first != self._log.end:
+            self._batch = PendingBatch(self._log.end)
 
     def _renumber(self, number: int) -> None:
         """Start a dedup session at the number with which its source continues."""
-        if self._writer.identity.dedup_id is None or not self._is_fresh or self._batch.values:
+        is_fresh = self._log.end == self._log.run_first and not self._batch.values
+        if self._log.writer.identity.dedup_id is None or not is_fresh:
             raise ValueError(f"numbers are dense: got {number}, expected {self._batch.end}")
         if not 0 <= number < NUMBER_MAX // 2:
             raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
-        self._start_run(number)
-
-    def _start_run(self, first: int) -> None:
-        last = self._writer.last_id
-        run = 0 if last is None else last.run + 1
         self._pending_error = _WRITE_INTERRUPTED
-        with self._syncing:
-            self._writer.start(SegmentId(run, 0), first=first, run_id=os.urandom(8))
-        self._batch = PendingBatch(first)
-        self._run_first, self._run = first, run
+        self._log.start_run(number)
+        self._batch = PendingBatch(number)
         self._pending_error = None
 
     def _make_room(self, topic: str, size: int) -> tuple[PendingBatch, int]:
@@ -409,7 +375,7 @@ class Publisher:
             done = 0
             if self._batch.bytes + many.cost(0) > self._batch_bytes:
                 self._write_batch()
-                together_bytes = min(TOGETHER_BYTES, self._roll_bytes)
+                together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
                 while drafts := many.cut(done, batch_bytes=self._batch_bytes, together_bytes=together_bytes):
                     self._write(drafts)
                     done = self._batch.first - first
@@ -434,66 +400,35 @@ class Publisher:
         """
         self._pending_error = _WRITE_INTERRUPTED
         try:
-            self._roll_before(sum(len(draft.values) for draft in drafts))
-            self._writer.append(self._frames(drafts))
-            self._batch = PendingBatch(self._writer.end)
-            self._is_fresh = False
-            if self._fsync == "batch":
-                with self._syncing:
-                    self._writer.sync()
+            self._log.append(drafts, self._batch.first)
+            self._batch = PendingBatch(self._log.end)
+            if self._settings.fsync == "batch":
+                self._log.sync()
         except (DiskFull, StorageFailed) as error:
             self._pending_error = error
             if isinstance(error, DiskFull):
                 self._drop_written()
-                self._sync_later()
+                self._log.schedule_sync()
             raise
         self._pending_error = None
-        self._sync_later()
+        self._log.schedule_sync()
 
-    def _sync_later(self) -> None:
-        if not self._unsynced_since:
-            self._unsynced_since = monotonic()
-            self._wake.put(None)
-
-    def _roll_before(self, size: int) -> None:
-        offset = self._writer.offset
-        is_full = offset > SEGMENT_HEADER_BYTES and offset + size > self._roll_bytes
-        if is_full or self._writer.is_sealed:
-            with self._syncing:
-                self._writer.roll()
-
-    def _frames(self, drafts: list[BatchDraft]) -> list[BatchFrames]:
-        header, offset, first = self._writer.active, self._writer.offset, self._batch.first
-        assert header is not None
-        seed = header.seed
-        frames = []
-        for draft in drafts:
-            pieces = encode_batch(draft, first=first, seed=batch_seed(seed, offset), codec=self._codec)
-            offset += sum(map(len, pieces))
-            first += draft.message_count
-            frames.append(BatchFrames(pieces, first, draft.timestamp_low_ns, draft.timestamp_high_ns))
-        return frames
-
-    def _now_for(self, count: int) -> Int64s:
-        now_ns = max(time_ns(), self._last_ns)
-        self._last_ns = now_ns
-        return np.broadcast_to(np.int64(now_ns), (count,))
-
-    # The background thread, and syncing. Call the methods below without `_lock`.
+    # The background thread. Call the methods below without `_lock`.
 
     def _abandon(self) -> None:
         """Stop and release everything, without a flush."""
         self._duties.stop()
         if self._replication is not None:
             self._replication.leave()
-        with self._lock, self._syncing:
+        with self._lock:
             if not isinstance(self._pending_error, Closed):
                 self._pending_error = Closed("the publisher is closed", where=self.directory)
-            self._writer.close()
+            self._log.close()
         open_publishers.discard(self)
 
     def _on_duty_failed(self, error: Exception) -> None:
         if isinstance(error, StorageFailed):
+            self._pending_error = error
             logger.error("storage_failed session=%s reason=%s", self.session, error)
             return
         logger.error("background_failed session=%s", self.session, exc_info=error)
@@ -501,84 +436,13 @@ class Publisher:
             "the background thread failed", got=repr(error), where=self.directory
         )
 
-    def _write_if_old(self, now: float) -> float | None:
-        """Write the batch if it has lingered. Returns the seconds until it has, or until a retry."""
-        batch = self._batch
-        if self._seen is None or batch is not self._seen[0]:
-            self._seen = batch, now
-        if not batch.values:
-            return None
-        left = self._seen[1] + self._linger_seconds - now
-        if left > 0:
-            return left
-        try:
-            with self._lock:
-                if batch is self._batch:
-                    if self._pending_error is not None:
-                        self._resolve_pending_error(None)
-                    self._write_batch()
-        except DiskFull as error:
-            if not self._told_full:
-                logger.warning("disk_full session=%s path=%s", self.session, error.where)
-            self._told_full = True
-            return _RETRY_SECONDS
-        self._told_full = False
-        return 0.0
-
-    def _sync_if_due(self, now: float) -> float | None:
-        """Sync if the interval is over. Returns the seconds until it is; None if all is synced."""
-        if self._fsync != "interval" or not self._unsynced_since:
-            return None
-        left = self._unsynced_since + FSYNC_INTERVAL_SECONDS - now
-        if left > 0:
-            return left
+    def _write_lingering(self, batch: PendingBatch) -> None:
         with self._lock:
-            self._unsynced_since = 0.0
-            point = self._writer.sync_point()
-        self._sync(point)
-        return None
-
-    def _sync(self, point: SyncPoint) -> None:
-        """Sync up to `point`, unless another sync has covered it. Concurrent callers share one sync."""
-        with self._syncing:
-            covered = self._synced
-            if covered is not None and (covered.id, covered.offset) >= (point.id, point.offset):
-                return
-            header = self._writer.active
-            if header is None:
-                raise self._pending_error or Closed("the publisher is closed", where=self.directory)
-            if header.id > point.id:
-                return  # The roll synced it.
-            try:
-                self._writer.sync_to(point)
-            except StorageFailed as error:
-                self._pending_error = error
-                raise
-            self._synced = point
-            if self._replication is not None:
-                self._writer.uncache(point.offset - CACHED_BYTES)
-
-    def _delete_merged(self, before: SegmentId) -> None:
-        try:
-            with self._lock, self._syncing:
-                if not isinstance(self._pending_error, Closed | StorageFailed):
-                    self._writer.trim(before, TrimReason.MERGED)
-        except StorageFailed as error:
-            self._pending_error = error
-            raise
+            if batch is self._batch:
+                if self._pending_error is not None:
+                    self._resolve_pending_error(None)
+                self._write_batch()
 
 
 _WRITE_INTERRUPTED = RtError("a write was interrupted")
 """The value of `_pending_error` during a write. Never raised: the next call resolves it."""
-
-
-def _open_writer(directory: str, identity: LogIdentity, disk: Disk, seconds: float) -> LogWriter:
-    """Open the directory. If it is locked, retry for `seconds`."""
-    deadline = monotonic() + seconds
-    while True:
-        try:
-            return LogWriter.open(directory, identity, disk=disk)
-        except DirectoryLocked:
-            if monotonic() >= deadline:
-                raise
-        sleep(_LOCKED_AGAIN_SECONDS)

@@ -8,35 +8,29 @@ Invariants:
 
 from __future__ import annotations
 
-import copy
-import logging
 import math
 import os
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
-from rt.client.follow_reader import FollowReader
-from rt.errors import Corrupt, Gap
+from rt.client.follow_reader import DeliveryGate, FollowReader
+from rt.client.pulled_copy import PulledCopy
+from rt.errors import Corrupt
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.format.segment import SegmentId, parse_segment_name
-from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.read.reader import EventHandler, Place
 from rt.log.read.watch import DirectoryWatch
-from rt.log.scan.batch_decoder import Message, MessageBatch
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, merged_directory
-from rt.log.write.repair_requests import is_requested, request_repair
+from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
 from rt.sidecar.pull_process import PullSidecar
 from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
-
-logger = logging.getLogger("rt.client.subscriber")
 
 _LOOK_AGAIN_SECONDS = 1.0
 """How often to check for a log that does not exist yet, even without a wake-up."""
@@ -96,36 +90,31 @@ class Subscriber:
         self.name = None if name is None else check_name(name, kind="subscriber")
         if isinstance(endpoints, str):
             raise ValueError(f"endpoints={endpoints!r}: expected a sequence of 'host:port'")  # noqa: TRY004
+        if endpoints and tls is None:
+            raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._on_event = on_event
         self._retention = retention
         self._disk = disk
-        self._changed = threading.Condition()
-        """Guards the four fields below; notified when they change."""
-        self._is_paused = False
-        self._is_closed = False
-        self._is_called_off = False
+        self._gate = DeliveryGate(self._wake)
         self._reader: FollowReader | None = None
         self._watch: DirectoryWatch | None = None
         """Watches the directory in which the log will appear."""
         self._is_opening = False
         """Whether a thread uses `_watch`; then that thread closes it."""
-        self._pulling: PullSidecar | None = None
-        self._cursor: SubscriberCursor | None
-        """Positions of a named subscriber."""
-        self._repair: tuple[tuple[SegmentId, int], bool] | None = None
-        """The corrupt segment and offset for which a repair was last requested, and whether the pull client
-        has checked it.
-        """
+        self._copy: PulledCopy | None = None
+        """Set with endpoints."""
         root = os.path.abspath(os.fspath(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
-            self._cursor = self._own_cursor()
-            self._start_pull(endpoints, tls, position)
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
-            self._cursor = self._own_cursor()
-            self._requested_start = self._resumed() if position is None else position
+        self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
+        """Positions of a named subscriber."""
+        self._requested_start = self._resumed() if position is None else position
+        if endpoints and tls is not None:
+            self._start_pull(endpoints, tls)
+        else:
             self._open_reader()
 
     @property
@@ -141,13 +130,7 @@ class Subscriber:
 
         If another subscriber's pull client fills the copy: the current end of the copy.
         """
-        pulling = self._pulling
-        if pulling is None:
-            return None
-        if pulling.log_end is None and pulling.is_shared and is_log_directory(self._disk, self.directory):
-            with LogReader(self.directory, position="latest", disk=self._disk) as reader:
-                return reader.position
-        return pulling.log_end
+        return None if self._copy is None else self._copy.log_end
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until `close`. Waits while paused."""
@@ -155,7 +138,7 @@ class Subscriber:
             assert self._reader is not None
             for message in self._reader.one_by_one(batch):
                 yield message
-                if self._is_paused:
+                if self._gate.is_paused:
                     self._wait_while_paused(math.inf)
 
     def batches(self) -> Iterator[MessageBatch]:
@@ -186,26 +169,26 @@ class Subscriber:
                 if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                     return None
                 batch = reader.next_batch(_left(deadline), max_messages)
-                if batch is None or not self._is_paused:
-                    return None if self._is_closed else batch
+                if batch is None or not self._gate.is_paused:
+                    return None if self._gate.is_closed else batch
                 reader.one_by_one(batch)  # Paused meanwhile: deliver it after `resume`.
         except _Cancelled:
             return None
 
     def call_off(self) -> None:
         """End the wait of a `next_batch` in another thread, or the next one: it returns None."""
-        self._change(is_called_off=True)
+        self._gate.change(is_called_off=True)
 
     def pause(self) -> None:
         """Deliver nothing until `resume`; nothing is lost.
 
         The pull continues, and the copy grows until the disk is full.
         """
-        self._change(is_paused=True)
+        self._gate.change(is_paused=True)
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        self._change(is_paused=False)
+        self._gate.change(is_paused=False)
 
     def ack(self, position: int) -> None:
         """Record durably that everything below `position` is done. A named subscriber resumes there."""
@@ -234,12 +217,12 @@ class Subscriber:
 
         With endpoints it returns when the pull client has ended, unless other subscribers need it.
         """
-        self._change(is_closed=True)
+        self._gate.change(is_closed=True)
         if self._reader is not None:
             self._reader.close()
         self._leave_watch()
-        if self._pulling is not None:
-            self._pulling.stop()
+        if self._copy is not None:
+            self._copy.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -249,134 +232,66 @@ class Subscriber:
     ) -> None:
         self.close()
 
-    # State that may change during a wait
+    # Waits
 
-    def _change(
-        self,
-        *,
-        is_paused: bool | None = None,
-        is_closed: bool | None = None,
-        is_called_off: bool | None = None,
-    ) -> None:
-        """Set a flag and wake all waits. From any thread."""
-        with self._changed:
-            self._is_paused = self._is_paused if is_paused is None else is_paused
-            self._is_closed = self._is_closed if is_closed is None else is_closed
-            self._is_called_off = self._is_called_off if is_called_off is None else is_called_off
-            self._changed.notify_all()
-            if self._watch is not None:
-                self._watch.wake()
-            if self._reader is not None:
-                self._reader.wake()
+    def _wake(self) -> None:
+        if self._watch is not None:
+            self._watch.wake()
+        if self._reader is not None:
+            self._reader.wake()
 
     def _check(self) -> None:
         """Called before a wait for more; raises to end it."""
-        if self._is_called_off:
-            self._is_called_off = False
+        if self._gate.take_call_off():
             raise _Cancelled
-        pulling = self._pulling
-        if pulling is None:
-            return
-        self._emit_hold_refused(pulling)
-        self._emit_corrupt(pulling)
-        if pulling.failure is not None and not self._is_closed:
-            raise copy.copy(pulling.failure)
-
-    def _have_mended(self, error: Corrupt) -> bool:
-        """Request a repair of a corrupt segment of the copy. False if that did not help."""
-        directory, name = os.path.split(error.path)
-        segment = parse_segment_name(name)
-        if self._pulling is None or segment is None or directory != self.directory:
-            return False
-        place = segment, error.offset
-        if self._repair is None or self._repair[0] != place:
-            try:
-                request_repair(self._disk, self.directory, segment)
-            except OSError as failed:
-                logger.warning("repair_not_requested path=%s reason=%s", error.path, failed)
-                return False
-            self._repair = place, False
-            logger.warning("copy_damaged path=%s offset=%d", error.path, error.offset)
-        elif not is_requested(self._disk, self.directory, segment):
-            is_answered = self._repair[1]
-            # It may have been repaired just after these bytes were read: read them once more.
-            self._repair = None if is_answered else (place, True)
-            return not is_answered
-        return True
-
-    def _emit_hold_refused(self, pulling: PullSidecar) -> None:
-        refused, pulling.refused = pulling.refused, None
-        if refused is not None and self._on_event is not None:
-            self._on_event(refused)
-        elif refused is not None:
-            logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
-
-    def _emit_corrupt(self, pulling: PullSidecar) -> None:
-        """Report positions without valid bytes on any node, after all messages before them were read."""
-        corrupt, pulling.corrupt = pulling.corrupt, None
-        if corrupt is None:
-            return
-        if self._on_event is not None:
-            self._on_event(corrupt)
-            return
-        raise Gap(
-            "no node has valid bytes for the next positions",
-            event=corrupt,
-            where=self.directory,
-            got=corrupt,
-            hint="Reading again waits for them. Restore the file on a node, or have an operator trim "
-            "the log past them. Set on_event to receive an event instead.",
-        )
+        if self._copy is not None:
+            self._copy.check(is_closed=self._gate.is_closed)
 
     def _wait_while_paused(self, deadline: float) -> bool:
         """Wait until it is not paused. False if the deadline came first. A closed one is not paused."""
-        if not self._is_paused:
+        if not self._gate.is_paused:
             return True
-        with self._changed:
-            self._changed.wait_for(self._may_go_on, _left(deadline))
-        if self._is_called_off:
-            self._check()
-        return self._may_go_on()
+        may_go_on = self._gate.wait_while_paused(_left(deadline))
+        if self._gate.take_call_off():
+            raise _Cancelled
+        return may_go_on
 
-    def _may_go_on(self) -> bool:
-        return not self._is_paused or self._is_closed or self._is_called_off
+    def _has_mended(self, error: Corrupt) -> bool:
+        return self._copy is not None and self._copy.has_requested_repair(error)
 
     # Opening the log
 
-    def _start_pull(self, endpoints: Sequence[str], tls: TLS | None, position: Place | None) -> None:
-        if tls is None:
-            raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
-        self._requested_start = self._resumed() if position is None else position
-        if not isinstance(self._requested_start, int) and self._requested_start not in {"earliest", "latest"}:
-            raise ValueError(f"invalid position: got {position!r}, expected a number, 'earliest' or 'latest'")
-        if isinstance(self._requested_start, int) and self._requested_start < 0:
-            raise ValueError(f"position {position} is negative")
+    def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
+        start = self._requested_start
+        if not isinstance(start, int) and start not in {"earliest", "latest"}:
+            raise ValueError(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
+        if isinstance(start, int) and start < 0:
+            raise ValueError(f"position {start} is negative")
         settings = PullSettings(
             self.stream,
             tuple(endpoints),
             tls,
-            self._requested_start,
+            start,
             tuple(sorted(self._topics or ())),
             self._retention,
             self.name,
         )
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
-        if self._requested_start != "latest":  # That is known only after a node was reached.
-            self._record_start(0 if self._requested_start == "earliest" else self._requested_start)
+        if start != "latest":  # That is known only after a node was reached.
+            self._record_start(0 if start == "earliest" else start)
         self._watch = DirectoryWatch(self.directory)
         try:
-            self._pulling = PullSidecar(self.directory, settings, on_change=self._change)
+            pulling = PullSidecar(self.directory, settings, on_change=self._gate.change)
         except BaseException:
             self.close()
             raise
+        self._copy = PulledCopy(self._disk, self.directory, pulling, self._on_event, self._wake)
 
     def _ready(self, deadline: float) -> FollowReader | None:
         """The reader, when there is a log; None at the deadline, or when closed."""
-        if self._pulling is not None:
-            self._emit_hold_refused(
-                self._pulling
-            )  # A reader that never waits is lagging and needs the warning.
+        if self._copy is not None:
+            self._copy.emit_hold_refused()  # A reader that never waits is lagging and needs the warning.
         if self._reader is None:
             self._is_opening = True
             try:
@@ -388,7 +303,7 @@ class Subscriber:
 
     def _open_until(self, deadline: float) -> None:
         """Open the reader as soon as possible. Leaves it unset at the deadline, or when closed."""
-        while not self._is_closed:
+        while not self._gate.is_closed:
             assert self._watch is not None
             self._check()
             if (start := self._start()) is not None:
@@ -405,7 +320,7 @@ class Subscriber:
         try:
             self._open_reader()
         except Corrupt as error:
-            if not self._have_mended(error):
+            if not self._has_mended(error):
                 raise
             return False
         return True
@@ -421,8 +336,8 @@ class Subscriber:
                 return None
         if self._requested_start == "earliest":
             return "earliest"
-        assert self._pulling is not None
-        return "latest" if self._pulling.is_shared else self._pulling.log_end
+        assert self._copy is not None
+        return self._copy.latest
 
     def _open_reader(self) -> None:
         reader = FollowReader(
@@ -431,35 +346,31 @@ class Subscriber:
             topics=self._topics,
             on_event=self._on_event,
             check=self._check,
-            on_damaged=self._have_mended,
-            may_be_ahead=self._pulling is not None,
+            on_damaged=self._has_mended,
+            may_be_ahead=self._copy is not None,
             disk=self._disk,
         )
-        if self._pulling is not None:
+        if self._copy is not None:
             try:
                 self._record_start(reader.position)
             except BaseException:
                 reader.close()
                 raise
         self._reader = reader
-        if self._is_closed:
+        if self._gate.is_closed:
             reader.close()
 
     def _leave_watch(self) -> None:
         """Close the watch when no thread uses it."""
-        if self._is_opening or not (self._is_closed or self._reader is not None):
+        if self._is_opening or not (self._gate.is_closed or self._reader is not None):
             return
-        with self._changed:
-            watch, self._watch = self._watch, None
+        watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()
 
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= position <= self.position:
             raise ValueError(f"position {position} was not delivered yet: the next is {self.position}")
-
-    def _own_cursor(self) -> SubscriberCursor | None:
-        return None if self.name is None else SubscriberCursor(self._disk, self.directory, self.name)
 
     def _record_start(self, position: int) -> None:
         if self._cursor is not None:

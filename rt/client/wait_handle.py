@@ -112,6 +112,13 @@ class WaitHandle:
             with self._changed:
                 self._waiting -= 1
 
+    def linger(self, run: int, number: int, seconds: float, session: str) -> None:
+        """Wait up to `seconds` until `number` is replicated. If it is not, the push process has the rest."""
+        try:
+            self.wait(run, number, "replicated", seconds)
+        except RtError as error:
+            logger.warning("handed_to_push_process session=%s reason=%s", session, error)
+
     def _wait(self, run: int, number: int, level: WaitLevel, deadline: float | None) -> None:
         while not self._has_come(run, number, level):
             self._raise_if_vain()

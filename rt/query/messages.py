@@ -23,7 +23,7 @@ from urllib.parse import quote
 from rt.client.publisher import Publisher
 from rt.client.subscriber import Subscriber
 from rt.errors import RtError, Timeout, WriteConflict
-from rt.log.scan.batch_decoder import Message
+from rt.log.scan.message_batch import Message
 from rt.log.write.batcher import as_bytes, check_size, check_topic, checked_stamp
 from rt.query.checkpoint.edge import OutputEdge
 from rt.query.core.errors import QueryExists

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
-from rt.log.scan.batch_decoder import Message
+from rt.log.scan.message_batch import Message
 
 # Two sessions; p1 was killed and started again behind number 3, and what its first life published as 4 and 5
 # without a flush was given anew.

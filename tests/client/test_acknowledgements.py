@@ -44,7 +44,7 @@ def written_but_not_synced(disk: MemoryDisk) -> int:
     publisher.publish_many(values(5))
     publisher.flush()
     publisher.publish_many(values(20))
-    return publisher._writer.end
+    return publisher._log.writer.end
 
 
 def test_what_was_read_and_made_durable_survives_a_power_cut() -> None:

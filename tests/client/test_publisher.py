@@ -174,8 +174,8 @@ def test_the_policy_interval_syncs_written_batches_by_itself() -> None:
     disk = MemoryDisk()
     synced = threading.Event()
     publisher = on_memory(disk, fsync="interval", linger_ms=0)
-    sync_to = publisher._writer.sync_to
-    publisher._writer.sync_to = lambda point: (sync_to(point), synced.set())
+    sync_to = publisher._log.writer.sync_to
+    publisher._log.writer.sync_to = lambda point: (sync_to(point), synced.set())
     publisher.publish(b"kept")
     assert synced.wait(120)
     left = disk.after_power_cut("none")
@@ -360,7 +360,7 @@ def test_a_forked_child_releases_all_publishers_whatever_becomes_of_one(
             raise BrokenPipeError
 
         for publisher in publishers:
-            monkeypatch.setattr(publisher._writer, "close", fail)
+            monkeypatch.setattr(publisher._log.writer, "close", fail)
         child = os.fork()
         if child == 0:  # pragma: no cover
             refused = 0
@@ -696,7 +696,7 @@ def test_a_lost_side_file_is_made_again_from_the_log(tmp_path: Path, name: str, 
         publisher.publish_many([b"%d" % number for number in range(100)])
     with open_publisher(tmp_path) as publisher:
         publisher.publish(b"100")
-        incarnation = publisher._writer.identity.origin
+        incarnation = publisher._log.writer.identity.origin
     path = session_of(tmp_path) / name
     if how == "deleted":
         path.unlink()
@@ -706,7 +706,7 @@ def test_a_lost_side_file_is_made_again_from_the_log(tmp_path: Path, name: str, 
         path.write_bytes(os.urandom(path.stat().st_size))
     assert len(read(session_of(tmp_path))) == 101
     with open_publisher(tmp_path) as again:
-        assert again._writer.identity.origin == incarnation
+        assert again._log.writer.identity.origin == incarnation
         assert again.publish(b"101") == 101
     assert [m.value for m in read(session_of(tmp_path))] == [b"%d" % number for number in range(102)]
 
@@ -715,10 +715,10 @@ def test_a_lost_table_is_made_again_with_trimmed_segments_in_it(tmp_path: Path) 
     with open_publisher(tmp_path, roll_bytes=4096, batch_bytes=4096) as publisher:
         publisher.publish_many([bytes(500)] * 40)
         publisher.flush()
-        newest = publisher._writer.last_id
+        newest = publisher._log.writer.last_id
         assert newest is not None
-        publisher._writer.trim(newest, TrimReason.MERGED)
-        first = publisher._writer.active.first
+        publisher._log.writer.trim(newest, TrimReason.MERGED)
+        first = publisher._log.writer.active.first
     (session_of(tmp_path) / "segments").unlink()
     with open_publisher(tmp_path) as again:
         assert again.publish(b"next") == 40

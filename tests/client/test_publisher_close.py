@@ -23,7 +23,7 @@ from publishing import (
 )
 
 import rt
-import rt.client.publisher
+import rt.client.session_log
 from rt.client.fork_safety import open_publishers
 from rt.testing.disk import MemoryDisk, Operation
 
@@ -117,7 +117,7 @@ def test_a_close_that_meets_an_unexpected_error_releases_the_lock(monkeypatch: p
     publisher = on_memory(disk)
     publisher.publish(b"x")
     with monkeypatch.context() as patch:
-        patch.setattr(rt.client.publisher, "encode_batch", fail_to_encode)
+        patch.setattr(rt.client.session_log, "encode_batch", fail_to_encode)
         with pytest.raises(MemoryError):
             publisher.close()
     on_memory(disk).close()
@@ -187,17 +187,17 @@ def test_the_batch_of_a_small_publish_many_is_written_without_another_call(tmp_p
 def test_the_sync_interval_runs_while_a_long_linger_does() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk, fsync="interval", batch_bytes=4096)
-    synced, sync_to = threading.Event(), publisher._writer.sync_to
+    synced, sync_to = threading.Event(), publisher._log.writer.sync_to
 
     def spied(point: Any) -> None:
         sync_to(point)
         synced.set()
 
-    publisher._writer.sync_to = spied  # type: ignore[method-assign]
+    publisher._log.writer.sync_to = spied  # type: ignore[method-assign]
     for _ in range(10):
         publisher.publish(bytes(1000))
     assert synced.wait(50)  # The linger is over after 60.
-    publisher._writer.sync_to = sync_to  # type: ignore[method-assign]
+    publisher._log.writer.sync_to = sync_to  # type: ignore[method-assign]
     publisher.close()
 
 
@@ -205,7 +205,7 @@ def test_a_background_thread_that_fails_is_told_to_the_caller(monkeypatch: pytes
     disk = MemoryDisk()
     publisher = on_memory(disk, linger_ms=0)
     with monkeypatch.context() as patch:
-        patch.setattr(rt.client.publisher, "encode_batch", fail_to_encode)
+        patch.setattr(rt.client.session_log, "encode_batch", fail_to_encode)
         publisher.publish(b"x")
         wait_until(lambda: isinstance(publisher._pending_error, rt.StorageFailed))
     with pytest.raises(rt.StorageFailed):

@@ -324,10 +324,10 @@ def test_sealed_segments_that_are_merged_are_deleted_and_no_others(tmp_path: Pat
                 publisher.publish_many([bytes(100)] * 50)
                 publisher.flush()
             publisher.wait(499, timeout=WAIT_SECONDS)
-            last = publisher._writer.last_id
+            last = publisher._log.writer.last_id
             assert last is not None
             until(lambda: kept(publisher) == [last.file_name])
-            reasons = {segment.reason for segment in publisher._writer.table.segments}
+            reasons = {segment.reason for segment in publisher._log.writer.table.segments}
             assert reasons == {TrimReason.MERGED}
         with publisher_of(tmp_path, pki, nodes, roll_bytes=10_000, local_persistence=3600) as publisher:
             for _ in range(5):
@@ -413,7 +413,7 @@ def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_thei
 @pytest.mark.slow
 def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path, pki: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
-        origin, directory = publisher._writer.identity.origin, publisher.directory
+        origin, directory = publisher._log.writer.identity.origin, publisher.directory
     file = ProgressFile(directory, origin)
     file.write(replicated=Level(0, 0), merged=Level(0, 0), state=PushState.FENCED)
     file.close()

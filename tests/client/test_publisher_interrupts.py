@@ -17,7 +17,7 @@ import pytest
 from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read
 
 import rt
-import rt.log.write.writer
+import rt.log.write.sealed_segments
 from rt.client.fork_safety import open_publishers
 from rt.log.disk import write_whole
 from rt.testing.disk import MemoryDisk
@@ -40,6 +40,10 @@ def is_of_publishing(file: str) -> bool:
         (
             "rt/client/publisher.py",
             "rt/client/background.py",
+            "rt/client/session_log.py",
+            "rt/log/write/active_segment.py",
+            "rt/log/write/failure_latch.py",
+            "rt/log/write/sealed_segments.py",
             "rt/log/write/writer.py",
             "rt/log/write/batcher.py",
         )
@@ -103,7 +107,7 @@ def interrupted_at(line: int) -> bool:
     if not where:
         publisher.close()
         return False
-    for lock in (publisher._lock, publisher._syncing):  # The publisher's thread may have one just now.
+    for lock in (publisher._lock, publisher._log._syncing):  # The publisher's thread may have one just now.
         assert lock.acquire(timeout=DEADLINE_SECONDS), where
         lock.release()
     try:
@@ -149,7 +153,7 @@ def test_an_interrupt_just_after_the_table_lists_a_segment_as_sealed_harms_nothi
         raise Interrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rt.log.write.writer, "write_whole", write_and_stop)
+        patch.setattr(rt.log.write.sealed_segments, "write_whole", write_and_stop)
         with pytest.raises(Interrupt):
             publisher.publish_many([bytes(3000)] * 8)
     with contextlib.suppress(rt.StorageFailed):

@@ -5,11 +5,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rt
+from rt.client.pulled_copy import PulledCopy
+from rt.log.disk import REAL
 
 
 @pytest.fixture
@@ -187,3 +190,21 @@ def test_only_a_copy_of_its_own_is_trimmed_by_a_subscriber(publisher: rt.Publish
         with pytest.raises(ValueError, match="retention='own'"):
             subscriber.trim(0)
         assert subscriber.log_end is None
+
+
+def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) -> None:
+    """The pull client may have stored messages, and reported the problem after them, since the first look."""
+    corrupt = rt.events.CorruptPositions(9, None, "no node has them")
+    pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None)
+    events: list[rt.events.Event] = []
+    wakes: list[bool] = []
+    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: wakes.append(True))
+    copy.check(is_closed=False)
+    assert (events, wakes) == ([], [True])
+    copy.check(is_closed=False)
+    assert (events, pulling.corrupt) == ([corrupt], None)
+    pulling.failure = rt.Closed("the certificate is revoked")
+    copy.check(is_closed=False)
+    for _ in range(2):
+        with pytest.raises(rt.Closed):
+            copy.check(is_closed=False)

@@ -67,9 +67,9 @@ def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
 
 
 def client_of(subscriber: rt.Subscriber) -> subprocess.Popen[bytes]:
-    assert subscriber._pulling is not None
-    until(lambda: subscriber._pulling._process)  # type: ignore[union-attr]
-    process = subscriber._pulling._process
+    assert subscriber._copy is not None
+    until(lambda: subscriber._copy._pulling._process)  # type: ignore[union-attr]
+    process = subscriber._copy._pulling._process
     assert process is not None
     return process
 
@@ -152,9 +152,9 @@ def test_two_subscribers_share_a_client_and_the_other_takes_over(
     with subscriber_of(tmp_path, pki, source) as second:
         source.publish(b"one")
         assert take(first, 1) == take(second, 1) == [b"one"]
-        assert second._pulling is not None
-        until(lambda: second._pulling.is_shared)  # type: ignore[union-attr]
-        assert second._pulling._process is None
+        assert second._copy is not None
+        until(lambda: second._copy._pulling.is_shared)  # type: ignore[union-attr]
+        assert second._copy._pulling._process is None
         first.close()
         source.publish(b"two")
         assert take(second, 1) == [b"two"]
@@ -225,7 +225,7 @@ def test_latest_is_the_end_when_a_node_was_reached(tmp_path: Path, pki: Path, so
     source.publish(b"0", b"1", b"2")
     for expected in (3, 4):
         with subscriber_of(tmp_path, pki, source, position="latest") as subscriber:
-            until(lambda: subscriber._pulling.log_end is not None)  # type: ignore[union-attr]
+            until(lambda: subscriber._copy._pulling.log_end is not None)  # type: ignore[union-attr]
             source.publish(b"next")
             assert take(subscriber, 1) == [b"next"]
             assert subscriber.position == expected + 1
@@ -366,7 +366,7 @@ root, endpoint, *files = sys.argv[1:]
 with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub") as subscriber:
     for message in subscriber:
         subscriber.ack(message.position + 1)
-        print(message.value.decode(), subscriber._pulling._process.pid, flush=True)
+        print(message.value.decode(), subscriber._copy._pulling._process.pid, flush=True)
 """
 
 

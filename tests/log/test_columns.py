@@ -24,7 +24,9 @@ from rt.log.format.batch import (
     check_header,
 )
 from rt.log.format.constants import NUMBER_MAX, TOPICS_MAX, padding
-from rt.log.scan.batch_decoder import MessageBatch, PlacedBatch, decode, groups
+from rt.log.scan.batch_decoder import decode
+from rt.log.scan.message_batch import MessageBatch
+from rt.log.scan.placed_batches import PlacedBatch, groups
 
 SESSIONS = {0: "feed", 1: "feed~backup", 7: "other"}
 

@@ -178,8 +178,8 @@ def test_what_is_trimmed_under_the_reader_of_a_dedup_session_is_told() -> None:
     told: list[object] = []
     with rt.LogReader(DIRECTORY, disk=disk, position=0, on_event=told.append) as reader:
         got = [m.number for m in reader.poll(1)]
-        assert publisher._writer.last_id is not None
-        publisher._writer.trim(publisher._writer.last_id, TrimReason.SIZE)
+        assert publisher._log.writer.last_id is not None
+        publisher._log.writer.trim(publisher._log.writer.last_id, TrimReason.SIZE)
         got += [m.number for m in reader]
     jumps = [(before + 1, after) for before, after in itertools.pairwise(got) if after != before + 1]
     assert jumps

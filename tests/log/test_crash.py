@@ -10,7 +10,7 @@ import rt
 from rt.log.check.verify import verify
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.log.write.directory_recovery import empty_segments
+from rt.log.write.sealed_segments import empty_segments
 from rt.log.write.writer import LogWriter
 from rt.testing.crash import Log, Step, sweep
 from rt.testing.disk import MemoryDisk
@@ -114,11 +114,11 @@ def check_one_topic(disk: MemoryDisk, log: Log) -> None:
 def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
     with Publishing(disk, roll_bytes=4096, batch_bytes=4096) as publisher:
         publish(publisher, log, 20)
-        newest = publisher._writer.last_id
+        newest = publisher._log.writer.last_id
         assert newest is not None
         assert newest.roll >= 2
-        publisher._writer.trim(SegmentId(0, 1), TrimReason.MERGED)
-        publisher._writer.trim(newest, TrimReason.MERGED)
+        publisher._log.writer.trim(SegmentId(0, 1), TrimReason.MERGED)
+        publisher._log.writer.trim(newest, TrimReason.MERGED)
         publish(publisher, log, 3)
 
 

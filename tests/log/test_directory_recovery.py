@@ -54,8 +54,8 @@ def trimming(disk: MemoryDisk, log: Log) -> None:
                 number = publisher.publish(bytes(publisher.next_number * 577 % 1500))
             publisher.flush()
             log.append(number + 1)
-            assert publisher._writer.last_id is not None
-            publisher._writer.trim(publisher._writer.last_id, TrimReason.SIZE)
+            assert publisher._log.writer.last_id is not None
+            publisher._log.writer.trim(publisher._log.writer.last_id, TrimReason.SIZE)
     finally:
         pull_the_plug(publisher)
 
@@ -139,8 +139,8 @@ def test_an_old_table_with_a_trimmed_log_of_today_is_damage_or_a_told_gap() -> N
     publisher.publish_many(values(20))
     publisher.flush()
     old = disk.read(f"{DIRECTORY}/{TABLE_FILE}")
-    assert publisher._writer.last_id is not None
-    publisher._writer.trim(publisher._writer.last_id, TrimReason.SIZE)
+    assert publisher._log.writer.last_id is not None
+    publisher._log.writer.trim(publisher._log.writer.last_id, TrimReason.SIZE)
     publisher.close()
     disk.write(f"{DIRECTORY}/{TABLE_FILE}", old)
     with pytest.raises(rt.Corrupt):

@@ -56,7 +56,8 @@ from rt.log.format.segment_table import (
     decode_table,
     encode_table,
 )
-from rt.log.scan.batch_decoder import decode, groups
+from rt.log.scan.batch_decoder import decode
+from rt.log.scan.placed_batches import groups
 from rt.log.scan.scanner import MergedScanner, scanner_for
 
 GOLDEN = Path(__file__).parents[1] / "testdata" / "format"

@@ -275,9 +275,9 @@ def test_a_directory_that_disappears_ends_a_follower_with_an_error(tmp_path: Pat
 
 def trim(publisher: rt.Publisher, reason: TrimReason = TrimReason.TIME) -> int:
     """Trim all but the active segment; the position the log starts at then."""
-    active = publisher._writer.active
+    active = publisher._log.writer.active
     assert active is not None
-    publisher._writer.trim(active.id, reason)
+    publisher._log.writer.trim(active.id, reason)
     return active.first
 
 

@@ -10,7 +10,7 @@ from scripts import Case
 
 import rt
 from rt.log.scan.scanner import SessionScanner
-from rt.log.write.directory_recovery import TornTail, judge_tail
+from rt.log.write.recovery_checks import TornTail, judge_tail
 
 
 def answer(case: Case) -> str:

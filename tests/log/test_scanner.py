@@ -43,7 +43,8 @@ from rt.log.format.block import (
 from rt.log.format.checksum import batch_seed, crc32c, segment_seed
 from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, padding
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
-from rt.log.scan.batch_decoder import decode, groups
+from rt.log.scan.batch_decoder import decode
+from rt.log.scan.placed_batches import groups
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
 HEADER = session_header(first=40)

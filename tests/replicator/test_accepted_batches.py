@@ -44,7 +44,9 @@ from rt.log.format.segment import LogKind, SegmentHeader, SegmentId, encode_segm
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
-from rt.log.scan.batch_decoder import MessageBatch, PlacedBatch, decode
+from rt.log.scan.batch_decoder import decode
+from rt.log.scan.message_batch import MessageBatch
+from rt.log.scan.placed_batches import PlacedBatch
 from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 

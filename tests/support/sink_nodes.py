@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import rt
-from rt.log.scan.batch_decoder import Message
+from rt.log.scan.message_batch import Message
 from rt.net.rest_client import ask, check
 from sequencer.localcluster.nodes import LocalCluster
 

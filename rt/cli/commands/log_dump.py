@@ -17,9 +17,10 @@ from rt.log.disk import REAL
 from rt.log.format.batch import CODECS
 from rt.log.format.segment import SegmentId
 from rt.log.read.reader import LogReader
-from rt.log.scan.batch_decoder import MessageBatch, PlacedBatch
 from rt.log.scan.catalog import ReadableSegment, read_catalog, scanner_at, segment_path
 from rt.log.scan.directory import read_durable_end, read_header, read_identity, scans
+from rt.log.scan.message_batch import MessageBatch
+from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult
 
 _CODEC_NAMES = {codec: name or "none" for name, codec in CODECS.items()}

@@ -15,7 +15,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from rt.log.scan.batch_decoder import Message
+from rt.log.scan.message_batch import Message
 
 _quoted = lru_cache(maxsize=4096)(encode_basestring_ascii)
 

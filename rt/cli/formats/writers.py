@@ -24,7 +24,7 @@ from rt.cli.formats.envelope import envelopes
 from rt.cli.formats.parsers import parse_json
 from rt.errors import FormatError
 from rt.log.disk import storage_errors
-from rt.log.scan.batch_decoder import Message
+from rt.log.scan.message_batch import Message
 
 
 class MessageRows(Protocol):

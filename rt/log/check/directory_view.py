@@ -18,7 +18,14 @@ from rt.log.format.index import ENTRY_BYTES, IndexEntry, decode_entries, index_f
 from rt.log.format.segment import SegmentHeader, SegmentId
 from rt.log.format.segment_table import TABLE_FILE, LogIdentity, SealedSegment, SegmentTable
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import identity_from, list_segments, read_durable_end, read_header, read_table
+from rt.log.scan.directory import (
+    identity_from,
+    list_segments,
+    read_durable_end,
+    read_file,
+    read_header,
+    read_table,
+)
 
 Progress = Callable[[int, int], None]
 """Called with the bytes verified so far, and their total."""
@@ -88,8 +95,9 @@ class DirectoryView:
         """The entries of a segment's index by their offset in the file, and the offsets of the bad ones."""
         entries: dict[int, IndexEntry] = {}
         bad: list[int] = []
+        path = os.path.join(self.path, index_file_name(header.id))
         for _ in range(_TRIES):
-            data = self._read_file(index_file_name(header.id), _INDEX_BYTES_MAX) or b""
+            data = read_file(self.disk, path, _INDEX_BYTES_MAX) or b""
             starts = range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES)
             read = {at: next(decode_entries(data[at : at + ENTRY_BYTES], header.seed), None) for at in starts}
             entries = {at: entry for at, entry in read.items() if entry is not None}
@@ -120,7 +128,7 @@ class DirectoryView:
         """The durable end. A record that stays bad is reported; one that was never written is all zeros."""
         bad: list[int] = []
         for _ in range(_TRIES):
-            data = self._read_file(DURABLE_FILE, 2 * RECORD_BYTES)
+            data = read_file(self.disk, os.path.join(self.path, DURABLE_FILE), 2 * RECORD_BYTES)
             if data is None:
                 what = "missing: a torn tail cannot be distinguished from damage"
                 self.report(Severity.NOTE, what, DURABLE_FILE, 0)
@@ -149,13 +157,3 @@ class DirectoryView:
         durable = read_durable_end(self.disk, self.path)
         is_ours = durable is not None and self.identity is not None and durable.origin == self.identity.origin
         return durable.offset if durable is not None and is_ours and durable.id == segment else 0
-
-    def _read_file(self, name: str, size: int) -> bytes | None:
-        try:
-            file = self.disk.open(os.path.join(self.path, name))
-        except FileNotFoundError:
-            return None
-        try:
-            return file.pread(size, 0)
-        finally:
-            file.close()

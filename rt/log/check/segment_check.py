@@ -19,9 +19,10 @@ from rt.log.format.batch import BadBatch
 from rt.log.format.block import BlockHeader, BlockKind, Declaration
 from rt.log.format.index import EntryKind, IndexEntry
 from rt.log.format.segment import LogKind, SegmentHeader
-from rt.log.scan.batch_decoder import PlacedBatch, decode, groups
+from rt.log.scan.batch_decoder import decode
 from rt.log.scan.directory import READ_BYTES, scans
 from rt.log.scan.lineage import SourceLineage
+from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
 
 Report = Callable[[int, str], None]

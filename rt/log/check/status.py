@@ -6,6 +6,7 @@ verifies, or is known to be synced.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from enum import StrEnum
@@ -124,7 +125,7 @@ def _unlisted(
         file = disk.open(segment_path(path, kept.id))
     except FileNotFoundError:
         return None
-    try:
+    with contextlib.closing(file):
         scanner = scanner_at(disk, path, kept.header, file, _BEYOND_ALL)
         low_ns, high_ns = _time_range(disk, path, kept.header, file, scanner)
         synced = durable.offset if durable is not None and durable.id == kept.id else SEGMENT_HEADER_BYTES
@@ -138,8 +139,6 @@ def _unlisted(
             low_ns,
             high_ns,
         )
-    finally:
-        file.close()
 
 
 def _time_range(disk: Disk, path: str, header: SegmentHeader, file: File, tail: Scanner) -> tuple[int, int]:

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple
 
 from rt.log.disk import Disk, storage_errors, write_whole
 from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_file
 
 SKIPS_FILE: Final = "skips"
 SKIPS_MAX: Final = 1_000
@@ -46,11 +46,9 @@ def record_skip(disk: Disk, path: str, skip: GapReport) -> None:
 def read_skips(disk: Disk, path: str) -> list[GapReport]:
     """The recorded gaps, oldest first. Raises storage errors."""
     name = os.path.join(path, SKIPS_FILE)
-    with storage_errors(name, "reading what was skipped"):
-        if disk.size(name) is None:
-            return []
-        with contextlib.closing(disk.open(name)) as file:
-            content = file.pread(_BYTES_MAX, 0)
+    content = read_file(disk, name, _BYTES_MAX, doing="reading what was skipped")
+    if content is None:
+        return []
     try:
         stored = json.loads(content)
         if stored["version"] != _VERSION:

@@ -34,19 +34,31 @@ class OpenSegment:
 def open_segment(
     disk: Disk, directory: str, identity: LogIdentity, kept: ReadableSegment, position: int
 ) -> OpenSegment | None:
-    """Open `kept` at the last known boundary at or before `position`; None if it was trimmed meanwhile.
+    """Open `kept` as `open_visible`; None if it was trimmed meanwhile.
 
-    Raises `rt.Corrupt` if the file is missing but was not trimmed, or is of another log than `identity`.
+    Also raises `rt.Corrupt` if the file is missing but was not trimmed.
+    """
+    opened = open_visible(disk, directory, identity, kept, position)
+    if opened is None and any(again == kept for again in read_catalog(disk, directory).kept):
+        path = segment_path(directory, kept.id)
+        raise Corrupt("a segment is missing that was not trimmed", path=path, offset=0, hint=RESTORE)
+    return opened
+
+
+def open_visible(
+    disk: Disk, directory: str, identity: LogIdentity, kept: ReadableSegment, position: int
+) -> OpenSegment | None:
+    """Open `kept` at the last known boundary at or before `position`; None if its file is missing or empty.
+
+    Raises `rt.Corrupt` if it is of another log than `identity`.
     """
     path = segment_path(directory, kept.id)
     try:
         header = kept.header or read_header(disk, directory, kept.id)
-        file = disk.open(path) if header is not None else None
+        if header is None:
+            return None
+        file = disk.open(path)
     except FileNotFoundError:
-        header = file = None
-    if header is None or file is None:
-        if any(again == kept for again in read_catalog(disk, directory).kept):
-            raise Corrupt("a segment is missing that was not trimmed", path=path, offset=0, hint=RESTORE)
         return None
     try:
         if (header.kind, header.origin) != (identity.kind, identity.origin):

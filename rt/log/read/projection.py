@@ -20,7 +20,8 @@ import numpy as np
 from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
 from rt.log.format.checksum import batch_seed, crc32c
-from rt.log.scan.batch_decoder import PlacedRun, topics_of
+from rt.log.scan.batch_decoder import topics_of
+from rt.log.scan.placed_batches import PlacedRun
 from rt.log.scan.scanner import MergedScanner, ScanResult, read_batch
 from rt.log.scan.small_batches import find_run
 

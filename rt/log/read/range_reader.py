@@ -25,10 +25,14 @@ from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch
 from rt.log.format.constants import padded
 from rt.log.format.segment import LogKind
+from rt.log.read.open_segment import RESTORE, open_visible
 from rt.log.read.projection import EVERYTHING, ProjectingScanner, Projection
-from rt.log.scan.batch_decoder import Bytes, MessageBatch, PlacedBatch, PlacedRun, decode, decode_runs, groups
+from rt.log.scan.batch_decoder import decode, decode_runs
+from rt.log.scan.batch_group import Bytes
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, scanner_at, segment_path
 from rt.log.scan.directory import is_log_directory, read_header, read_identity, scans
+from rt.log.scan.message_batch import MessageBatch
+from rt.log.scan.placed_batches import PlacedBatch, PlacedRun, groups
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult
 
 WAIT_SECONDS: Final = 10.0
@@ -38,8 +42,6 @@ _READ_BYTES: Final = 2**20
 """Bytes per read if all is needed: they stay in a core's cache until they are decoded."""
 _PEEK_BYTES: Final = 16 * 1024
 """Bytes per read if most is skipped: headers and columns of a batch of usual size."""
-
-_RESTORE = "Repair a copy with `rt pull DIR --repair`. `rt log verify` lists all corrupt files."
 
 LossHandler = Callable[[SkipForward | BadMessage], None]
 
@@ -124,25 +126,12 @@ class RangeReader:
         self._skip_to(catalog, kept.first)
         if self.position >= self._end:
             return None
-        path = segment_path(self.path, kept.id)
-        try:
-            header = kept.header or read_header(self._disk, self.path, kept.id)
-            file = self._disk.open(path)
-        except FileNotFoundError:
+        opened = open_visible(self._disk, self.path, self.identity, kept, self.position)
+        if opened is None:
             return None
-        if header is None:
-            file.close()
-            return None
-        if (header.kind, header.origin) != (self.identity.kind, self.identity.origin):
-            file.close()
-            raise Corrupt("segment of another log", path=path, offset=0, got=header.origin.hex())
-        try:
-            scanner = scanner_at(self._disk, self.path, header, file, self.position)
-        except BaseException:
-            file.close()
-            raise
-        assert isinstance(scanner, MergedScanner)
-        return kept, file, ProjectingScanner(scanner, self._interest, self.position, self._end)
+        assert isinstance(opened.scanner, MergedScanner)
+        scanner = ProjectingScanner(opened.scanner, self._interest, self.position, self._end)
+        return kept, opened.file, scanner
 
     def _skip_to(self, catalog: SegmentCatalog, first: int) -> None:
         if first > self.position:
@@ -189,7 +178,7 @@ class RangeReader:
             problem or "the segment ends before its last message",
             path=segment_path(self.path, kept.id),
             offset=scanner.boundary,
-            hint=_RESTORE,
+            hint=RESTORE,
         )
 
     def _lose(self, reason: str) -> None:

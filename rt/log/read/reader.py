@@ -27,9 +27,11 @@ from rt.log.format.batch import BadBatch
 from rt.log.read.open_segment import Place
 from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
 from rt.log.read.watch import DirectoryWatch
-from rt.log.scan.batch_decoder import Message, MessageBatch, PlacedBatch, decode, groups
+from rt.log.scan.batch_decoder import decode
 from rt.log.scan.catalog import ReadableSegment, read_catalog
 from rt.log.scan.directory import is_log_directory, read_identity
+from rt.log.scan.message_batch import Message, MessageBatch
+from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import ScanResult
 
 __all__ = ["EventHandler", "LogReader", "Place"]

@@ -10,6 +10,7 @@ count.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -54,16 +55,15 @@ def is_log_directory(disk: Disk, path: str) -> bool:
     return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
 
 
-def _read_file(disk: Disk, path: str, size: int | None = None) -> bytes | None:
-    with storage_errors(path, "reading"):
+def read_file(disk: Disk, path: str, size: int | None = None, *, doing: str = "reading") -> bytes | None:
+    """Up to `size` bytes of a file (None: all); None if there is no file. Raises storage errors."""
+    with storage_errors(path, doing):
         try:
             file = disk.open(path)
         except FileNotFoundError:
             return None
-        try:
+        with contextlib.closing(file):
             return file.pread(file.size() if size is None else size, 0)
-        finally:
-            file.close()
 
 
 def list_segments(disk: Disk, path: str) -> list[SegmentId]:
@@ -79,10 +79,8 @@ def read_header(disk: Disk, path: str, segment: SegmentId) -> SegmentHeader | No
         file = disk.open(file_path)
     except FileNotFoundError:
         return None
-    try:
+    with contextlib.closing(file):
         head = file.pread(SEGMENT_HEADER_BYTES, 0)
-    finally:
-        file.close()
     if not head:
         return None
     header = decode_segment_header(head, path=file_path)
@@ -93,7 +91,7 @@ def read_header(disk: Disk, path: str, segment: SegmentId) -> SegmentHeader | No
 
 def read_table(disk: Disk, path: str) -> SegmentTable | None:
     """The segments table; None if there is none. Raises `rt.Corrupt` or `rt.UnknownVersion`."""
-    content = _read_file(disk, os.path.join(path, TABLE_FILE))
+    content = read_file(disk, os.path.join(path, TABLE_FILE))
     return None if content is None else _decode_table(content, os.path.join(path, TABLE_FILE))
 
 
@@ -105,13 +103,13 @@ def _decode_table(content: bytes, path: str) -> SegmentTable:
 
 def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
     """What the writer last recorded as synced; None if there is no readable record."""
-    content = _read_file(disk, os.path.join(path, DURABLE_FILE), 2 * RECORD_BYTES)
+    content = read_file(disk, os.path.join(path, DURABLE_FILE), 2 * RECORD_BYTES)
     return None if content is None else newest_durable_end(content)
 
 
 def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]:
     """The valid entries of a segment's index; empty if it has none."""
-    content = _read_file(disk, os.path.join(path, index_file_name(header.id)))
+    content = read_file(disk, os.path.join(path, index_file_name(header.id)))
     return [] if content is None else list(decode_entries(content, header.seed))
 
 
@@ -140,9 +138,13 @@ def identity_from(header: SegmentHeader, path: str) -> LogIdentity:
 
 
 def scans(
-    pread: Callable[[int, int], bytes], scanner: Scanner, *, values: bool = True
+    pread: Callable[[int, int], bytes],
+    scanner: Scanner,
+    *,
+    values: bool = True,
+    read_bytes: int | None = None,
 ) -> Iterator[ScanResult]:
-    """Scan a file from `scanner.offset` to the end of its valid frames, one read at a time.
+    """Scan a file from `scanner.offset` to the end of its valid frames, one read (of `read_bytes`) at a time.
 
     The last scan says why it stopped. A frame larger than a read is read completely; in a merged log without
     values, only its columns are.
@@ -151,7 +153,7 @@ def scans(
     def reaches(offset: int) -> bool:
         return len(pread(1, offset - 1)) == 1
 
-    size = READ_BYTES
+    least = size = READ_BYTES if read_bytes is None else read_bytes
     while True:
         data = pread(size, scanner.offset)
         if values or not isinstance(scanner, MergedScanner):
@@ -163,7 +165,9 @@ def scans(
         if is_more and is_there:
             size = scan.needed
             continue
+        is_last = scan.problem is not None or not scan.consumed or len(data) < size
+        del data  # The caller may wait long: a frame may have 256 MiB.
         yield scan
-        if scan.problem is not None or not scan.consumed or len(data) < size:
+        if is_last:
             return
-        size = READ_BYTES
+        size = least

@@ -15,8 +15,8 @@ from rt.log.disk import Disk, storage_errors
 from rt.log.format.block import BlockKind
 from rt.log.format.index import INDEX_STRIDE_BYTES, EntryKind, IndexEntry
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader
-from rt.log.scan.batch_decoder import PlacedBatch
 from rt.log.scan.directory import scans
+from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import PlacedBlock, Scanner, ScanResult
 
 

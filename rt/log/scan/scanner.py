@@ -2,7 +2,7 @@
 
 A scanner goes from frame to frame by their lengths and stops at the first one that is incomplete or bad. It
 never searches for a later magic number. The caller decides what the stop means (wait, cut, raise), with the
-durable end (`rt.log.write.directory_recovery`).
+durable end (`rt.log.write.recovery_checks`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rt.log.format.running_checksum import (
     merged_chain,
 )
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, encode_segment_header
-from rt.log.scan.batch_decoder import PlacedBatch, PlacedRun
+from rt.log.scan.placed_batches import PlacedBatch, PlacedRun
 
 _new = tuple.__new__
 """Makes a named tuple from a tuple, at a third of the cost of its class; there is one per batch."""

@@ -1,4 +1,4 @@
-"""The segment that a log writer appends to: its file, its end, its growing index."""
+"""The segment that a log writer appends to: its file, its end, its growing index, its durable end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from rt.log.disk import Disk, File
+from rt.log.disk import Disk, File, write_whole
+from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.format.index import (
     ENTRY_BYTES,
     INDEX_STRIDE_BYTES,
@@ -16,7 +17,8 @@ from rt.log.format.index import (
     encode_entry,
     index_file_name,
 )
-from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId
+from rt.log.format.segment_table import SealedSegment
 from rt.log.scan.recovery_scan import RecoveryScan
 
 UNCACHE_STEP_BYTES: Final = 2**22
@@ -45,6 +47,12 @@ class ActiveSegment:
         self.timestamp_low_ns = min(self.timestamp_low_ns, low_ns) if self.has_messages else low_ns
         self.timestamp_high_ns = max(self.timestamp_high_ns, high_ns) if self.has_messages else high_ns
         self.has_messages = True
+
+    def sealed(self, now_ns: int) -> SealedSegment:
+        """Its entry in the segments table."""
+        header = self.header
+        times = header.created_ns, self.timestamp_low_ns, self.timestamp_high_ns, now_ns
+        return SealedSegment(header.id, header.first, self.end, self.size_bytes, *times, header.run_id)
 
     def add_to_index(self, disk: Disk, path: str, written: int, *, is_declaration: bool) -> None:
         """Add an index entry for this append of `written` bytes, if the last entry is far enough away.
@@ -106,3 +114,26 @@ def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> Activ
     frames = [entry.offset for entry in walk.index if entry.kind is EntryKind.FRAME]
     active.index_next = frames[-1] + INDEX_STRIDE_BYTES if frames else SEGMENT_HEADER_BYTES
     return active
+
+
+class DurableFile:
+    """The file with the durable end of the segment, which is created if it is missing."""
+
+    def __init__(self, disk: Disk, path: str, sequence: int) -> None:
+        """`sequence` is that of the newest record."""
+        file_path = os.path.join(path, DURABLE_FILE)
+        if disk.size(file_path) != 2 * RECORD_BYTES:
+            write_whole(disk, file_path, bytes(2 * RECORD_BYTES))
+        self._file = disk.open(file_path, write=True)
+        self._sequence = sequence
+
+    def record(self, segment: SegmentId, offset: int, end: int, origin: bytes) -> None:
+        """Record the durable end. It is a lower bound: if the write fails, the older one stays valid."""
+        sequence = self._sequence + 1
+        record = DurableEnd(sequence, segment, offset, end, origin)
+        with contextlib.suppress(OSError):
+            self._file.pwritev([encode_durable_end(record)], record_place(sequence))
+            self._sequence = sequence
+
+    def close(self) -> None:
+        self._file.close()

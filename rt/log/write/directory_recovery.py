@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -21,7 +20,6 @@ from typing import TypeAlias
 from rt.errors import ClusterMismatch, Corrupt, InvalidName
 from rt.log.disk import Disk, write_whole
 from rt.log.format.durable_end import DURABLE_FILE, DurableEnd
-from rt.log.format.index import index_file_name
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
 from rt.log.format.segment_table import (
     TABLE_FILE,
@@ -41,6 +39,8 @@ from rt.log.scan.directory import (
 )
 from rt.log.scan.recovery_scan import RecoveryScan, walk_segment
 from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.write.recovery_checks import TornTail, check_nothing_vanished, check_numbers, judge_tail
+from rt.log.write.sealed_segments import empty_segments, remove_segments
 
 logger = logging.getLogger("rt.log")
 
@@ -89,26 +89,6 @@ def recover_directory(
     return recovery.run()
 
 
-def empty_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
-    """Cut the existing files of trimmed segments to size 0 and remove their indexes."""
-    names = set(disk.list_directory(path))
-    for segment in segments:
-        if segment.file_name in names and disk.size(os.path.join(path, segment.file_name)):
-            with contextlib.closing(disk.open(os.path.join(path, segment.file_name), write=True)) as file:
-                file.truncate(0)
-        if index_file_name(segment) in names:
-            disk.remove(os.path.join(path, index_file_name(segment)))
-
-
-def remove_segments(disk: Disk, path: str, segments: Sequence[SegmentId]) -> None:
-    """Remove the existing files of segments that the table has dropped."""
-    names = set(disk.list_directory(path))
-    for segment in segments:
-        for name in (segment.file_name, index_file_name(segment)):
-            if name in names:
-                disk.remove(os.path.join(path, name))
-
-
 class _Recovery:
     def __init__(
         self,
@@ -137,8 +117,16 @@ class _Recovery:
         recovered = RecoveredDirectory(
             self.table, durable.sequence if durable else 0, torn, torn_path, self._resumed
         )
-        self._check_numbers()
-        self._check_nothing_vanished(durable, recovered.end)
+        remains = [(segment.id, segment.first, segment.end) for segment in self.table.segments]
+        sizes = {segment.id: segment.size_bytes for segment in self.table.segments}
+        if self._resumed is not None:
+            header = self._resumed.header
+            remains.append((header.id, header.first, self._resumed.end))
+            sizes[header.id] = self._resumed.end_offset
+        is_copy = self._resume_with is not None
+        check_numbers(self.path, self.identity, remains, is_copy=is_copy)
+        if durable is not None:
+            check_nothing_vanished(self.path, self.identity, durable, sizes, recovered.end, is_copy=is_copy)
         return recovered
 
     def mark_trimmed(self, segments: Sequence[SealedSegment]) -> None:
@@ -334,93 +322,11 @@ class _Recovery:
             file.sync()
 
     def _entry(self, header: SegmentHeader, walk: RecoveryScan) -> SealedSegment:
-        return SealedSegment(
-            header.id,
-            header.first,
-            walk.end,
-            walk.end_offset,
-            header.created_ns,
-            walk.timestamp_low_ns,
-            walk.timestamp_high_ns,
-            self._clock(),
-            header.run_id,
-        )
+        times = header.created_ns, walk.timestamp_low_ns, walk.timestamp_high_ns, self._clock()
+        return SealedSegment(header.id, header.first, walk.end, walk.end_offset, *times, header.run_id)
 
     def _complete(self, walk: RecoveryScan, durable: DurableEnd | None) -> None:
         """In a filtered log, the filter may have left out positions after the last block."""
         is_filtered = self.identity.kind is LogKind.FILTERED
         if is_filtered and durable is not None and durable.id == walk.header.id:
             walk.end = max(walk.end, durable.end)
-
-    def _check_numbers(self) -> None:
-        """Numbers or positions must continue from one segment to the next.
-
-        A copy may have a gap where its source was trimmed. Of a session's run it may hold more, or less, than
-        the publisher's own disk remembered at the start of the next run.
-        """
-        places = [(segment.id, segment.first, segment.end) for segment in self.table.segments]
-        if self._resumed is not None:
-            places.append((self._resumed.header.id, self._resumed.header.first, self._resumed.end))
-        for (earlier, _, end), (later, first, _) in itertools.pairwise(places):
-            if first == end or self.identity.dedup_id is not None:
-                continue
-            is_free = self.identity.kind is LogKind.SESSION and later.run != earlier.run
-            if self._resume_with is None or (first < end and not is_free):
-                raise Corrupt(
-                    "numbers do not continue from one segment to the next",
-                    path=os.path.join(self.path, later.file_name),
-                    offset=0,
-                    got=first,
-                    expected=end,
-                    hint="The files are from different times: restore all of them, or start a new directory.",
-                )
-
-    def _check_nothing_vanished(self, durable: DurableEnd | None, end: int) -> None:
-        """Data recorded as synced must exist, unless it was trimmed."""
-        if durable is None:
-            return
-        sizes = {segment.id: segment.size_bytes for segment in self.table.segments}
-        if self._resumed is not None:
-            sizes[self._resumed.header.id] = self._resumed.end_offset
-        last = max(sizes, default=SegmentId(-1, -1))
-        is_gone = durable.id > last or sizes.get(durable.id, durable.offset) < durable.offset
-        is_dense = self.identity.dedup_id is None and (self._resume_with is None or durable.id == last)
-        if is_gone or (durable.end > end and is_dense):
-            raise Corrupt(
-                "synced segments are missing",
-                path=os.path.join(self.path, durable.id.file_name),
-                offset=0,
-                got=f"numbers up to {end}",
-                expected=f"up to {durable.end}, which were synced",
-                hint="Restore the files, or start a new session directory.",
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class TornTail:
-    """Cut the segment at `end`, which removes `torn_bytes`. `next` is the next number or position."""
-
-    end: int
-    next: int
-    torn_bytes: int
-
-
-def judge_tail(
-    *, path: str, verified_end: int, next_number: int, size_bytes: int, durable_end: int, problem: str | None
-) -> TornTail:
-    """Decide what to do with a segment whose frames verify up to `verified_end`.
-
-    `size_bytes` is the file's size, `durable_end` what its writer last recorded as synced (0: nothing),
-    `problem` the scanner's reason to stop. Raises `rt.Corrupt` if synced bytes fail or are missing.
-    """
-    assert verified_end <= size_bytes, (verified_end, size_bytes)
-    if verified_end < durable_end:
-        raise Corrupt(
-            problem or "synced bytes are missing",
-            path=path,
-            offset=verified_end,
-            got=f"{size_bytes} bytes",
-            expected=f"whole frames up to {durable_end}",
-            hint="This is no torn tail: restore the file, or start a new session directory.",
-        )
-    return TornTail(verified_end, next_number, size_bytes - verified_end)

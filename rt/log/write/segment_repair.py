@@ -17,7 +17,14 @@ from rt.errors import Corrupt, Diverged
 from rt.log.disk import Disk, File
 from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import READ_BYTES, list_segments, read_durable_end, read_header, read_table
+from rt.log.scan.directory import (
+    READ_BYTES,
+    list_segments,
+    read_durable_end,
+    read_header,
+    read_table,
+    scans,
+)
 from rt.log.scan.scanner import scanner_for
 
 CHECK_BYTES = 2**20
@@ -47,21 +54,22 @@ def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterat
     header = read_header(disk, path, segment)
     if header is None or header.id != segment:
         raise Corrupt("the segment has no valid header", path=file_path, offset=0)
+    scanner, read_bytes, problem = scanner_for(header), 0, "cut short"
+
+    def pread(size: int, offset: int) -> bytes:
+        nonlocal read_bytes
+        data = _pread(file, file_path, size, offset)
+        read_bytes += len(data)
+        return data
+
     with contextlib.closing(disk.open(file_path)) as file:
-        scanner, size = scanner_for(header), CHECK_BYTES
-        while scanner.boundary < end:
-            data = _pread(file, file_path, size, scanner.offset)
-            scan = scanner.scan(memoryview(data))
-            if scan.consumed:
-                size = CHECK_BYTES
-            elif scan.problem is None and scan.needed > len(data) == size:
-                size = scan.needed
-            else:
-                problem = scan.problem or "cut short"
-                raise Corrupt(problem, path=file_path, offset=scanner.boundary, expected=f"whole up to {end}")
-            read_bytes = len(data)
-            del data, scan  # The caller may wait long: a frame may have 256 MiB.
+        for scan in scans(pread, scanner, read_bytes=CHECK_BYTES) if scanner.boundary < end else ():
             yield read_bytes
+            if scanner.boundary >= end:
+                return
+            read_bytes, problem = 0, scan.problem or problem
+    if scanner.boundary < end:
+        raise Corrupt(problem, path=file_path, offset=scanner.boundary, expected=f"whole up to {end}")
 
 
 def valid_end(disk: Disk, path: str, segment: SegmentId, end: int) -> int:

@@ -14,29 +14,15 @@ runs in another. The caller must not run `roll`, `seal`, `trim`, `start` or `clo
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rt.errors import DiskFull, RtError, StorageError, StorageFailed
-from rt.log.disk import (
-    REAL,
-    Disk,
-    File,
-    Lock,
-    remove_last_first,
-    storage_error,
-    storage_errors,
-    write_new_files,
-    write_whole,
-)
+from rt.log.disk import REAL, Disk, File, Lock, storage_errors, write_new_files, write_whole
 from rt.log.format.constants import Buffer
-from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
-from rt.log.format.index import index_file_name
 from rt.log.format.segment import (
     SEGMENT_HEADER_BYTES,
     LogKind,
@@ -45,23 +31,13 @@ from rt.log.format.segment import (
     decode_segment_header,
     encode_segment_header,
 )
-from rt.log.format.segment_table import (
-    TABLE_FILE,
-    LogIdentity,
-    SealedSegment,
-    SegmentTable,
-    TrimReason,
-    encode_table,
-)
+from rt.log.format.segment_table import LogIdentity, SealedSegment, SegmentTable, TrimReason
 from rt.log.scan.directory import LOCK_FILE
 from rt.log.scan.scanner import Scanner, scanner_for
-from rt.log.write.active_segment import ActiveSegment, resume_segment
-from rt.log.write.directory_recovery import (
-    RecoveredDirectory,
-    empty_segments,
-    recover_directory,
-    remove_segments,
-)
+from rt.log.write.active_segment import ActiveSegment, DurableFile, resume_segment
+from rt.log.write.directory_recovery import RecoveredDirectory, recover_directory
+from rt.log.write.failure_latch import FailureLatch
+from rt.log.write.sealed_segments import SealedSegments
 from rt.log.write.vectored_io import CopyRange, Piece, Scratch, check_sources, size_of, write_pieces
 
 __all__ = ["BatchFrames", "CopyRange", "LogWriter", "SyncPoint", "WholeSegment"]
@@ -105,20 +81,16 @@ class LogWriter:
 
     def __init__(self, path: str, disk: Disk, clock: Callable[[], int]) -> None:
         self.path = path
-        self.table: SegmentTable
         self.recovered: RecoveredDirectory
         self._disk = disk
         self._clock = clock
         self._scratch = Scratch()
-        self._lock: Lock = self._acquire_lock()
+        self._latch = FailureLatch(path)
+        with storage_errors(path, "locking a log directory"):
+            self._lock: Lock = disk.lock(os.path.join(path, LOCK_FILE))
         self._active: ActiveSegment | None = None
-        self._durable_file: File | None = None
-        self._durable_sequence = 0
-        self._to_empty: list[SegmentId] = []
-        """Trimmed in the table, files not yet emptied."""
-        self._to_remove: list[SegmentId] = []
-        """Dropped from the table, files not yet removed."""
-        self._failure: StorageFailed | None = None
+        self._sealed: SealedSegments
+        self._durable: DurableFile | None = None
 
     @classmethod
     def open(
@@ -165,6 +137,10 @@ class LogWriter:
             writer.close()
             raise
         return writer
+
+    @property
+    def table(self) -> SegmentTable:
+        return self._sealed.table
 
     @property
     def identity(self) -> LogIdentity:
@@ -215,10 +191,10 @@ class LogWriter:
         copy must; `run_id` and creation time come from them. May be called again after `rt.DiskFull`:
         completed steps are not repeated.
         """
-        self.check_usable()
+        self._latch.check()
         last = self.last_id
         assert last is None or segment > last, (segment, last)
-        with self._guarded(segment.file_name, "starting a segment"):
+        with self._latch.guarded(segment.file_name, "starting a segment"):
             if self._active:
                 self._seal(self._active)
             path = os.path.join(self.path, segment.file_name)
@@ -240,7 +216,7 @@ class LogWriter:
 
         The caller has checked their bytes. After `rt.DiskFull` none of them is there.
         """
-        self.check_usable()
+        self._latch.check()
         assert self._active is None
         last = self.last_id
         sealed: list[SealedSegment] = []
@@ -253,18 +229,11 @@ class LogWriter:
             sealed.append(SealedSegment(header.id, header.first, segment.end, size, *times, header.run_id))
         names = [segment.header.id.file_name for segment in segments]
         contents = [bytes(segment.content) for segment in segments]
-        with self._guarded(names[0], "adding whole segments"):
+        with self._latch.guarded(names[0], "adding whole segments"):
             if not self._lock.is_linked():
                 raise FileNotFoundError(errno.ENOENT, "the lock was removed under its writer")
             write_new_files(self._disk, self.path, list(zip(names, contents, strict=True)))
-            table = replace(self.table, segments=(*self.table.segments, *sealed))
-            try:
-                write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
-            except OSError as error:
-                # Without an entry they must not stay: what is added later would be listed behind them.
-                remove_last_first(self._disk, [os.path.join(self.path, name) for name in names], error)
-                raise
-            self.table = table
+            self._sealed.add_whole(sealed)
 
     def roll(self) -> None:
         """Seal the active segment and start the next one of the same run."""
@@ -276,10 +245,10 @@ class LogWriter:
 
         May be called again after `rt.DiskFull`. Does nothing if no segment is active.
         """
-        self.check_usable()
+        self._latch.check()
         if self._active is None:
             return
-        with self._guarded(self._active.header.id.file_name, "sealing a segment"):
+        with self._latch.guarded(self._active.header.id.file_name, "sealing a segment"):
             self._seal(self._active)
             self._active.release()
             self._active = None
@@ -299,10 +268,10 @@ class LogWriter:
         the runs that fit stay, because a reader may have read them: `end` says which. The others are removed
         completely and may be retried.
         """
-        self.check_usable()
+        self._latch.check()
         active = self._growing()
         assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
-        with self._guarded(active.header.id.file_name, "writing a batch"):
+        with self._latch.guarded(active.header.id.file_name, "writing a batch"):
             sizes = [sum(map(size_of, run.pieces)) for run in frames]
             pieces = [piece for run in frames for piece in run.pieces]
             check_sources(pieces)
@@ -330,7 +299,7 @@ class LogWriter:
 
         Raises `rt.StorageFailed` if the sync fails, now and on every later call: it is never retried.
         """
-        self.check_usable()
+        self._latch.check()
         try:
             if not (point.file.is_linked() and self._lock.is_linked()):
                 raise FileNotFoundError(
@@ -338,8 +307,9 @@ class LogWriter:
                 )
             point.file.sync()
         except OSError as error:
-            raise self._failed(error, point.id.file_name, "syncing a segment", is_final=True) from error
-        self._record(point)
+            raise self._latch.failed(error, point.id.file_name, "syncing a segment", is_final=True) from error
+        assert self._durable is not None
+        self._durable.record(point.id, point.offset, point.end, self.identity.origin)
 
     def sync(self) -> None:
         self.sync_to(self.sync_point())
@@ -369,140 +339,37 @@ class LogWriter:
 
         They must be the oldest ones. May be called again after `rt.DiskFull`.
         """
-        self.check_usable()
-        trimmed = [
-            segment for segment in self.table.segments if segment.id in reasons and not segment.is_trimmed
-        ]
-        if trimmed:
-            table, forgotten = SegmentTable(
-                self.identity,
-                tuple(
-                    segment
-                    if segment.is_trimmed or segment.id not in reasons
-                    else segment.trimmed(*reasons[segment.id])
-                    for segment in self.table.segments
-                ),
-            ).forgotten()
-            try:
-                self._write_table(table)
-            except DiskFull:
-                self._make_room(trimmed)
-                self._write_table(table)
-            self._to_empty += [segment.id for segment in trimmed]
-            self._to_remove += forgotten
-        if self._to_empty or self._to_remove:
-            with self._guarded("", "trimming segments"):
-                empty_segments(self._disk, self.path, self._to_empty)
-                remove_segments(self._disk, self.path, self._to_remove)
-            self._to_empty, self._to_remove = [], []
-        return trimmed
+        self._latch.check()
+        return self._sealed.trim(reasons)
 
     def close(self) -> None:
         if self._active:
             self._active.release()
             self._active = None
-        if self._durable_file:
-            self._durable_file.close()
+        if self._durable:
+            self._durable.close()
         self._lock.close()
 
+    def check_usable(self) -> None:
+        """Raise the failure that made the writer unusable, if any."""
+        self._latch.check()
+
     def _adopt(self, recovered: RecoveredDirectory) -> None:
-        self.table = recovered.table
+        self._sealed = SealedSegments(self._disk, self.path, recovered.table, self._latch)
         self.recovered = recovered
-        path = os.path.join(self.path, DURABLE_FILE)
-        if self._disk.size(path) != 2 * RECORD_BYTES:
-            write_whole(self._disk, path, bytes(2 * RECORD_BYTES))
-        self._durable_file = self._disk.open(path, write=True)
-        self._durable_sequence = recovered.durable_sequence
+        self._durable = DurableFile(self._disk, self.path, recovered.durable_sequence)
         if recovered.resumed is not None:
             self._active = resume_segment(self._disk, self.path, recovered.resumed, recovered.end)
-            self._record(self.sync_point())
-
-    def _acquire_lock(self) -> Lock:
-        with storage_errors(self.path, "locking a log directory"):
-            return self._disk.lock(os.path.join(self.path, LOCK_FILE))
-
-    # Internal steps
+            point = self.sync_point()
+            self._durable.record(point.id, point.offset, point.end, self.identity.origin)
 
     def _seal(self, active: ActiveSegment) -> None:
         """Sync the active segment and list it as sealed, once."""
         if self.is_sealed:
             return
         self.sync_to(SyncPoint(active.file, active.header.id, active.size_bytes, active.end))
-        sealed = SealedSegment(
-            active.header.id,
-            active.header.first,
-            active.end,
-            active.size_bytes,
-            active.header.created_ns,
-            active.timestamp_low_ns,
-            active.timestamp_high_ns,
-            self._clock(),
-            active.header.run_id,
-        )
-        self._write_table(self.table.with_sealed(sealed))
-
-    def _make_room(self, trimmed: Sequence[SealedSegment]) -> None:
-        """Remove the indexes of trimmed segments first: on a full disk not even the table may fit.
-
-        They would be removed with the segments; a reader of one of them reads it from its start instead.
-        """
-        with self._guarded("", "making room for the segments table"):
-            names = set(self._disk.list_directory(self.path))
-            for name in {index_file_name(segment.id) for segment in trimmed} & names:
-                self._disk.remove(os.path.join(self.path, name))
-
-    def _write_table(self, table: SegmentTable) -> None:
-        with self._guarded(TABLE_FILE, "writing the segments table"):
-            write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(table))
-            self.table = table
-
-    def _record(self, point: SyncPoint) -> None:
-        """Record the durable end. It is a lower bound: if the write fails, the older one stays valid."""
-        assert self._durable_file is not None
-        sequence = self._durable_sequence + 1
-        record = DurableEnd(sequence, point.id, point.offset, point.end, self.identity.origin)
-        with contextlib.suppress(OSError):
-            self._durable_file.pwritev([encode_durable_end(record)], record_place(sequence))
-            self._durable_sequence = sequence
+        self._sealed.add(active.sealed(self._clock()))
 
     def _growing(self) -> ActiveSegment:
         assert self._active is not None, "no active segment: call start first"
         return self._active
-
-    # Failures
-
-    def check_usable(self) -> None:
-        """Raise the failure that made the writer unusable, if any."""
-        if self._failure is not None:
-            raise self._failure
-
-    @contextlib.contextmanager
-    def _guarded(self, name: str, doing: str) -> Iterator[None]:
-        """After `rt.DiskFull` the call may be retried. Any other failure or interruption is final.
-
-        Then memory and disk may differ; opening the directory again resolves it.
-        """
-        try:
-            yield
-        except OSError as error:
-            raise self._failed(error, name, doing) from error
-        except RtError:
-            raise
-        except BaseException as error:
-            self._failure = StorageFailed(
-                f"interrupted while {doing}",
-                where=os.path.join(self.path, name),
-                got=type(error).__name__,
-                hint="Open it again. Flushed messages are safe.",
-            )
-            raise
-
-    def _failed(self, error: OSError, name: str, doing: str, *, is_final: bool = False) -> StorageError:
-        """Convert an error. All except a full disk (unless `is_final`) make the writer unusable."""
-        found = storage_error(error, os.path.join(self.path, name), doing)
-        if isinstance(found, DiskFull) and not is_final:
-            return found
-        if not isinstance(found, StorageFailed):
-            found = StorageFailed(found.what, where=found.where, got=found.got, hint="Open it again.")
-        self._failure = found
-        return found

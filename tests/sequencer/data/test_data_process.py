@@ -1160,9 +1160,9 @@ def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_bef
     with rt.Publisher(tmp_path / "publisher", "s", publisher_id="feed") as publisher:
         publisher.publish(b"of the next run")
         publisher.flush()
-        publisher._writer.trim(SegmentId(1, 0), TrimReason.MERGED)
-        run_id = publisher._writer.active.run_id
-        hello = PushHello("s", "feed", publisher._writer.identity.origin, None)
+        publisher._log.writer.trim(SegmentId(1, 0), TrimReason.MERGED)
+        run_id = publisher._log.writer.active.run_id
+        hello = PushHello("s", "feed", publisher._log.writer.identity.origin, None)
 
     def announced(played: Played) -> list[End]:
         reports = [one for said in played.heard for one in said.report.segments]

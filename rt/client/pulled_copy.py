@@ -1,0 +1,127 @@
+"""A copy of a log that a pull client fills, as a subscriber sees it: its end, failures, and repairs."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable
+from typing import Literal
+
+from rt.errors import Corrupt, Gap, RtError
+from rt.events import CorruptPositions
+from rt.log.disk import Disk
+from rt.log.format.segment import SegmentId, parse_segment_name
+from rt.log.read.reader import EventHandler, LogReader
+from rt.log.scan.directory import is_log_directory
+from rt.log.write.repair_requests import is_requested, request_repair
+from rt.sidecar.pull_process import PullSidecar
+
+logger = logging.getLogger("rt.client.subscriber")
+
+
+class PulledCopy:
+    """The copy in `directory`, filled by the pull client `pulling`.
+
+    `wake` ends the current or the next wait of the reader, so that it reads on and calls `check` again.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        pulling: PullSidecar,
+        on_event: EventHandler | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._disk, self._directory, self._pulling = disk, directory, pulling
+        self._on_event, self._wake = on_event, wake
+        self._noticed: tuple[CorruptPositions | None, RtError | None] = None, None
+        """What the pull client had reported at the last check."""
+        self._repair: tuple[tuple[SegmentId, int], bool] | None = None
+        """The corrupt segment and offset for which a repair was last requested, and whether the pull client
+        has checked it.
+        """
+
+    @property
+    def log_end(self) -> int | None:
+        """The log end when a node was first reached; None before that.
+
+        If another subscriber's pull client fills the copy: the current end of the copy.
+        """
+        is_shared = self._pulling.log_end is None and self._pulling.is_shared
+        if is_shared and is_log_directory(self._disk, self._directory):
+            with LogReader(self._directory, position="latest", disk=self._disk) as reader:
+                return reader.position
+        return self._pulling.log_end
+
+    @property
+    def latest(self) -> int | Literal["latest"] | None:
+        """Where a reader starts that reads from the log end; None while that is unknown."""
+        return "latest" if self._pulling.is_shared else self._pulling.log_end
+
+    def check(self, *, is_closed: bool) -> None:
+        """Report what the pull client reported. Raises its failure, unless the subscriber `is_closed`.
+
+        The reader calls it when it has read everything. The client may have stored messages since, and then
+        reported a problem after them. So a problem is reported only at the second check.
+        """
+        self.emit_hold_refused()
+        found = self._pulling.corrupt, self._pulling.failure
+        if found != self._noticed:
+            self._noticed = found
+            self._wake()
+            return
+        self._emit_corrupt()
+        if self._pulling.failure is not None and not is_closed:
+            raise copy.copy(self._pulling.failure)
+
+    def emit_hold_refused(self) -> None:
+        refused, self._pulling.refused = self._pulling.refused, None
+        if refused is not None and self._on_event is not None:
+            self._on_event(refused)
+        elif refused is not None:
+            logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
+
+    def _emit_corrupt(self) -> None:
+        """Report positions without valid bytes on any node, after all messages before them were read."""
+        corrupt, self._pulling.corrupt = self._pulling.corrupt, None
+        if corrupt is None:
+            return
+        if self._on_event is not None:
+            self._on_event(corrupt)
+            return
+        raise Gap(
+            "no node has valid bytes for the next positions",
+            event=corrupt,
+            where=self._directory,
+            got=corrupt,
+            hint="Reading again waits for them. Restore the file on a node, or have an operator trim "
+            "the log past them. Set on_event to receive an event instead.",
+        )
+
+    def has_requested_repair(self, error: Corrupt) -> bool:
+        """Request a repair of a corrupt segment of the copy. False if that did not help."""
+        directory, name = os.path.split(error.path)
+        segment = parse_segment_name(name)
+        if segment is None or directory != self._directory:
+            return False
+        place = segment, error.offset
+        if self._repair is None or self._repair[0] != place:
+            try:
+                request_repair(self._disk, self._directory, segment)
+            except OSError as failed:
+                logger.warning("repair_not_requested path=%s reason=%s", error.path, failed)
+                return False
+            self._repair = place, False
+            logger.warning("copy_damaged path=%s offset=%d", error.path, error.offset)
+        elif not is_requested(self._disk, self._directory, segment):
+            is_answered = self._repair[1]
+            # It may have been repaired just after these bytes were read: read them once more.
+            self._repair = None if is_answered else (place, True)
+            return not is_answered
+        return True
+
+    def stop(self) -> None:
+        """Return when the pull client has ended, unless other subscribers need it."""
+        self._pulling.stop()

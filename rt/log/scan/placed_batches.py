@@ -1,0 +1,90 @@
+"""Verified batches at their places in a buffer and in their log, before they are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rt.log.format.batch import HEADER, BatchHeader, Int64s
+
+_GROUP_BATCH_BYTES_MAX = 64 * 1024
+"""Larger batches get views of their own. Decoding a smaller one alone would cost more than its bytes."""
+_GROUP_BYTES_MAX = 16 * 2**20
+"""Limit of the decompressed size of small batches that are decoded together."""
+
+
+class PlacedBatch(NamedTuple):
+    """A batch with valid header and checksums, at its place in a buffer and in its log.
+
+    `start` is a multiple of 8: frames have such sizes, and buffers start with one. `first_position` is the
+    position of the batch's message 0 if it were not skipped; the first `skip` messages are not part of the
+    log (dedup).
+    """
+
+    start: int
+    header: BatchHeader
+    first_position: int
+    skip: int
+    session_id: int
+    run: int
+    """The run of the source segment."""
+    offset: int
+
+
+class PlacedRun(NamedTuple):
+    """Many small batches of one block, verified, uncompressed. Arrays have one entry per batch, as in
+    `PlacedBatch`.
+    """
+
+    starts: Int64s
+    counts: Int64s
+    first_positions: Int64s
+    skips: Int64s
+    session_id: int
+    run: int
+    log_offset: int
+    """Offset in the log minus offset in the buffer."""
+    end: int
+    """The end of the last batch."""
+
+    def between(self, start: int, end: int) -> PlacedRun | None:
+        """The batches with messages from position `start` to `end` (exclusive); None if there are none."""
+        keep = (self.first_positions < end) & (self.first_positions + self.counts > start)
+        if keep.all():
+            return self
+        if not keep.any():
+            return None
+        arrays = (self.starts[keep], self.counts[keep], self.first_positions[keep], self.skips[keep])
+        return PlacedRun(*arrays, *self[4:])
+
+    def placed(self, data: memoryview) -> list[PlacedBatch]:
+        """The batches one by one."""
+        rows = zip(self.starts.tolist(), self.first_positions.tolist(), self.skips.tolist(), strict=True)
+        return [
+            PlacedBatch(
+                start,
+                BatchHeader(*HEADER.unpack_from(data, start)),
+                first,
+                skip,
+                self.session_id,
+                self.run,
+                start + self.log_offset,
+            )
+            for start, first, skip in rows
+        ]
+
+
+def groups(batches: Sequence[PlacedBatch]) -> Iterator[Sequence[PlacedBatch]]:
+    """Split batches into groups to decode together, in order: large ones alone, small ones up to a limit."""
+    first, size = 0, 0
+    for index, batch in enumerate(batches):
+        plain = batch.header.columns_bytes + batch.header.values_bytes
+        if index > first and (plain > _GROUP_BATCH_BYTES_MAX or size + plain > _GROUP_BYTES_MAX):
+            yield batches[first:index]
+            first, size = index, 0
+        size += plain
+        if plain > _GROUP_BATCH_BYTES_MAX:
+            yield batches[first : index + 1]
+            first, size = index + 1, 0
+    if first < len(batches):
+        yield batches[first:]
