@@ -131,26 +131,32 @@ class SealedRun(_message.Message):
     def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Fence(_message.Message):
-    __slots__ = ("session_id", "run")
+    __slots__ = ("session_id", "run", "later")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     run: int
-    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ...) -> None: ...
+    later: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., later: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Close(_message.Message):
-    __slots__ = ("session_id", "run", "roll", "offset", "number")
+    __slots__ = ("session_id", "run", "roll", "offset", "number", "later", "announced")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     run: int
     roll: int
     offset: int
     number: int
-    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    later: _containers.RepeatedScalarFieldContainer[int]
+    announced: SessionEnd
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., later: _Optional[_Iterable[int]] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class Roll(_message.Message):
     __slots__ = ("number", "run", "roll", "sequenced_ns")
@@ -331,7 +337,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go", "closed", "forgotten")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go", "closed", "forgotten", "runs_cut_short")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +362,7 @@ class SequencerState(_message.Message):
     LET_GO_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -380,7 +387,8 @@ class SequencerState(_message.Message):
     let_go: _containers.RepeatedScalarFieldContainer[bytes]
     closed: _containers.RepeatedScalarFieldContainer[int]
     forgotten: bytes
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ...) -> None: ...
+    runs_cut_short: int
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")
@@ -455,7 +463,7 @@ class MergedEnd(_message.Message):
     def __init__(self, has_segment: _Optional[bool] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., next_run: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end")
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end", "runs_cut_short")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -476,6 +484,7 @@ class Session(_message.Message):
     DONE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     FENCED_END_FIELD_NUMBER: _ClassVar[int]
+    RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     incarnation: bytes
@@ -496,10 +505,11 @@ class Session(_message.Message):
     done_number: int
     waits_for: int
     fenced_end: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ...) -> None: ...
+    runs_cut_short: int
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
 
 class SessionRun(_message.Message):
-    __slots__ = ("run", "run_id", "is_fenced", "is_closed", "roll", "offset", "number")
+    __slots__ = ("run", "run_id", "is_fenced", "is_closed", "roll", "offset", "number", "announced")
     RUN_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IS_FENCED_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +517,7 @@ class SessionRun(_message.Message):
     ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     run: int
     run_id: bytes
     is_fenced: bool
@@ -514,7 +525,8 @@ class SessionRun(_message.Message):
     roll: int
     offset: int
     number: int
-    def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., is_fenced: _Optional[bool] = ..., is_closed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    announced: SessionEnd
+    def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., is_fenced: _Optional[bool] = ..., is_closed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class Watermark(_message.Message):
     __slots__ = ("dedup_id", "wanted")

@@ -39,6 +39,7 @@ from sequencer.rest.views.admin_actions import ACTIONS
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
+from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.state import SequencerState
 
 POLL_S: Final = 1.0
@@ -239,7 +240,7 @@ def _copy(state: SequencerState) -> SequencerState:
         holds=dict(state.holds),
         leases=dict(state.leases),
         closed=dict(state.closed),
-        forgotten={},
+        forgotten=ForgottenSessions(),
         by_name={},
         by_incarnation={},
         open_of=Counter(),

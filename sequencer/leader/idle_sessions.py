@@ -4,7 +4,8 @@ Pure. Invariants:
 - A session is closed only after `session_idle_minutes` in which no node had a stream of its publisher or
   reported new bytes. The time restarts with each leader, because only the leader gets the reports.
   Time in which the leader's process was stopped does not count.
-- The records of the last `CLOSED_KEPT` closed sessions are kept. An older one is deleted once a majority has
+- The records of `CLOSED_KEPT` closed sessions are kept. Above that, the owner with the most loses its oldest
+  ones, so that no certificate pushes out the records of others. A record is deleted once a majority has
   merged its session durably, so that every node can copy it from them.
 - A hard reset closes all sessions. Such a record is deleted only after `session_idle_minutes` in which the
   publisher did not come back. This time restarts with each leader, too.
@@ -15,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from rt.names import session_owner
 from sequencer.state.apply_result import Forgotten, Outcome, RangesMerged, RunClosed, RunOpened
 from sequencer.state.commands import FORGET_MAX, Forget
+from sequencer.state.forgotten_sessions import taken_from_largest
 from sequencer.state.state import CLOSED_KEPT, SequencerState
 
 MINUTE_NS: Final = 60 * 10**9
@@ -104,8 +107,14 @@ class OldSessions:
             self._poll_ns = now_ns + POLL_NS  # The cost of a check grows with the number of records.
             return None
         durable = sorted(merged, reverse=True)[majority - 1]
-        oldest = closed[: min(too_many, FORGET_MAX)]
-        gone = tuple(one for one in oldest if self._merged.get(one, self._begin) <= durable)
+        by_owner: dict[str, list[int]] = {}
+        for one in closed:
+            by_owner.setdefault(session_owner(self._state.sessions[one].name), []).append(one)
+        sizes = {owner: len(ids) for owner, ids in by_owner.items()}
+        taken = taken_from_largest(sizes, min(too_many, FORGET_MAX))
+        oldest = {one for owner, count in taken.items() for one in by_owner[owner][:count]}
+        is_durable = (one for one in closed if self._merged.get(one, self._begin) <= durable)
+        gone = tuple(one for one in is_durable if one in oldest)
         return Forget(gone) if gone else None
 
     def _is_awaited(self, session_id: int, now_ns: int) -> bool:

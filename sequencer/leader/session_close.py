@@ -36,6 +36,7 @@ merged.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey
 from sequencer.state.apply_result import (
@@ -48,7 +49,7 @@ from sequencer.state.apply_result import (
     RunFenced,
     RunOpened,
 )
-from sequencer.state.commands import CloseRun, FenceRun, RestoreDisk
+from sequencer.state.commands import LATER_MAX, CloseRun, FenceRun, RestoreDisk
 from sequencer.state.run_lifecycle import waits
 from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
@@ -146,7 +147,9 @@ class SessionCloser:
         is_left = session.is_superseded or session_id in self._given_up
         if not is_left and (announced is None or (announced.roll, announced.offset) > left[:2]):
             return None  # Its publisher still has the rest.
-        return CloseRun(session_id, active.run, *left) if left[:2] < active.end[:2] else None
+        if left[:2] >= active.end[:2]:
+            return None
+        return CloseRun(session_id, active.run, *left, announced=_announced(tracker, session_id, active.run))
 
     def _is_ending(self, session_id: int) -> bool:
         session = self._state.sessions.get(session_id)
@@ -166,18 +169,21 @@ class SessionCloser:
             return False
         if not self._is_ending(session_id) or (active.is_fenced and active.end is not None):
             return False
+        is_given_up = session.id in self._given_up
+        later = self._to_fence(session) if is_given_up or session.is_superseded else ()
         if not active.is_fenced:
-            is_given_up = session.id in self._given_up
             if active.end is not None and not _falls_short(session, active.run, active.end, tracker):
                 # A sealed run may be complete, or become so: then it needs no fence.
                 end = SessionEnd(session.id, active.run, *active.end)
                 return (
                     (is_given_up or session.is_superseded)
                     and not _has(session, tracker, end)
-                    and FenceRun(session.id, active.run)
+                    and FenceRun(session.id, active.run, later)
                 )
             may_fence = is_given_up or _may_be_fenced(session, active.run, tracker)
-            return may_fence and FenceRun(session.id, active.run)
+            return may_fence and FenceRun(session.id, active.run, later)
+        if later:
+            return FenceRun(session.id, later[0], later[1:])
         finals = tracker.finals(session.id, active.run)
         if not is_quorum_of_disks(state, tracker, finals):
             return False
@@ -185,7 +191,37 @@ class SessionCloser:
             return True
         # A new disk, or a replica that was trimmed, holds less than what is merged.
         merged = [session.consumed.end] if session.consumed is not None else []
-        return CloseRun(session.id, active.run, *max(merged + [End(*final[2:]) for final in finals.values()]))
+        furthest = max(merged + [End(*final[2:]) for final in finals.values()])
+        announced = _announced(tracker, session.id, active.run)
+        return CloseRun(session.id, active.run, *furthest, self._to_close_empty(session), announced)
+
+    def _to_fence(self, session: Session) -> tuple[int, ...]:
+        """The later runs of a session without a publisher that may not get the bytes they need to end."""
+        tracker = self._tracker
+
+        def is_complete(run: int, end: End) -> bool:
+            key = SegmentKey(session.id, run, end.roll)
+            is_held = end[:2] == BEGIN or tracker.boundary_at(key, end.offset) is not None
+            return is_held and not _falls_short(session, run, end, tracker)
+
+        open_runs = (one for one in session.active_runs[1:] if not one.is_fenced)
+        runs = (one.run for one in open_runs if one.end is None or not is_complete(one.run, one.end))
+        return tuple(islice(runs, LATER_MAX))
+
+    def _to_close_empty(self, session: Session) -> tuple[int, ...]:
+        """The later runs that are fenced, and of which no byte was acknowledged or is left."""
+        fenced = (one.run for one in session.active_runs[1:] if one.is_fenced and one.end is None)
+        runs = (run for run in fenced if self._is_empty(self._tracker.finals(session.id, run)))
+        return tuple(islice(runs, LATER_MAX))
+
+    def _is_empty(self, finals: Mapping[str, SessionEnd]) -> bool:
+        is_known = is_quorum_of_disks(self._state, self._tracker, finals)
+        return is_known and all((end.roll, end.offset) == BEGIN for end in finals.values())
+
+
+def _announced(tracker: ReplicationTracker, session_id: int, run: int) -> End | None:
+    announced = tracker.announced(session_id, run)
+    return None if announced is None else End(*announced[2:])
 
 
 def _may_be_fenced(session: Session, run: int, tracker: ReplicationTracker) -> bool:

@@ -18,7 +18,8 @@ from typing import Final
 from rt.errors import DiskFull
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.merge_progress import consumed_place
-from sequencer.sessions.replicas import SessionReplica, SessionReplicas
+from sequencer.sessions.replica import SessionReplica
+from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import Session
 
 OPEN_MAX: Final = 256

@@ -26,7 +26,8 @@ from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.merge_progress import consumed_place
-from sequencer.sessions.replicas import SessionReplica, SessionReplicas
+from sequencer.sessions.replica import SessionReplica
+from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.apply_result import (
     ClusterReset,
     CommandRejected,
@@ -353,7 +354,7 @@ class SessionIngest:
                 got=got,
                 hint="Two hosts use one session name, or an old directory was restored. Use different names.",
             )
-        if state.is_forgotten(hello.session, hello.incarnation):
+        if (hello.session, hello.incarnation) in state.forgotten:
             raise Fenced(
                 FORGOTTEN,
                 where=hello.session,

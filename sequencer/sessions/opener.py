@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from replicator.protocol.messages import LogOffset
@@ -19,7 +19,9 @@ from rt.errors import Corrupt, RtError
 from sequencer.ipc.data_reports import DataReports
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.merge_progress import consumed_number, consumed_place
-from sequencer.sessions.replicas import SessionReplica, SessionReplicas
+from sequencer.sessions.replica import SessionReplica
+from sequencer.sessions.replicas import SessionReplicas
+from sequencer.state.apply_result import RunClosed
 from sequencer.state.state import Session
 from sequencer.state.write_plan import SessionEnd
 
@@ -61,9 +63,8 @@ class Opener:
             _record_merged(replica, session)
             for report in replica.reports(consumed_place(session)):
                 self._reports.segment(report)
-            for opened in session.active_runs:
-                if opened.is_fenced and opened.end is None and opened.run not in replica.finals:
-                    self._spawn(self.finish(session.id, opened.run))
+            if runs := [run for run in _ending(session) if run not in replica.finals]:
+                self._spawn(self.finish(session.id, runs))
         elif self._is_needed(session, is_input=is_input):
             self._open_soon(session.id)
 
@@ -91,12 +92,25 @@ class Opener:
         else:
             self._open_soon(end.session_id)
 
-    async def finish(self, session_id: int, run: int) -> None:
-        """A run was fenced: report its final end."""
+    def on_closed(self, closed: RunClosed) -> None:
+        """Runs were closed: log it if messages of them are lost."""
+        session = self._follower.session(closed.session_id)
+        if closed.cut_short and session is not None:
+            logger.error(
+                "runs_cut_short session=%s id=%d count=%d first_run=%d",
+                *(session.name, session.id, len(closed.cut_short), closed.cut_short[0]),
+            )
+
+    async def finish(self, session_id: int, runs: Sequence[int]) -> None:
+        """Runs were fenced: report their final ends."""
         replica = self._replicas.get(session_id)
         if replica is None:
-            self._open_soon(session_id)  # `_open` reports it.
+            self._open_soon(session_id)  # `_open` reports them.
         else:
+            await self._finish(replica, runs)
+
+    async def _finish(self, replica: SessionReplica, runs: Iterable[int]) -> None:
+        for run in runs:
             await self._replicas.finish(replica, run)
 
     def confirm(self, joins: int) -> None:
@@ -146,9 +160,12 @@ class Opener:
         if replica is None or session is None:
             return
         _record_merged(replica, session)
-        for opened in session.active_runs:
-            if opened.is_fenced and opened.end is None:
-                await self._replicas.finish(replica, opened.run)
+        await self._finish(replica, _ending(session))
+
+
+def _ending(session: Session) -> list[int]:
+    """The runs that are fenced and not closed."""
+    return [one.run for one in session.active_runs if one.is_fenced and one.end is None]
 
 
 def _record_merged(replica: SessionReplica, session: Session) -> None:

@@ -23,7 +23,8 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.peer_pull import fetch_session
-from sequencer.sessions.replicas import SessionReplica, SessionReplicas
+from sequencer.sessions.replica import SessionReplica
+from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import ActiveRun
 
 RETRY_S: Final = 0.2

@@ -37,7 +37,8 @@ from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
 from sequencer.sessions.batch_index import BatchIndex
 from sequencer.sessions.input_planner import FetchedRange, SessionRange
-from sequencer.sessions.replicas import SessionReplica, SessionReplicas
+from sequencer.sessions.replica import SessionReplica
+from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import Session
 
 POLL_S: Final = 0.02

@@ -27,20 +27,24 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class RunFenced:
-    """No node accepts another byte of the run. `is_given_up`: an operator abandoned the rest of it."""
+    """No node accepts another byte of these runs. `is_given_up`: an operator abandoned the rest of them."""
 
     session_id: int
     run: int
     is_given_up: bool = False
+    later: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunClosed:
-    """The run ends at `end`."""
+    """The run ends at `end`, and later ones before their first byte."""
 
     session_id: int
     run: int
     end: End
+    later: tuple[int, ...] = ()
+    cut_short: tuple[int, ...] = ()
+    """Those of these runs of which messages are lost: the publisher announced more, or nodes had more."""
 
 
 @dataclass(frozen=True, slots=True)

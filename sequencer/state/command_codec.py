@@ -69,6 +69,7 @@ def encode_command(command: Command) -> bytes:
                 sealed.runs.add(run=run.run, run_id=run.run_id, **run.end._asdict())
         case FenceRun():
             message.fence.session_id, message.fence.run = command.session_id, command.run
+            message.fence.later.extend(command.later)
         case CloseRun():
             message.close.CopyFrom(
                 pb.Close(
@@ -77,8 +78,11 @@ def encode_command(command: Command) -> bytes:
                     roll=command.roll,
                     offset=command.offset,
                     number=command.number,
+                    later=command.later,
                 )
             )
+            if command.announced is not None:
+                message.close.announced.CopyFrom(pb.SessionEnd(**command.announced._asdict()))
         case Roll():
             message.roll.number, message.roll.sequenced_ns = command.number, command.sequenced_ns
             message.roll.run, message.roll.roll = command.run, command.roll
@@ -164,10 +168,13 @@ def decode_command(data: bytes) -> Command:
                     ahead.session, ahead.incarnation, ahead.dedup_id or None, runs, ahead.newest
                 )
             case "fence":
-                return FenceRun(message.fence.session_id, message.fence.run)
+                return FenceRun(message.fence.session_id, message.fence.run, tuple(message.fence.later))
             case "close":
                 close = message.close
-                return CloseRun(close.session_id, close.run, close.roll, close.offset, close.number)
+                end = close.roll, close.offset, close.number
+                told = close.announced if close.HasField("announced") else None
+                announced = None if told is None else End(told.roll, told.offset, told.number)
+                return CloseRun(close.session_id, close.run, *end, tuple(close.later), announced)
             case "roll":
                 roll = message.roll
                 return Roll(roll.number, roll.run, roll.roll, roll.sequenced_ns)

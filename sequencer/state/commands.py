@@ -25,6 +25,8 @@ from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES, End
 RANGES_MAX: Final = 1024
 SEALED_RUNS_MAX: Final = 256
 """Maximum number of sealed runs that one command opens."""
+LATER_MAX: Final = 256
+"""Maximum number of runs, after the first one, that one command fences or closes."""
 FORGET_MAX: Final = 1024
 """Sessions in one command."""
 COUNT_MAX: Final = 2**32 - 1
@@ -139,10 +141,15 @@ class OpenSealedRuns:
 
 @dataclass(frozen=True, slots=True)
 class FenceRun:
-    """Fence a run: no node accepts another byte of it after this is applied."""
+    """Fence runs: no node accepts another byte of them after this is applied."""
 
     session_id: int
     run: int
+    later: tuple[int, ...] = ()
+    """More runs of the session to fence."""
+
+    def __post_init__(self) -> None:
+        _check_later(self.run, self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +161,16 @@ class CloseRun:
     roll: int
     offset: int
     number: int
+    later: tuple[int, ...] = ()
+    """Later runs of the session that end before their first byte."""
+    announced: End | None = None
+    """How far the publisher said that it has the run, if the proposer knows."""
 
     def __post_init__(self) -> None:
         _check_end(self.offset, self.number)
+        if self.announced is not None:
+            _check_end(self.announced.offset, self.announced.number)
+        _check_later(self.run, self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +383,13 @@ def _check_end(offset: int, number: int) -> None:
     is_boundary = SEGMENT_HEADER_BYTES <= offset < NUMBER_MAX and offset % 8 == 0
     if not is_boundary or not 0 <= number < NUMBER_MAX:
         raise ValueError(f"no end of a session: offset {offset}, number {number}")
+
+
+def _check_later(run: int, later: tuple[int, ...]) -> None:
+    if len(later) > LATER_MAX:
+        raise ValueError(f"{len(later)} later runs: at most {LATER_MAX}")
+    if any(before >= after for before, after in pairwise((run, *later))):
+        raise ValueError(f"runs are not in order: {run}, {later}")
 
 
 def _check_request(request: bytes, at_ns: int) -> None:

@@ -49,7 +49,7 @@ def open_run(state: SequencerState, command: OpenRun) -> Outcome:
         return _open_known(state, newest, command)
     if (command.session, command.incarnation) in state.by_incarnation:
         return CommandRejected("a newer incarnation of the session was opened", is_fenced=True)
-    if state.is_forgotten(command.session, command.incarnation):
+    if (command.session, command.incarnation) in state.forgotten:
         return CommandRejected(FORGOTTEN, is_fenced=True)
     if command.newest != (0 if newest is None else newest.id):
         # Another directory, which may be the newer one, was opened after this was proposed.
@@ -177,28 +177,30 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
 
 def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
     """Delete the records of closed sessions."""
-    gone = tuple(session_id for session_id in command.session_ids if session_id in state.closed)
-    for session_id in gone:
-        state.forget(session_id)
+    gone = tuple(one for one in dict.fromkeys(command.session_ids) if one in state.closed)
+    state.forget(gone)
     return Forgotten(gone) if gone else CommandRejected("none of these sessions is closed")
 
 
 def fence_run(state: SequencerState, command: FenceRun) -> Outcome:
+    """Fence those of the runs that are open."""
     session = state.sessions.get(command.session_id)
-    active = session.run_of(command.run) if session is not None else None
-    if session is None or active is None:
+    wanted = {command.run, *command.later}
+    runs = [] if session is None else [one.run for one in session.active_runs if one.run in wanted]
+    if session is None or not runs:
         return CommandRejected(f"session {command.session_id} has no run {command.run} to fence")
-    state.put(session.with_run(_fenced(active)))
-    return RunFenced(session.id, active.run)
+    fenced = (_fenced(one) if one.run in wanted else one for one in session.active_runs)
+    state.put(replace(session, active_runs=tuple(fenced)))
+    return RunFenced(session.id, runs[0], later=tuple(runs[1:]))
 
 
 def _fenced(active: ActiveRun) -> ActiveRun:
     """Fence a run. A sealed run loses its end: it is closed at the end that nodes report."""
-    return active if active.is_fenced else replace(active, is_fenced=True, end=None)
+    return active if active.is_fenced else replace(active, is_fenced=True, end=None, announced=active.end)
 
 
 def close_run(state: SequencerState, command: CloseRun) -> Outcome:
-    """End a fenced run."""
+    """End a fenced run, and later ones of which no node has a byte."""
     session = state.sessions.get(command.session_id)
     active = session.active if session is not None else None
     if session is None or active is None or active.run != command.run:
@@ -217,8 +219,24 @@ def close_run(state: SequencerState, command: CloseRun) -> Outcome:
             return CommandRejected(f"run {command.run} is merged beyond {end}, up to {done}")
         if end.number > done.number and end[:2] == done[:2]:
             return CommandRejected(f"run {command.run} has no messages between {done} and {end}")
-    state.put(advanced(session.with_run(replace(active, end=end))))
-    return RunClosed(session.id, command.run, end)
+    announced = max(filter(None, (active.announced, command.announced, active.end)), default=None)
+    closed = {active.run: replace(active, end=end, announced=announced)}
+    for one in session.active_runs[1:]:
+        if one.run in command.later and one.is_fenced and one.end is None:
+            closed[one.run] = replace(one, end=End(*BEGIN, 0))
+    cut = tuple(run for run, one in closed.items() if _is_cut_short(one))
+    # A run that was closed before may be counted already.
+    count = len(cut) - (active.end is not None and _is_cut_short(active))
+    runs = tuple(closed.get(one.run, one) for one in session.active_runs)
+    total = session.runs_cut_short + count
+    state.put(advanced(replace(session, active_runs=runs, runs_cut_short=total)))
+    state.runs_cut_short += count
+    return RunClosed(session.id, command.run, end, tuple(closed)[1:], cut)
+
+
+def _is_cut_short(active: ActiveRun) -> bool:
+    """Whether a closed run ends before the end that its publisher announced, or that it had before."""
+    return active.announced is not None and active.end is not None and active.end[:2] < active.announced[:2]
 
 
 def advanced(session: Session) -> Session:

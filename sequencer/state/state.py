@@ -5,8 +5,8 @@ Pure. Only `apply` changes it; `state_codec` encodes it.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -14,6 +14,7 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.names import session_owner
+from sequencer.state.forgotten_sessions import ForgottenSessions
 
 ROLL_BYTES: Final = 1 << 30
 ROLL_MINUTES: Final = 0
@@ -37,10 +38,7 @@ SESSIONS_PER_NAME_MAX: Final = 1_000
 SESSION_IDLE_MINUTES: Final = 7 * 24 * 60
 CLOSED_KEPT: Final = 1_000
 """Closed sessions whose whole record is kept: about 100 KB of every snapshot. Their publishers may come back.
-Of older ones only the key of `forgotten_key` is kept."""
-FORGOTTEN_MAX: Final = 1 << 17
-"""Incarnations of which only the key is kept: 1 MiB of every snapshot."""
-FORGOTTEN_KEY_BYTES: Final = 8
+Of older ones only a key is kept: see `sequencer.state.forgotten_sessions`."""
 DEDUP_IDS_MAX: Final = 10_000
 """Maximum number of dedup ids of one owner: their watermarks are in every snapshot, and are never dropped."""
 RUNS_MAX: Final = 1024
@@ -113,6 +111,8 @@ class ActiveRun:
     is_fenced: bool = False
     end: End | None = None
     """Where the run ends, once it is closed."""
+    announced: End | None = None
+    """How far the publisher said that it has the run, if a run that is fenced might end before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,8 @@ class Session:
     """The last run that was merged completely, and its end."""
     fenced_end: int = 0
     """A hard reset ended all runs below this number: nothing more of them is merged."""
+    runs_cut_short: int = 0
+    """Number of runs that were closed before the end that the publisher had announced."""
 
     @property
     def active(self) -> ActiveRun | None:
@@ -314,8 +316,10 @@ class SequencerState:
     """The last requests of which a lease was released or expired: they are granted no more."""
     closed: dict[int, None] = field(default_factory=dict)
     """Sessions without an open or waiting run, in the order in which they were closed."""
-    forgotten: dict[bytes, None] = field(default_factory=dict)
-    """Keys of incarnations whose record was deleted, oldest first. They are fenced for good."""
+    forgotten: ForgottenSessions = field(default_factory=ForgottenSessions)
+    """The incarnations whose records were deleted."""
+    runs_cut_short: int = 0
+    """Of all sessions, also of deleted records."""
     by_name: dict[str, int] = field(default_factory=dict)
     """The id of the newest incarnation of each name. Derived from `sessions`, like the next two."""
     by_incarnation: dict[tuple[str, bytes], int] = field(default_factory=dict)
@@ -351,21 +355,18 @@ class SequencerState:
         elif before or known is None:
             self.closed[session.id] = None
 
-    def forget(self, session_id: int) -> None:
-        """Delete the record of a closed session. Its incarnation stays fenced."""
-        del self.closed[session_id]
-        session = self.sessions.pop(session_id)
-        self.encoded.pop(session_id, None)
-        del self.by_incarnation[session.name, session.incarnation]
-        if self.by_name[session.name] == session_id:
-            del self.by_name[session.name]
-        self.forgotten[forgotten_key(session.name, session.incarnation)] = None
-        while len(self.forgotten) > FORGOTTEN_MAX:
-            del self.forgotten[next(iter(self.forgotten))]
-
-    def is_forgotten(self, name: str, incarnation: bytes) -> bool:
-        """Whether the record of that incarnation was deleted."""
-        return forgotten_key(name, incarnation) in self.forgotten
+    def forget(self, session_ids: Iterable[int]) -> None:
+        """Delete the records of closed sessions. Their incarnations stay fenced."""
+        gone = list[tuple[str, bytes]]()
+        for session_id in session_ids:
+            del self.closed[session_id]
+            session = self.sessions.pop(session_id)
+            self.encoded.pop(session_id, None)
+            del self.by_incarnation[session.name, session.incarnation]
+            if self.by_name.get(session.name) == session_id:
+                del self.by_name[session.name]
+            gone.append((session.name, session.incarnation))
+        self.forgotten.add(gone)
 
     def index(self) -> None:
         """Build the fields that are derived from `sessions`."""
@@ -390,12 +391,3 @@ class SequencerState:
         """The newest incarnation of that name."""
         found = self.by_name.get(name)
         return None if found is None else self.sessions[found]
-
-
-def forgotten_key(name: str, incarnation: bytes) -> bytes:
-    """The key that is kept of an incarnation whose record was deleted.
-
-    The key of a new incarnation, whose id is random, equals one of `FORGOTTEN_MAX` others once in 10^14
-    times.
-    """
-    return hashlib.blake2b(name.encode() + incarnation, digest_size=FORGOTTEN_KEY_BYTES).digest()

@@ -7,7 +7,6 @@ follow the other fields.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Final
 
@@ -18,8 +17,8 @@ from rt.log.format.constants import NEWER_HINT
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.state import (
-    FORGOTTEN_KEY_BYTES,
     RELEASED_MAX,
     ActiveRun,
     ClearedRange,
@@ -56,7 +55,8 @@ def encode_state(state: SequencerState) -> bytes:
         lease_token=state.lease_token,
         let_go=state.released,
         closed=state.closed,
-        forgotten=b"".join(state.forgotten),
+        forgotten=state.forgotten.encode(),
+        runs_cut_short=state.runs_cut_short,
     )
     for dedup_id in sorted(state.wanted):
         message.watermarks.add(dedup_id=dedup_id, wanted=state.wanted[dedup_id])
@@ -131,19 +131,13 @@ def _decode_state(message: pb.SequencerState) -> SequencerState:
         message.lease_token,
         deque(message.let_go, RELEASED_MAX),
         dict.fromkeys(message.closed),
-        dict.fromkeys(_decode_forgotten(message.forgotten)),
+        ForgottenSessions.decode(message.forgotten),
+        message.runs_cut_short,
     )
     if {*state.closed} != {session.id for session in state.sessions.values() if not session.active_runs}:
         raise ValueError(f"{len(state.closed)} sessions are said to be closed")
     state.index()
     return state
-
-
-def _decode_forgotten(keys: bytes) -> Iterator[bytes]:
-    size = FORGOTTEN_KEY_BYTES
-    if len(keys) % size:
-        raise ValueError(f"keys of forgotten incarnations in {len(keys)} bytes")
-    return (keys[at : at + size] for at in range(0, len(keys), size))
 
 
 def _decode_last_reset(message: pb.Reset) -> LastReset:
@@ -207,6 +201,7 @@ def _encode_session(session: Session) -> pb.Session:
         was_opened=session.last_run >= 0,
         waits_for=session.waits_for,
         fenced_end=session.fenced_end,
+        runs_cut_short=session.runs_cut_short,
     )
     for active in session.active_runs:
         roll, offset, number = active.end or (0, 0, 0)
@@ -218,6 +213,7 @@ def _encode_session(session: Session) -> pb.Session:
             roll=roll,
             offset=offset,
             number=number,
+            announced=None if active.announced is None else pb.SessionEnd(**active.announced._asdict()),
         )
     if session.consumed is not None:
         message.has_consumed = True
@@ -237,6 +233,7 @@ def _decode_session(message: pb.Session) -> Session:
             one.run_id,
             one.is_fenced,
             End(one.roll, one.offset, one.number) if one.is_closed else None,
+            _decode_end(one.announced) if one.HasField("announced") else None,
         )
         for one in message.runs
     )
@@ -254,7 +251,12 @@ def _decode_session(message: pb.Session) -> Session:
         consumed if message.has_consumed else None,
         done if message.has_done else None,
         message.fenced_end,
+        message.runs_cut_short,
     )
+
+
+def _decode_end(message: pb.SessionEnd) -> End:
+    return End(message.roll, message.offset, message.number)
 
 
 def _decode_segment(message: pb.MergedSegment) -> MergedSegment:

@@ -85,6 +85,7 @@ def test_metrics_of_a_node_are_read_by_a_strict_reader_and_by_prometheus_own() -
     assert found['rt_rejections_total{at="push",reason="Fenced"}'] == 2
     assert found['rt_http_requests_total{port="rest",status="200"}'] == 7
     assert found['rt_sessions{state="open"}'] == 2
+    assert found["rt_runs_cut_short_total"] == 3
     assert found['rt_peer_connected{peer="n2"}'] == 1
     assert found["rt_raft_term"] == 5
     assert (found["rt_is_leader"], found["rt_has_leader"], found["rt_is_ready"]) == (0, 1, 1)

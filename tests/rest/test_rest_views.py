@@ -65,7 +65,7 @@ def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_g
     assert found[0] == {
         "logPath": "s/merged/log.0.0",
         "logTime": "2026-01-01T00:00:00.000000000Z",
-        "logTimeNs": T0,
+        "logTimeNs": str(T0),
         "logPos": 0,
         "logEnd": 100,
         "logSize": 1000,
@@ -78,7 +78,7 @@ def test_log_history_tells_every_segment_oldest_first_with_the_trimmed_and_the_g
     assert found[3] == {
         "logPath": "s/merged/log.0.3",
         "logTime": "2026-01-01T00:30:00.000000000Z",
-        "logTimeNs": at(30),
+        "logTimeNs": str(at(30)),
         "logPos": 300,
         "logEnd": 360,
         "logSize": 640,
@@ -196,6 +196,7 @@ def test_sessions_are_told_by_id_with_what_is_merged_of_them() -> None:
 
     assert (first["id"], first["isSuperseded"], first["isConnected"]) == (1, True, False)
     assert first["lastMergedRun"] == 3
+    assert (first["runsCutShort"], second["runsCutShort"]) == (2, 0)
     assert first["consumed"] == {"rollNumber": 1, "offset": 64, "number": 40}
     end = {"rollNumber": 1, "offset": 128, "number": 50}
     assert first["runs"] == [{"runNumber": 4, "isFenced": True, "end": end}]
@@ -305,7 +306,7 @@ def test_leases_are_told_by_name_with_owner_and_token() -> None:
     node = asked().node
     assert node.state is not None
     node.state.leases = {
-        "g/q2": LeaseState("h1", 7, 1500, b"Q" * 16, 4),
+        "g/q2": LeaseState("h1", 2**62 + 1, 1500, b"Q" * 16, 4),
         "g/q1": LeaseState("h2~a", 8, 60_000, b"Q" * 16, 0),
     }
     told = body(admin_views.leases(RequestContext(node, OPERATOR)))
@@ -313,7 +314,7 @@ def test_leases_are_told_by_name_with_owner_and_token() -> None:
     assert told[1] == {
         "name": "g/q2",
         "owner": "h1",
-        "token": 7,
+        "token": str(2**62 + 1),
         "durationSeconds": 1.5,
         "renewals": 4,
     }

@@ -350,8 +350,9 @@ class World:
     def _apply_on(self, node: Node, count: int) -> None:
         for outcome in self.log[node.applied : node.applied + count]:
             if isinstance(outcome, RunFenced):
-                place = outcome.session_id, outcome.run
-                node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
+                for run in (outcome.run, *outcome.later):
+                    place = outcome.session_id, run
+                    node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
             if isinstance(outcome, RangesMerged):
                 for one in outcome.order.consumed:
                     node.consumed[one.session_id, one.run] = End(one.roll, one.offset, one.number)
@@ -627,6 +628,9 @@ class World:
         assert (close.roll, close.offset) >= acknowledged[:2], (
             f"{close} drops what was replicated: {acknowledged}"
         )
+        for run in close.later:
+            acknowledged = self.acknowledged.get((close.session_id, run), NOTHING)
+            assert acknowledged[:2] <= (0, 64), f"{close} drops what was replicated of {run}: {acknowledged}"
 
     def _check_restored(self, restore: RestoreDisk) -> None:
         """Every majority of whole disks has a node that holds what was acknowledged of an open life."""

@@ -356,7 +356,9 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("rt_merge_stopped", "rt_merge_catching", "rt_merge_lag", "rt_member_", "rt_replication_lag"),
         *("rt_subscriber_lag", "rt_hold_lag", "rt_rejections"),
     ),
-    "Is anything lost?": (*("rt_subscriber_gaps", "rt_holds_overridden", "rt_holds_refused", "rt_trimmed"),),
+    "Is anything lost?": (
+        *("rt_subscriber_gaps", "rt_runs_cut_short", "rt_holds_overridden", "rt_holds_refused", "rt_trimmed"),
+    ),
     "How fast is it?": (
         *("rt_merged_", "rt_committed_", "rt_merge_instructions", "rt_push_", "rt_pull_", "rt_fsync"),
         *("rt_http_requests", "process_"),

@@ -86,6 +86,7 @@ def history() -> SequencerState:
         active_runs=(ActiveRun(4, b"\4" * 8, is_fenced=True, end=End(1, 128, 50)),),
         consumed=ConsumedEnd(End(1, 64, 40), 7),
         done=(3, End(0, 640, 40)),
+        runs_cut_short=2,
     )
     state = SequencerState(
         CLUSTER,
@@ -97,6 +98,7 @@ def history() -> SequencerState:
         segments=deque(segments),
         next_session_id=3,
         wanted={"d1": 40, "d2": 7},
+        runs_cut_short=3,
         holds={"sub": SubscriberHold(250, at(35)), "late": SubscriberHold(50, at(20))},
     )
     state.index()

@@ -27,7 +27,7 @@ _INT64: Final = {"format": "int64"}
 Count: TypeAlias = Annotated[int, Meta(ge=0, extra_json_schema=_INT64)]
 CountOrNone: TypeAlias = Annotated[int, Meta(ge=-1, extra_json_schema=_INT64)]
 """-1: none."""
-Nanoseconds: TypeAlias = Annotated[int, Meta(extra_json_schema=_INT64)]
-"""Since 1970."""
+Digits: TypeAlias = Annotated[str, Meta(pattern="^[0-9]+$")]
+"""A number that may exceed 2^53, which clients in JavaScript would round: decimal digits in a string."""
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 TIME: Final = "RFC 3339 with nanoseconds. Empty: never."

@@ -10,7 +10,7 @@ from typing import Annotated, Final, get_args
 from msgspec import structs
 
 from sequencer.rest.base.admin_ports import ResetKind, ResetState, ResetStatus
-from sequencer.rest.base.answer import TIME, Amount, Answer, Count, doc, one_of
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, Digits, doc, one_of
 from sequencer.rest.base.fields import page
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.retained_size import RetainedSize
@@ -107,7 +107,7 @@ class LeaseReport(Answer):
 
     name: Annotated[str, doc("Name of the lease: its group and its resource.")]
     owner: Annotated[str, doc("Name in the owner's certificate, possibly with a suffix.")]
-    token: Annotated[Count, doc("Fencing token: greater than every earlier token of any lease.")]
+    token: Annotated[Digits, doc("Fencing token, in digits: greater than every earlier token of any lease.")]
     duration_seconds: Annotated[
         Amount, doc("The lease expires if it is not renewed for this long, by the leader's clock.")
     ]
@@ -117,7 +117,10 @@ class LeaseReport(Answer):
 def leases(asked: RequestContext) -> Response:
     found = page(sorted(joined(asked.node).leases.items()), asked.query)
     return Response(
-        [LeaseReport(name, one.owner, one.token, one.duration_ms / 1000, one.renewals) for name, one in found]
+        [
+            LeaseReport(name, one.owner, str(one.token), one.duration_ms / 1000, one.renewals)
+            for name, one in found
+        ]
     )
 
 

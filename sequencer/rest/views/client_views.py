@@ -49,6 +49,9 @@ class SessionReport(Answer):
     runs: Annotated[list[RunReport], doc("By run number; the first is being merged.")]
     consumed: Annotated[RunEnd | None, doc("How far the first run is merged. Null: not started.")]
     last_merged_run: Annotated[CountOrNone, doc("The last run number that is completely merged. -1: none.")]
+    runs_cut_short: Annotated[
+        Count, doc("Runs that were closed without their last messages, which are lost.")
+    ]
     is_connected: Annotated[bool, doc("Whether its publisher is connected to this node.")]
 
 
@@ -74,6 +77,7 @@ def _session(session: Session, connected: set[str | None]) -> SessionReport:
         runs=[RunReport(run.run, run.is_fenced, _end(run.end)) for run in session.active_runs],
         consumed=None if session.consumed is None else _end(session.consumed.end),
         last_merged_run=-1 if session.done is None else session.done[0],
+        runs_cut_short=session.runs_cut_short,
         is_connected=session.name in connected and not session.is_superseded,
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, Nanoseconds, doc, one_of
+from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, Digits, doc, one_of
 from sequencer.rest.base.fields import TimeParameter, page
 from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339, rfc3339_or_empty
 from sequencer.rest.views.context import RequestContext, Response, joined
@@ -25,7 +25,7 @@ class SegmentReport(Answer):
 
     log_path: Annotated[str, doc("Path of the file, relative to the data directory of any node.")]
     log_time: Annotated[str, doc("Sequencing time of its first message, RFC 3339.")]
-    log_time_ns: Annotated[Nanoseconds, doc("logTime as nanoseconds since 1970.")]
+    log_time_ns: Annotated[Digits, doc("logTime as nanoseconds since 1970, in digits.")]
     log_pos: Annotated[Count, doc("Position of its first message.")]
     log_end: Annotated[Count, doc("One past the position of its last message.")]
     log_size: Annotated[Count, doc("Bytes of the segment, even after it was trimmed.")]
@@ -92,7 +92,7 @@ def _report(segment: MergedSegment, stream: str, now_ns: int) -> SegmentReport:
     return SegmentReport(
         log_path=log_path(stream, segment.id),
         log_time=rfc3339(segment.created_ns),
-        log_time_ns=segment.created_ns,
+        log_time_ns=str(segment.created_ns),
         log_pos=segment.first,
         log_end=segment.end,
         log_size=segment.size_bytes,

@@ -114,6 +114,11 @@ def of_publishers(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]
         ("state",),
         {("open",): state.open_count, ("idle",): len(state.closed)},
     )
+    yield number(
+        "rt_runs_cut_short_total",
+        "Runs of publishers that were closed without their last messages, which are lost.",
+        state.runs_cut_short,
+    )
     yield number("rt_push_streams", "Connected push streams of publishers.", counts.push_streams)
     yield number("rt_push_bytes_total", "Bytes of batches received from publishers.", counts.push_bytes)
     yield number(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequencing import Writing, do_fence, do_join, do_open, do_roll, new_state, piece
+from sequencing import Writing, do_fence, do_join, do_open, do_roll, must, new_state, opening, piece
 
 from rt.errors import Closed, MessageTooLarge, Overloaded
 from rt.log.format.segment_table import TrimReason
@@ -30,10 +30,13 @@ from sequencer.state.apply_result import (
     Outcome,
     RangesMerged,
     RequestLapsed,
+    RunOpened,
     SegmentsTrimmed,
 )
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import (
+    LATER_MAX,
+    SEALED_RUNS_MAX,
     CloseRun,
     CloseSession,
     Command,
@@ -43,13 +46,16 @@ from sequencer.state.commands import (
     Forget,
     JoinDisk,
     MergeInstruction,
+    OpenSealedRuns,
     RestoreDisk,
     Roll,
+    SealedRun,
     SubmitRequest,
     TrimSegments,
 )
 from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
-from sequencer.state.state import SequencerState
+from sequencer.state.state import End, SequencerState
+from sequencer.state.state_codec import decode_state, encode_state
 
 SECOND_NS = 10**9
 HOUR_NS = 60 * MINUTE_NS
@@ -783,12 +789,12 @@ def closing(bench: Bench) -> list[Command]:
     return [one for one in bench.pending if isinstance(one, FenceRun | CloseRun)]
 
 
-def end_report(bench: Bench, node: str, session_id: int, offset: int, number: int) -> None:
-    """The node says what is final of the session's first start."""
+def end_report(bench: Bench, node: str, session_id: int, offset: int, number: int, *, run: int = 0) -> None:
+    """The node says what is final of one of the session's runs."""
     sequence = bench.sequences[node] = bench.sequences[node] + 1
     report = pb.Report(boot=b"b", clock_ns=CLOCK_NS, sequence=sequence)
-    final = pb.SessionEnd(session_id=session_id, run=0, roll=0, offset=offset, number=number)
-    report.segments.add(session_id=session_id, run=0, roll=0, final=final)
+    final = pb.SessionEnd(session_id=session_id, run=run, roll=0, offset=offset, number=number)
+    report.segments.add(session_id=session_id, run=run, roll=0, final=final)
     bench.leader.on_report(node, report)
 
 
@@ -842,6 +848,39 @@ def test_an_operator_closes_a_run_whose_end_is_lost_with_a_disk_also_after_nodes
     assert CloseRun(1, 0, 0, 64, 0) in bench.pending
     bench.reconcile()
     assert [active.run for active in bench.state.sessions[1].active_runs] == [1][: runs - 1]
+
+
+def test_an_operator_closes_many_waiting_runs_of_which_no_node_has_a_byte_with_a_few_commands(bench):
+    do_join(bench.state, "a", "b", "c")
+    do_open(bench.state)
+    count = 2 * LATER_MAX
+    for begin in range(1, count, SEALED_RUNS_MAX):
+        whose = opening("a")
+        runs = range(begin, min(begin + SEALED_RUNS_MAX, count))
+        sealed = tuple(SealedRun(run, run.to_bytes(8), End(0, 128, 10)) for run in runs)
+        opened = OpenSealedRuns(whose.session, whose.incarnation, None, sealed, 1)
+        must(RunOpened, apply(bench.state, opened))
+    assert len(bench.state.sessions[1].active_runs) == count
+    snapshot = encode_state(bench.state)
+    bench.lead()
+    for node in "abc":
+        bench.report(node, joins=3)
+    bench.commit(encode_command(CloseSession("a")))
+    bench.reconcile()
+    for node in "ab":
+        for run in range(count):
+            end_report(bench, node, 1, 64, 0, run=run)
+    bench.reconcile()
+    assert [*bench.state.closed] == [1]
+    assert bench.state.sessions[1].done == (count - 1, End(0, 64, 0))
+    assert len(bench.outcomes) <= 5
+    assert all(len(encode_command(command)) < 1024 for command, _ in bench.outcomes)
+    replayed = decode_state(snapshot)
+    for command, outcome in bench.outcomes:
+        assert apply(replayed, decode_command(encode_command(command))) == outcome
+        replayed = decode_state(encode_state(replayed))
+    assert replayed == bench.state
+    assert encode_state(replayed) == encode_state(bench.state)
 
 
 def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):

@@ -8,7 +8,7 @@ from sequencing import do_close, do_fence, do_join, do_merge, do_open, must, new
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import DiskRestored, RunClosed, RunOpened
+from sequencer.state.apply_result import DiskRestored, RunClosed, RunFenced, RunOpened
 from sequencer.state.commands import CloseRun, FenceRun, OpenSealedRuns, RestoreDisk, SealedRun
 from sequencer.state.state import End, SequencerState
 from sequencer.state.write_plan import SessionEnd
@@ -368,7 +368,7 @@ def test_an_end_that_a_node_holds_or_a_sender_may_bring_is_not_lost() -> None:
     tracker.on_announced(SessionEnd(1, 0, 0, 256, 20))
     assert endings.plan_lost(TOLD) == []
     tracker.on_announced(SessionEnd(1, 0, 0, 128, 10))
-    assert endings.plan_lost(TOLD) == [CloseRun(1, 0, 0, 128, 10)]
+    assert endings.plan_lost(TOLD) == [CloseRun(1, 0, 0, 128, 10, announced=End(0, 128, 10))]
 
 
 def test_what_is_merged_stays_merged_when_the_rest_is_lost() -> None:
@@ -417,11 +417,41 @@ def test_a_sealed_run_whose_sender_has_less_than_it_said_is_fenced_when_a_majori
 def test_a_sealed_run_that_nobody_brings_any_more_is_fenced_and_closed_where_it_ends() -> None:
     state, tracker = sealed_stage(is_superseded=True)
     held(tracker, 1, 128)
-    assert planned(state, tracker) == [FenceRun(1, 0)]
-    do_fence(state)
+    assert planned(state, tracker) == [FenceRun(1, 0, (1,))]
+    must(RunFenced, apply(state, FenceRun(1, 0, (1,))))
     final(0, tracker, 128)
     final(1, tracker, 64)
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8)]
+
+
+def test_runs_after_the_one_that_ends_are_closed_with_it_if_enough_disks_have_nothing_of_them() -> None:
+    state, tracker = stage()
+    for run in (1, 2, 3):
+        do_open(state, "s0", run=run)
+    do_open(state, "s0", incarnation=1)
+    assert planned(state, tracker) == [FenceRun(1, 0, (1, 2, 3))]
+    must(RunFenced, apply(state, FenceRun(1, 0, (1, 2, 3))))
+    for run, offsets in enumerate([(128, 128), (64, 64), (64, 128), (64,)]):
+        for node, offset in enumerate(offsets):
+            final(node, tracker, offset, run=run)
+    assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8, (1,))]
+    final(1, tracker, 64, run=3)
+    assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8, (1, 3))]
+
+
+def test_a_run_whose_publisher_may_come_back_is_fenced_alone() -> None:
+    state, tracker = stage()
+    do_open(state, "s0", run=1)
+    do_open(state, "s0", run=2)
+    for run in (0, 1):
+        tracker.on_announced(SessionEnd(1, run, 0, 64, 0))
+    assert planned(state, tracker) == [FenceRun(1, 0)]
+
+
+def test_a_sealed_run_that_a_majority_holds_is_merged_though_those_around_it_are_given_up() -> None:
+    state, tracker = sealed_stage(is_superseded=True)
+    held(tracker, 1, 256, run=1)
+    assert planned(state, tracker) == [FenceRun(1, 0)]
 
 
 def test_a_sealed_run_that_is_whole_on_a_majority_needs_no_fence_though_nobody_comes() -> None:
@@ -434,7 +464,7 @@ def test_a_session_that_is_given_up_ends_its_sealed_runs() -> None:
     state, tracker = sealed_stage()
     closer = SessionCloser(state, tracker)
     closer.give_up([1])
-    assert closer.plan() == [FenceRun(1, 0)]
+    assert closer.plan() == [FenceRun(1, 0, (1,))]
 
 
 def test_no_nearer_end_is_looked_for_of_a_sealed_run() -> None:

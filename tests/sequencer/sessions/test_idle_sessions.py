@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
+from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sequencing import (
     do_close,
@@ -35,20 +36,21 @@ from sequencer.state.commands import (
     FenceRun,
     Forget,
     OpenRun,
+    OpenSealedRuns,
     ResetCluster,
+    SealedRun,
 )
+from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES
 from sequencer.state.run_lifecycle import why_full
 from sequencer.state.state import (
     CLOSED_KEPT,
     DEDUP_IDS_MAX,
-    FORGOTTEN_KEY_BYTES,
-    FORGOTTEN_MAX,
     RUNS_PER_OWNER_MAX,
     RUNS_PER_SESSION,
     SESSIONS_PER_NAME_MAX,
     Configuration,
+    End,
     SequencerState,
-    forgotten_key,
 )
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import SessionEnd
@@ -277,6 +279,53 @@ def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> No
     assert isinstance(apply(state, CloseSession("a")), CommandRejected)
 
 
+@pytest.mark.parametrize(
+    ("known", "end", "is_cut"),
+    [
+        ("sealed", (0, 128, 10), True),
+        ("sealed", (0, 256, 20), False),
+        ("announced", (0, 128, 10), True),
+        ("announced", (0, 256, 20), False),
+        ("closed before", (0, 128, 10), True),
+        ("unknown", (0, 64, 0), False),
+    ],
+)
+def test_a_run_that_is_closed_without_its_last_messages_is_counted_once(
+    known: str, end: tuple[int, int, int], is_cut: bool
+) -> None:
+    """No merged byte says so: a session that lost its last messages looks like one that had no more."""
+    state, whole = new_state(), End(0, 256, 20)
+    if known == "sealed":
+        run = SealedRun(0, bytes(8), whole)
+        must(RunOpened, apply(state, OpenSealedRuns("a", incarnation(1), None, (run,))))
+    else:
+        opened(state, "a", 1)
+    opened(state, "a", 1, run=1)
+    must(RunFenced, apply(state, CloseSession("a")))
+    if known == "closed before":
+        do_close(state, 1, 0, whole)
+    close = CloseRun(1, 0, *end, announced=whole if known == "announced" else None)
+    for one in (decode_state(encode_state(state)), state):
+        assert must(RunClosed, apply(one, close)).cut_short == ((0,) if is_cut else ())
+        assert (one.runs_cut_short, one.sessions[1].runs_cut_short) == (is_cut, is_cut)
+    if end != (0, 64, 0):
+        must(RunClosed, apply(state, CloseRun(1, 0, 0, 64, 0)))
+        assert state.runs_cut_short == 1
+    state = decode_state(encode_state(state))
+    closed(state, 1, run=1)
+    must(Forgotten, apply(state, Forget((1,))))
+    assert state.runs_cut_short == (end != (0, 64, 0)), "the total is kept"
+
+
+def test_waiting_runs_that_are_closed_together_are_all_counted() -> None:
+    state = new_state()
+    runs = tuple(SealedRun(run, bytes(8), End(0, 128, 10)) for run in range(3))
+    must(RunOpened, apply(state, OpenSealedRuns("a", incarnation(1), None, runs)))
+    must(RunFenced, apply(state, FenceRun(1, 0, (1, 2))))
+    assert must(RunClosed, apply(state, CloseRun(1, 0, 0, 64, 0, (1, 2)))).cut_short == (0, 1, 2)
+    assert (state.runs_cut_short, [*state.closed]) == (3, [1])
+
+
 def test_after_it_was_closed_a_session_goes_on_with_the_next_start_and_its_numbers() -> None:
     state = new_state()
     opened(state, "a", 0)
@@ -312,6 +361,20 @@ def test_the_oldest_closed_sessions_are_forgotten_once_a_majority_has_merged_the
     old.on_applied(apply(state, forget))
     assert [*state.closed] == [count - 1, count]
     assert old.plan([count] * 3, 2, 0) is None
+
+
+def test_who_opens_and_closes_sessions_without_end_pushes_out_only_records_of_its_own() -> None:
+    """A publisher whose record is gone is fenced when it comes back."""
+    state = new_state()
+    old = OldSessions(state, 0, kept=2)
+    for name in ["honest", *(f"hostile~{number}" for number in range(FORGET_AT_ONCE + 1))]:
+        session_id = opened(state, name, len(state.sessions))
+        do_fence(state, session_id)
+        old.on_applied(apply(state, CloseRun(session_id, 0, 0, 64, 0)))
+    forget = old.plan([0, 0, 0], 2, 0)
+    assert forget == Forget(tuple(range(2, FORGET_AT_ONCE + 2)))
+    must(Forgotten, apply(state, forget))
+    assert {state.sessions[one].name for one in state.closed} == {"honest", f"hostile~{FORGET_AT_ONCE}"}
 
 
 @pytest.mark.parametrize("minutes", [0, 60])
@@ -375,14 +438,72 @@ def test_who_waits_for_an_incarnation_that_is_forgotten_waits_no_more() -> None:
     assert state.position == 10
 
 
-def test_of_forgotten_incarnations_the_oldest_go_at_last() -> None:
+def test_an_incarnation_is_forgotten_after_the_one_that_superseded_it() -> None:
     state = new_state()
-    state.forgotten = {number.to_bytes(FORGOTTEN_KEY_BYTES): None for number in range(FORGOTTEN_MAX)}
-    closed(state, opened(state, "a", 1))
-    must(Forgotten, apply(state, Forget((1,))))
-    assert len(state.forgotten) == FORGOTTEN_MAX
-    assert bytes(FORGOTTEN_KEY_BYTES) not in state.forgotten
-    assert forgotten_key("a", incarnation(1)) in state.forgotten
+    for number in range(2):
+        closed(state, opened(state, "a", number))
+    for session_id in (2, 1):
+        must(Forgotten, apply(state, Forget((session_id,))))
+    assert state.sessions == {}
+    assert opened(state, "a", 2) == 3
+
+
+@pytest.fixture
+def few_kept(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Few enough keys for a test of what happens at the limit."""
+    monkeypatch.setattr("sequencer.state.forgotten_sessions.FORGOTTEN_MAX", 8)
+    return 8
+
+
+def come_and_go(state: SequencerState, name: str, numbers: Iterable[int]) -> None:
+    ids = list[int]()
+    for number in numbers:
+        ids.append(opened(state, name, number))
+        closed(state, ids[-1])
+    must(Forgotten, apply(state, Forget(tuple(ids))))
+
+
+def test_who_opens_and_closes_sessions_without_end_pushes_out_only_keys_of_its_own(few_kept: int) -> None:
+    state = new_state()
+    come_and_go(state, "honest", range(2))
+    come_and_go(state, "honest~b", [2])
+    for number in range(5):
+        come_and_go(state, f"hostile~{number}", range(10 * number, 10 * number + 7))
+    assert len(state.forgotten) == few_kept
+    for name, number in (("honest", 0), ("honest", 1), ("honest~b", 2)):
+        assert must(CommandRejected, apply(state, opening_of(state, name, number))).is_fenced
+    assert [("hostile~4", incarnation(one)) in state.forgotten for one in range(40, 47)] == [False] * 2 + [
+        True
+    ] * 5
+
+
+def test_owners_share_what_is_kept_and_the_oldest_of_each_go_first(few_kept: int) -> None:
+    state = new_state()
+    for owner in ("a", "b", "c"):
+        come_and_go(state, owner, range(few_kept))
+    left = {
+        owner: [number for number in range(few_kept) if (owner, incarnation(number)) in state.forgotten]
+        for owner in ("a", "b", "c")
+    }
+    assert sorted(map(len, left.values())) == [2, 3, 3]
+    assert all(numbers == list(range(few_kept))[-len(numbers) :] for numbers in left.values()), left
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), max_size=8), st.integers(0, 8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_keys_that_go_are_the_same_in_a_snapshot_and_in_a_replay(
+    few_kept: int, steps: list[tuple[str, int]], snapshot_at: int
+) -> None:
+    state, restored, number = new_state(), new_state(), 0
+    for at, (owner, count) in enumerate(steps):
+        if at == snapshot_at:
+            restored = decode_state(encode_state(state))
+        for one in (state, restored):
+            come_and_go(one, owner, range(number, number + count))
+        number += count
+        assert len(state.forgotten) <= few_kept
+        assert restored == state
+        assert encode_state(restored) == encode_state(state)
 
 
 @pytest.mark.slow
@@ -435,9 +556,10 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
         tracemalloc.stop()
     early, late = sizes
     assert late[2] <= CLOSED_KEPT + FORGET_AT_ONCE
-    assert late[0] - early[0] <= 8_000 * (FORGOTTEN_KEY_BYTES + 1), sizes
-    # A key of 8 bytes and its place in the dictionary; a whole session takes several KB.
-    assert late[1] - early[1] <= 8_000 * (sys.getsizeof(bytes(8)) + 150), sizes
+    assert late[0] - early[0] <= 8_000 * (KEY_BYTES + 1), sizes
+    # Keys and a dictionary for each owner; a whole session takes several KB.
+    each = sys.getsizeof({0: 0}) + sys.getsizeof(bytes(KEY_BYTES)) + sys.getsizeof(bytes(OWNER_BYTES)) + 150
+    assert late[1] - early[1] <= 8_000 * each, sizes
     assert len(endings.due) <= 1, "the last one"
     assert len(idle._heard_ns) == len(old._merged) == len(tracker._segments) == late[2]
 

@@ -63,7 +63,9 @@ EXAMPLES: list[Command] = [
         7,
     ),
     FenceRun(7, 3),
+    FenceRun(7, 3, (4, 9)),
     CloseRun(7, 3, 1, 4096, 1050),
+    CloseRun(7, 3, 0, 64, 0, (4, 2**32 - 1), End(1, 96, 7)),
     Roll(13, 0, 5, 1_700_000_000_000_000_000),
     Configure(roll_bytes=1 << 30, roll_minutes=60, session_bytes_max=16 << 20),
     Configure(),
@@ -95,6 +97,7 @@ EXAMPLES: list[Command] = [
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
+LATER = st.sets(st.integers(6, 2**32 - 1), max_size=4).map(lambda runs: tuple(sorted(runs)))
 NUMBERS = st.integers(0, NUMBER_MAX - 1) | st.integers(0, 300)
 NAMES = st.text(string.ascii_letters + string.digits, min_size=1, max_size=12)
 
@@ -157,11 +160,18 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
         ),
         UINT32,
     ),
-    st.builds(FenceRun, UINT32, UINT32),
+    st.builds(FenceRun, UINT32, st.integers(0, 5), LATER),
     st.builds(CloseSession, SESSIONS),
     st.builds(Forget, st.lists(UINT32, min_size=1, max_size=5).map(tuple)),
     st.builds(
-        CloseRun, UINT32, UINT32, UINT32, st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n), NUMBERS
+        CloseRun,
+        UINT32,
+        st.integers(0, 5),
+        UINT32,
+        st.integers(8, NUMBER_MAX // 8 - 1).map(lambda n: 8 * n),
+        NUMBERS,
+        LATER,
+        st.none() | st.builds(End, UINT32, st.integers(8, 2**40).map(lambda n: 8 * n), NUMBERS),
     ),
     st.builds(Roll, st.integers(1, NUMBER_MAX - 1), UINT32, UINT32, st.integers(0, 2**63 - 1)),
     st.builds(
@@ -333,6 +343,9 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: CloseRun(1, 0, 0, NUMBER_MAX, 0),
         lambda: CloseRun(1, 0, 0, 64, NUMBER_MAX),
         lambda: CloseRun(1, 0, 0, 64, -1),
+        lambda: CloseRun(1, 3, 0, 64, 0, (3,)),
+        lambda: FenceRun(1, 3, (5, 4)),
+        lambda: FenceRun(1, 0, tuple(range(1, 258))),
         lambda: Configure(roll_bytes=-1),
         lambda: Configure(session_bytes_max=-1),
         lambda: Configure(session_bytes_max=0),
@@ -396,7 +409,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: ExpireLeases(()),
         lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(67),
+    ids=range(70),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

@@ -23,18 +23,21 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import state as held
 from sequencer.state import state_codec
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import Forgotten, RunFenced
+from sequencer.state.apply_result import Forgotten, RunFenced, RunOpened
 from sequencer.state.commands import (
     CloseSession,
     Configure,
     DecideRequest,
     Forget,
     HoldPosition,
+    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
+    SealedRun,
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.lease_commands import (
     AcquireLeases,
     ExpireLeases,
@@ -45,7 +48,6 @@ from sequencer.state.lease_commands import (
 )
 from sequencer.state.state import (
     CONFIGURABLE,
-    FORGOTTEN_KEY_BYTES,
     ActiveRun,
     ClearedRange,
     Configuration,
@@ -67,7 +69,10 @@ UINT64 = st.integers(0, 2**62) | st.integers(0, 3)
 NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=3)
 ENDS = st.builds(End, UINT32, UINT64, UINT64)
 IDS = st.builds(SegmentId, UINT32, UINT32)
-LIVES = st.builds(ActiveRun, UINT32, st.binary(min_size=8, max_size=8), st.booleans(), st.none() | ENDS)
+LIVES = st.builds(
+    *(ActiveRun, UINT32, st.binary(min_size=8, max_size=8), st.booleans()),
+    *(st.none() | ENDS, st.none() | ENDS),
+)
 SESSIONS = st.builds(
     Session,
     st.just(0),
@@ -81,6 +86,7 @@ SESSIONS = st.builds(
     st.none() | st.builds(ConsumedEnd, ENDS, UINT32),
     st.none() | st.tuples(UINT32, ENDS),
     UINT64,
+    UINT32,
 )
 SEGMENTS = st.builds(
     MergedSegment, IDS, UINT64, UINT64, UINT64, UINT64, UINT64, UINT64, st.sampled_from(TrimReason)
@@ -136,8 +142,9 @@ def states(draw: st.DrawFn) -> SequencerState:
     )
     closed = [key for key, session in state.sessions.items() if not session.active_runs]
     state.closed = dict.fromkeys(draw(st.permutations(closed)))
-    keys = st.binary(min_size=FORGOTTEN_KEY_BYTES, max_size=FORGOTTEN_KEY_BYTES)
-    state.forgotten = dict.fromkeys(draw(st.lists(keys, max_size=3)))
+    keys = st.tuples(st.sampled_from([b"own1", b"own2"]), st.binary(min_size=8, max_size=8))
+    state.forgotten = ForgottenSessions.decode(b"".join(map(b"".join, draw(st.lists(keys, max_size=4)))))
+    state.runs_cut_short = draw(UINT64)
     state.index()
     return state
 
@@ -183,7 +190,8 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
         state.lease_token,
         deque(state.released),
         dict(state.closed),
-        dict(state.forgotten),
+        ForgottenSessions.decode(state.forgotten.encode()),
+        state.runs_cut_short,
         dict(mixed(state.by_name.items())),
         dict(mixed(state.by_incarnation.items())),
         Counter(dict(mixed(state.open_of.items()))),
@@ -227,7 +235,7 @@ CHANGES: list[Callable[[SequencerState], object]] = [
     lambda state: apply(state, CloseSession("b~c")),
     lambda state: apply(state, Forget((4,))),
     lambda state: state.closed.clear(),
-    lambda state: state.forgotten.update({b"F" * 8: None}),
+    lambda state: state.forgotten.add([("a", b"F" * 16)]),
     lambda state: do_merge(state, piece(1, run=4)),
     lambda state: state.wanted.update(twins=7),
     lambda state: state.merged.declared.add(77),
@@ -338,6 +346,12 @@ def grown() -> SequencerState:
     do_merge(state, piece(1, start=128, end=256, first=10))
     do_open(state, "gone", incarnation=3)
     do_open(state, "idle", incarnation=4)
+    cut = OpenSealedRuns("cut", b"C" * 16, None, (SealedRun(0, b"L" * 8, End(0, 128, 7)),))
+    must(RunOpened, apply(state, cut))
+    do_fence(state, 5)
+    do_close(state, 5, 0, (0, 64, 0))
+    must(RunOpened, apply(state, replace(cut, runs=(SealedRun(1, b"L" * 8, End(0, 128, 9)),))))
+    do_fence(state, 5, 1)
     for gone in (3, 4):
         must(RunFenced, apply(state, CloseSession(state.sessions[gone].name)))
         do_close(state, gone, 0, (0, 64, 0))

@@ -1,0 +1,255 @@
+"""One session's replica of this node, while this process has it open.
+
+For one event loop, except for the methods that the merger's thread calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from replicator.protocol.messages import LogOffset
+from replicator.receive.session_receiver import SessionReceiver, read_marks
+from replicator.receive.session_replica import SessionReplicaWriter
+from rt.log.disk import Disk, storage_errors
+from rt.log.format.running_checksum import CONTENT_START, ChecksummedBoundary, chain_of_segment
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, encode_segment_header
+from rt.log.scan.catalog import segment_path
+from rt.log.scan.directory import scans
+from rt.log.scan.scanner import SessionScanner
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.leader.replication_tracker import MARK
+from sequencer.sessions.batch_index import BatchIndex, RangeInfo
+
+
+class SessionReplica:
+    """One session's replica, while this process has it open."""
+
+    def __init__(self, session_id: int, store: SessionReplicaWriter, disk: Disk) -> None:
+        self.session_id = session_id
+        self.store = store
+        self.announced: dict[int, pb.SessionEnd] = {}
+        """By run: the end that the publisher announced."""
+        self.finals: dict[int, pb.SessionEnd] = {}
+        """By run: the end of what is here, after it was fenced."""
+        self.has_stream = False
+        """A publisher's stream feeds it."""
+        self.is_followed = False
+        """A peer's replica feeds it."""
+        self.used_s = asyncio.get_running_loop().time()
+        """When it was last used."""
+        self._users = 0
+        self._disk = disk
+        self._lock = threading.Lock()
+        """Guards the boundaries against the merger's thread."""
+        self._marks: dict[SegmentId, BatchIndex] = {}
+
+    @property
+    def receiver(self) -> SessionReceiver:
+        """The only writer of the directory."""
+        return self.store.receiver
+
+    # Use
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep it from being closed as idle."""
+        self.start_use()
+        try:
+            yield
+        finally:
+            self.end_use()
+
+    def start_use(self) -> None:
+        """Keep it from being closed as idle until `end_use` was called as often."""
+        self._users += 1
+
+    def end_use(self) -> None:
+        self._users -= 1
+        self.used_s = asyncio.get_running_loop().time()
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no operation runs on it, and everything in it is durable."""
+        return not self._users and not self.has_stream and self.store.is_idle
+
+    def recover(self, consumed: LogOffset | None) -> None:
+        """Read the boundaries of what is here and not merged. All of it is durable."""
+        receiver = self.receiver
+        recovered = dict(receiver.recovered)
+        receiver.recovered = []
+        for segment in receiver.writer.table.segments:
+            if not segment.is_trimmed and (consumed is None or segment.id >= consumed.segment):
+                self.add(segment.id, read_marks(self._disk, receiver.path, segment.id))
+        for segment_id, marks in recovered.items():
+            self.add(segment_id, marks)
+
+    def add(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> list[ChecksummedBoundary]:
+        """Add durable boundaries. Returns them, after the segment's start if that was not known."""
+        known = self._marks.get(segment)
+        if known is None:
+            beginning = self._beginning(segment)
+            marks = marks if beginning is None else [beginning, *marks]
+            known = BatchIndex()
+        with self._lock:
+            known.add(marks)
+            self._marks[segment] = known
+        return marks
+
+    def _beginning(self, segment: SegmentId) -> ChecksummedBoundary | None:
+        header = self._header_of(segment)
+        if header is None:
+            return None
+        chain = chain_of_segment(encode_segment_header(header))
+        times = header.created_ns, header.created_ns
+        return ChecksummedBoundary(SEGMENT_HEADER_BYTES, header.first, chain, *times, CONTENT_START)
+
+    def covers(self, segment: SegmentId, start: int, end: int) -> bool:
+        """Whether a range is here and durable."""
+        with self._lock:
+            marks = self._marks.get(segment)
+            return marks is not None and marks.before(start) is not None and marks.end >= end
+
+    def has(self, segment: SegmentId, start: int, end: int, chain_end: int) -> bool:
+        """Whether a range is here and durable, with that running checksum at its end.
+
+        If the boundaries there were thinned out, the checksum is not compared.
+        """
+        with self._lock:
+            marks = self._marks.get(segment)
+            known = None if marks is None else marks.range_info(start, end)
+        return known.chain_end == chain_end if known is not None else self.covers(segment, start, end)
+
+    def _header_of(self, segment: SegmentId) -> SegmentHeader | None:
+        """The header of a segment that is here, not read from its file: there may be no descriptor left."""
+        writer = self.receiver.writer
+        active = writer.active
+        if active is not None and active.id == segment:
+            return active
+        for one in reversed(writer.table.segments):
+            if one.id == segment and not one.is_trimmed:
+                identity = writer.identity
+                return SegmentHeader(
+                    identity.kind, one.id, one.first, one.created_ns, identity.origin, one.run_id
+                )
+        return None
+
+    def range_info(self, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
+        """See `merger.ReplicaSource.range_info`."""
+        with self._lock:
+            marks = self._marks.get(segment)
+            if marks is None or marks.end < end:
+                return None
+            known, begin = marks.range_info(start, end), marks.before(start)
+        return known or (None if begin is None else self._read_range_info(segment, begin, start, end))
+
+    def _read_range_info(
+        self, segment: SegmentId, begin: ChecksummedBoundary, start: int, end: int
+    ) -> RangeInfo | None:
+        """Read boundaries from the file that were thinned out."""
+        header = self._header_of(segment)
+        if header is None:
+            return None
+        marks = BatchIndex()
+        marks.add([begin])
+        scanner = SessionScanner(
+            header,
+            offset=begin.offset,
+            first=begin.number,
+            marks=True,
+            chain=begin.chain,
+            content=begin.content,
+        )
+        path = segment_path(self.receiver.path, segment)
+        with storage_errors(path, "reading a session replica"):
+            file = self._disk.open(path)
+        try:
+            for scan in scans(file.pread, scanner):
+                marks.add(scan.marks)
+                if marks.end >= end:
+                    break
+        finally:
+            file.close()
+        return marks.range_info(start, end)
+
+    @property
+    def unmerged(self) -> list[SegmentId]:
+        """The segments with input that is not merged durably or not trimmed yet."""
+        return sorted(self._marks)
+
+    def prune_before(self, place: LogOffset) -> None:
+        """Drop what is known of bytes before `place`: they are merged here."""
+        with self._lock:
+            for segment in [segment for segment in self._marks if segment < place.segment]:
+                del self._marks[segment]
+            marks = self._marks.get(place.segment)
+            if marks is not None:
+                marks.prune_before(place.offset)
+        for ends in (self.announced, self.finals):
+            for run in [run for run in ends if run < place.run]:
+                del ends[run]
+
+    def prune_trimmed(self) -> None:
+        """Drop the boundaries of trimmed segments."""
+        for segment in self.receiver.writer.table.segments:
+            if segment.is_trimmed:
+                with self._lock:
+                    self._marks.pop(segment.id, None)
+
+    def reports(self, consumed: LogOffset | None) -> list[pb.SegmentReport]:
+        """Everything that a new control process needs to know."""
+        found: list[pb.SegmentReport] = []
+        for segment, marks in sorted(self._marks.items()):
+            if consumed is not None and segment < consumed.segment:
+                continue
+            packed = b"".join(MARK.pack(*mark[:3]) for mark in marks)
+            found.append(self._report(segment, packed))
+        for run in {*self.announced, *self.finals} - {one.run for one in found}:
+            found.append(self._report(SegmentId(run, 0), b""))
+        return found
+
+    def report(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> pb.SegmentReport:
+        """A report of boundaries that are new."""
+        return self._report(segment, b"".join(MARK.pack(*mark[:3]) for mark in marks))
+
+    def _report(self, segment: SegmentId, packed: bytes) -> pb.SegmentReport:
+        return pb.SegmentReport(
+            session_id=self.session_id,
+            run=segment.run,
+            roll=segment.roll,
+            marks=packed,
+            announced=self.announced.get(segment.run),
+            final=self.finals.get(segment.run),
+        )
+
+    def end_of(self, run: int) -> pb.SessionEnd:
+        """The end of what is here of a run."""
+        receiver = self.receiver
+        place = receiver.next_offset
+        if receiver.active is not None and place is not None and place.run == run:
+            return self._end(place, receiver.end)
+        sealed = [one for one in receiver.writer.table.segments if one.id.run == run]
+        if not sealed:
+            return self._end(LogOffset(run, 0, SEGMENT_HEADER_BYTES), 0)
+        return self._end(LogOffset(*sealed[-1].id, sealed[-1].size_bytes), sealed[-1].end)
+
+    def _end(self, place: LogOffset, number: int) -> pb.SessionEnd:
+        return pb.SessionEnd(
+            session_id=self.session_id,
+            run=place.run,
+            roll=place.roll,
+            offset=place.offset,
+            number=number,
+            chain=self._chain_at(place),
+        )
+
+    def _chain_at(self, place: LogOffset) -> int | None:
+        """The running checksum at the end of a segment; None if the segment is trimmed or unknown."""
+        receiver = self.receiver
+        if receiver.active is not None and receiver.active.id == place.segment:
+            return receiver.chain
+        marks = self._marks.get(place.segment)
+        mark = marks.before(place.offset) if marks is not None else None
+        return mark.chain if mark is not None and mark.offset == place.offset else None
