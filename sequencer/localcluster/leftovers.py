@@ -33,9 +33,11 @@ def nothing_left() -> Iterator[None]:
         else:
             os.environ[_VARIABLE] = before
         while found := marked(mark):
-            for pid in found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            # All stop before one dies, so that no supervisor sees and reports the death of its child.
+            for sent in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, sent)
             time.sleep(_PAUSE_S)
 
 
