@@ -28,6 +28,7 @@ from rt.query.core.errors import (
     WrongCount,
     WrongState,
 )
+from rt.query.core.lifecycle import EngineState
 from rt.query.core.observable import Applied, Observable, Observer, Transform, applied, pipe
 from rt.query.core.operator import Operator
 from rt.query.core.reliable import (
@@ -41,7 +42,6 @@ from rt.query.core.scheduler import RealScheduler, Scheduler, VirtualScheduler
 from rt.query.core.source import Source
 from rt.query.core.subject import Subject
 from rt.query.engine import QueryEngine
-from rt.query.lifecycle import EngineState
 from rt.query.query_registry import Start
 
 __all__ = [

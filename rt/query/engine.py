@@ -35,12 +35,11 @@ from rt.query.checkpoint.factories import Factories, Recipe
 from rt.query.checkpoint.recovery import Mitigation, OnLoadFailed, Recovery
 from rt.query.core.clock import QueryClock
 from rt.query.core.errors import WrongState
-from rt.query.core.event_lock import EventLock
+from rt.query.core.lifecycle import EngineLifecycle, EngineState, EventLock
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.reliable import ReliableObservable
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import RealScheduler, Scheduler
-from rt.query.lifecycle import EngineLifecycle, EngineState
 from rt.query.query_registry import QueryRegistry, Start
 
 logger = logging.getLogger("rt.query")
@@ -79,25 +78,13 @@ class QueryEngine:
         self._runtime.load(reader)
         self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
         self._edges: Final = EdgeTable(self._runtime, self._catalog, self._clock, self._lock)
-        edges = self._edges.inputs, self._edges.outputs
-        self._checkpointer: Final = Checkpointer(
-            store, self._runtime, self._catalog, self._clock, self._lock, edges, self._handle_save_error
-        )
-        self._queries: Final = QueryRegistry(
-            factories,
-            self._runtime,
-            self._catalog,
-            self._clock,
-            self._edges,
-            self._checkpointer,
-            on_query_ended,
-        )
+        parts = self._runtime, self._catalog, self._clock, self._edges
+        self._checkpointer: Final = Checkpointer(store, *parts, self._lock, self._handle_save_error)
+        self._queries: Final = QueryRegistry(factories, *parts, self._checkpointer, on_query_ended)
 
     @property
     def state(self) -> EngineState:
         return self._lifecycle.state
-
-    # Sources and sinks
 
     def add_source(
         self,
@@ -148,8 +135,6 @@ class QueryEngine:
         self._require_open()
         with self._lock:
             return self._edges.add_sink(name, release=release, limit=limit, encode=encode)
-
-    # Queries
 
     def define(self, name: str, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
         """Store a name for a factory with arguments. Durable on return.
@@ -211,8 +196,6 @@ class QueryEngine:
         with self._lock:
             return {name: edge.feed.watermark for name, edge in self._edges.inputs.items()}
 
-    # Running
-
     def run_due(self) -> bool:
         """Fire the due timers, unless an output is full. Returns whether one fired."""
         with self._lock:
@@ -243,8 +226,6 @@ class QueryEngine:
     def is_backlogged(self) -> bool:
         """Whether an output is full, so that sources are refused."""
         return self._edges.is_backlogged
-
-    # Checkpoints and recovery
 
     def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
         """Save what changed, or everything. Returns when it is durable and sources are acknowledged.
@@ -290,8 +271,6 @@ class QueryEngine:
                     self._release()
             finally:
                 self._lifecycle.finish_unload()
-
-    # Internal
 
     def _handle_save_error(self, group: OperatorGroup, error: Exception) -> None:
         answer = self._on_save_failed(group.root.id, error) if self._on_save_failed else None

@@ -63,6 +63,8 @@ class MessageSource:
         self._subscriber: Subscriber | None = None
         self._left: list[Message] = []
         self._to_acknowledge = -1
+        self._acknowledged = 0
+        """The position that the subscriber acknowledged: the id after the last one."""
         self._is_disposed = False
 
     def subscribe(self, observer: ReliableObserver[Message], /) -> MessageSource:
@@ -116,9 +118,10 @@ class MessageSource:
         return accepted
 
     def _acknowledge(self, subscriber: Subscriber) -> None:
-        position, self._to_acknowledge = self._to_acknowledge + 1, -1
-        if position > 0 and subscriber.name is not None:
+        position = self._to_acknowledge + 1  # Only `acknowledge`, possibly in another thread, sets it.
+        if position > self._acknowledged and subscriber.name is not None:
             subscriber.ack(position)
+            self._acknowledged = position
 
 
 class OutgoingMessage(NamedTuple):
@@ -218,17 +221,12 @@ class MessageSink:
 
     def _check_session_numbers(self) -> None:
         """Without a dedup id, the numbers are the session's: they must match the output's ids."""
-        number, buffer = self.publisher.next_number, self._output.buffer
-        is_ahead = self._output.release == "commit" and number > buffer.end
-        if number < buffer.low or is_ahead:
-            raise WriteConflict(
-                "the session does not match the output",
-                where=self.publisher.directory,
-                got=f"next number {number}",
-                expected=f"{buffer.low} to {buffer.end}",
-                hint="The store or the session was lost or restored from a backup. Use another publisher_id.",
-            )
-        self._output.expect(number)
+        number, output = self.publisher.next_number, self._output
+        if number < output.buffer.low or _is_ahead(number, output):
+            what, where = "the session does not match the output", self.publisher.directory
+            hint = "The store or the session was lost or restored from a backup. Use another publisher_id."
+            raise _conflict(number, output, what, where=where, hint=hint)
+        output.expect(number)
 
 
 def _check_next_number(
@@ -238,7 +236,7 @@ def _check_next_number(
 
     Asks again until `timeout`, because a node may lag.
     """
-    buffer, deadline = output.buffer, time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while True:
         try:
             next_number = _next_number(endpoints, tls, dedup_id)
@@ -246,18 +244,25 @@ def _check_next_number(
             if time.monotonic() > deadline:
                 raise Timeout("no node reported what is merged", where=endpoints, got=str(error)) from error
         else:
-            is_ahead = output.release == "commit" and next_number > buffer.end
-            if next_number >= buffer.low and not is_ahead:
+            is_ahead = _is_ahead(next_number, output)
+            if next_number >= output.buffer.low and not is_ahead:
                 output.expect(next_number)
                 return
             if is_ahead or time.monotonic() > deadline:
-                raise WriteConflict(
-                    f"messages merged under dedup id {dedup_id} are not of this output",
-                    got=f"next number {next_number}",
-                    expected=f"{buffer.low} to {buffer.end}",
-                    hint="The store was lost or restored, or the dedup id is used elsewhere. Use a new one.",
-                )
+                what = f"messages merged under dedup id {dedup_id} are not of this output"
+                hint = "The store was lost or restored, or the dedup id is used elsewhere. Use a new one."
+                raise _conflict(next_number, output, what, hint=hint)
         time.sleep(_RETRY_S)
+
+
+def _is_ahead(number: int, output: OutputEdge) -> bool:
+    """Whether more was published than checkpoints hold. With release="now" that is possible."""
+    return output.release == "commit" and number > output.buffer.end
+
+
+def _conflict(number: int, output: OutputEdge, what: str, **details: Any) -> WriteConflict:
+    expected = f"{output.buffer.low} to {output.buffer.end}"
+    return WriteConflict(what, got=f"next number {number}", expected=expected, **details)
 
 
 def _next_number(endpoints: tuple[str, ...], tls: Any, dedup_id: str) -> int:

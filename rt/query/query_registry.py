@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from rt.names import check_name
 from rt.query.checkpoint.catalog import QueryCatalog
@@ -17,17 +17,14 @@ from rt.query.checkpoint.checkpointer import Checkpointer
 from rt.query.checkpoint.edge import OutputEdge
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.factories import Factories, Recipe, StoredQuery
-from rt.query.checkpoint.transaction_log import LogEntry
+from rt.query.checkpoint.transaction_log import DEFINITION, QUERY, LogEntry
 from rt.query.core.clock import QueryClock
-from rt.query.core.errors import NoSuchQuery, QueryExists
+from rt.query.core.errors import NoSuchQuery, QueryExists, error_text
 from rt.query.core.observable import Observable
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 
 logger = logging.getLogger("rt.query")
-
-DEFINITION: Final = "definition"
-QUERY: Final = "query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ class QueryRegistry:
         stored = self._catalog.queries.get(query_id)
         if stored is None:
             return
-        stored.ended = "" if error is None else f"{type(error).__name__}: {error}"
+        stored.ended = "" if error is None else error_text(error)
         self._catalog.put_query(query_id, stored)
         if error is not None:
             logger.warning("query_failed id=%s error=%r", query_id, stored.ended)
@@ -177,8 +174,6 @@ class QueryRegistry:
 
 
 class _QueryOutput:
-    """Receives the output of a query."""
-
     def __init__(self, sink: OutputEdge | None, on_end: Callable[[Exception | None], object]) -> None:
         self._sink = sink
         self._on_end = on_end

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.errors import RtError
@@ -114,10 +115,7 @@ class RxSource:
 
     def _finish(self, error: Exception | None) -> None:
         with self._lock:
-            if error is None:
-                self._end = lambda observer: observer.on_completed()
-            else:
-                self._end = lambda observer: observer.on_error(error)
+            self._end = methodcaller("on_completed") if error is None else methodcaller("on_error", error)
 
 
 def to_reactivex(output: OutputEdge, name: str = "reactivex") -> Observable[Any]:

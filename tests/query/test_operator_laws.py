@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from operator_table import rows
 
 from rt.query import Observable, Source
 from rt.query import operators as ops
 from rt.query.operators import creation
-from rt.query.operators.table import rows
 from rt.testing.queries import MarbleError, MarbleEvent, check_laws, cold, hot
 
 IN = Source("in")
@@ -27,7 +27,7 @@ def listed(window: Observable[Any]) -> Observable[Any]:
 
 
 def keyed(group: Any) -> Observable[Any]:
-    """The values of a group, behind its key."""
+    """The key of a group and its values."""
     return group.pipe(ops.to_list(), ops.map(lambda values: f"{group.key}:{values}"))  # type: ignore[no-any-return]
 
 
@@ -39,11 +39,19 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
     "all": [(IN.pipe(ops.all(lambda x: x < 3)), "12|", "True |"), (IN.pipe(ops.all(bool)), "10|", "False |")],
     "append": [(IN.pipe(ops.append(8, 9)), "1|", "1 8 9 |"), (IN.pipe(ops.append(8)), "1#", "1 #")],
     "average": [(IN.pipe(ops.average()), "136|", "3.3333333333333335 |"), (IN.pipe(ops.average()), "|", "#")],
-    "buffer_with_count": [(IN.pipe(ops.buffer_with_count(2)), "123|", "[1, 2] [3] |")],
-    "buffer_with_time": [
-        (IN.pipe(ops.buffer_with_time(2.5, 1.5)), "-12345|", "[1, 2] [2, 3] [3, 4, 5] [5] [] |")
+    "buffer_with_count": [
+        (IN.pipe(ops.buffer_with_count(3)), "1234567|", "[1, 2, 3] [4, 5, 6] [7] |"),
+        (IN.pipe(ops.buffer_with_count(3, 1)), "1234|", "[1, 2, 3] [2, 3, 4] [3, 4] [4] |"),
+        (IN.pipe(ops.buffer_with_count(2, 3)), "1234567|", "[1, 2] [4, 5] [7] |"),
+        (IN.pipe(ops.buffer_with_count(3)), "12#", "#"),
     ],
-    "buffer_with_time_or_count": [(IN.pipe(ops.buffer_with_time_or_count(2.5, 2)), "-123|", "[1, 2] [3] |")],
+    "buffer_with_time": [
+        (IN.pipe(ops.buffer_with_time(2.5, 1.5)), "-12345|", "[1, 2] [2, 3] [3, 4, 5] [5] [] |"),
+        (IN.pipe(ops.buffer_with_time(2.5)), "-1-23---4|", "[1] [2, 3] [] [4] |"),
+    ],
+    "buffer_with_time_or_count": [
+        (IN.pipe(ops.buffer_with_time_or_count(2.5, 2)), "-123--4|", "[1, 2] [3] [4] [] |")
+    ],
     "catch": [
         (IN.pipe(ops.catch(cold("-8-9|"))), "12#", "1 2 8 9 |"),
         (IN.pipe(ops.catch(lambda why: creation.of(why.kind, why.text))), "1#", "1 MarbleError # |"),
@@ -149,7 +157,7 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
     "switch_latest": [(IN.pipe(ops.window_with_count(2, 1), ops.switch_latest()), "123|", "1 2 3 |")],
     "switch_map": [
         (IN.pipe(ops.switch_map(echo)), "1--23|", "1 1 2 3 3 |"),
-        # A window that comes out of what is switched off is over.
+        # The windows of a closed inner subscription complete.
         (
             IN.pipe(ops.switch_map(lambda x: echo(x).pipe(ops.window_with_count(9))), ops.flat_map(listed)),
             "1-2|",
@@ -157,7 +165,13 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
         ),
     ],
     "switch_map_indexed": [(IN.pipe(ops.switch_map_indexed(lambda x, i: echo(i))), "8--99|", "0 0 1 2 2 |")],
-    "take": [(IN.pipe(ops.take(2)), "123|", "1 2 |")],
+    "take": [
+        (IN.pipe(ops.take(2)), "123|", "1 2 |"),
+        (IN.pipe(ops.take(2)), "1|", "1 |"),
+        (IN.pipe(ops.take(0)), "1|", "|"),
+        (IN.pipe(ops.take(3)), "12#", "1 2 #"),
+        (IN.pipe(ops.buffer_with_count(2), ops.take(1)), "12345|", "[1, 2] |"),
+    ],
     "take_until": [
         (IN.pipe(ops.take_until(cold("--x"))), "1-2-3|", "1 |"),
         (IN.pipe(ops.take_until(cold("|"))), "1|", "1 |"),
@@ -176,7 +190,10 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
     "throw": [(creation.throw(MarbleError("#")), "", "#")],
     "timer": [(creation.timer(1.5), "", "0 |"), (creation.timer(0, 2).pipe(ops.take(3)), "", "0 1 2 |")],
     "to_list": [(IN.pipe(ops.to_list()), "12|", "[1, 2] |"), (IN.pipe(ops.to_list(limit=1)), "12|", "#")],
-    "where": [(IN.pipe(ops.where(lambda x: x % 2)), "123|", "1 3 |")],
+    "where": [
+        (IN.pipe(ops.where(lambda x: x % 2)), "123|", "1 3 |"),
+        (cold("1234|").pipe(ops.where(lambda x: 12 // (3 - x))), "", "1 2 #"),
+    ],
     "window_with_count": [
         (IN.pipe(ops.window_with_count(2), ops.flat_map(listed)), "123|", "[1, 2] [3] |"),
         (IN.pipe(ops.window_with_count(3, 2), ops.flat_map(listed)), "1234|", "[1, 2, 3] [3, 4] [] |"),
@@ -209,5 +226,5 @@ EXAMPLES: dict[str, list[tuple[Observable[Any], str, str]]] = {
 
 @pytest.mark.parametrize("name", [row.name for row in rows()])
 def test_an_operator_emits_the_same_with_saves_and_crashes_at_every_event(name: str) -> None:
-    for query, marbles, wanted in EXAMPLES[name]:
-        assert outcome(check_laws(query, {"in": hot(marbles)}, until_s=20)) == wanted
+    for query, marbles, expected in EXAMPLES[name]:
+        assert outcome(check_laws(query, {"in": hot(marbles)}, until_s=20)) == expected

@@ -1,4 +1,4 @@
-"""What operators hold: what a checkpoint of it costs, what may be held, and who lives for whom."""
+"""The state of operators: its cost in a checkpoint, its limits, and how long groups and windows last."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) 
         (IN.pipe(ops.scan(lambda seen, x: object(), 0)), "1|", NotSerializable),
     ],
 )
-def test_what_cannot_go_on_ends_the_query_with_a_typed_error(
+def test_an_impossible_value_or_end_fails_the_query_with_a_typed_error(
     query: Observable[Any], marbles: str, error: type[Exception]
 ) -> None:
     (event,) = run(query, {"in": hot(marbles)})
@@ -111,13 +111,13 @@ NONSENSE: list[Callable[[], object]] = [
 ]
 
 
-def test_arguments_that_make_no_sense_are_refused_at_once() -> None:
+def test_invalid_arguments_are_refused_when_the_operator_is_made() -> None:
     for make in NONSENSE:
         with pytest.raises(ValueError):
             make()
 
 
-def test_what_is_no_observable_is_refused_at_once() -> None:
+def test_a_source_that_is_not_an_observable_is_refused() -> None:
     wrong: Any = 1
     for make in (ops.merge, ops.catch, ops.take_until, creation.zip):
         with pytest.raises(TypeError):
@@ -126,7 +126,7 @@ def test_what_is_no_observable_is_refused_at_once() -> None:
         ops.concat()
 
 
-def test_a_failure_in_a_function_goes_to_who_catches_it() -> None:
+def test_catch_receives_the_failure_of_a_function() -> None:
     query = IN.pipe(ops.map(lambda x: 1 // x), ops.catch(lambda why: creation.of(why.kind, why.text)))
     output = check_laws(query, {"in": hot("10|")})
     assert [event.value for event in output[:-1]] == [
@@ -136,22 +136,22 @@ def test_a_failure_in_a_function_goes_to_who_catches_it() -> None:
     ]
 
 
-def test_a_failure_that_was_remembered_as_its_text_is_the_same_to_a_handler() -> None:
+def test_a_handler_receives_the_same_failure_after_a_recovery() -> None:
     query = ops.catch(lambda why: creation.of(why.kind, why.text))
     for error in (ValueError("so: what"), QueryFailed("ValueError: so: what")):
         output = run(creation.throw(error).pipe(query))
         assert [event.value for event in output[:-1]] == ["ValueError", "so: what"]
 
 
-def test_times_may_be_given_as_such() -> None:
+def test_a_datetime_is_accepted_as_time() -> None:
     at = datetime.fromtimestamp(2.5, UTC)
     query = IN.pipe(ops.take_until_with_time(at))
     assert [event.value for event in check_laws(query, {"in": hot("12345|")})] == [1, 2, 3, None]
 
 
-def test_ticks_that_were_missed_come_once() -> None:
+def test_missed_ticks_are_emitted_once() -> None:
     assert [next_tick_ns(10, 10, now_ns) for now_ns in (9, 10, 19, 20, 35)] == [20, 20, 20, 30, 40]
-    ticks, scheduler = _Heard(), VirtualScheduler()
+    ticks, scheduler = _Recorder(), VirtualScheduler()
     _started(creation.interval(1), scheduler, ticks)
     for now_s in (1, 5.5, 6, 6.5):
         scheduler.restore(round(now_s * NS_PER_S))
@@ -160,45 +160,45 @@ def test_ticks_that_were_missed_come_once() -> None:
     assert ticks.values == [0, 1, 1, 5.5, 2, 6]
 
 
-def test_windows_that_were_missed_are_left_out_but_for_the_one_that_is_not_over() -> None:
-    heard, scheduler = _Heard(), VirtualScheduler()
-    _started(creation.never().pipe(ops.window_with_time(1), ops.flat_map(listed)), scheduler, heard)
+def test_missed_windows_are_left_out_except_the_one_that_is_still_open() -> None:
+    output, scheduler = _Recorder(), VirtualScheduler()
+    _started(creation.never().pipe(ops.window_with_time(1), ops.flat_map(listed)), scheduler, output)
     for now_s in (0.0, 1.0, 7.5, 8.0, 8.5):
         scheduler.restore(round(now_s * NS_PER_S))
         while scheduler.run_due():
             pass
-        heard.values.append(now_s)
-    assert heard.values == [0.0, [], 1.0, [], 7.5, [], 8.0, 8.5]
+        output.values.append(now_s)
+    assert output.values == [0.0, [], 1.0, [], 7.5, [], 8.0, 8.5]
 
 
-def test_groups_outlive_who_wanted_no_more_of_them_and_end_with_their_last_listener() -> None:
+def test_groups_continue_without_their_operators_subscriber_until_they_have_none() -> None:
     runtime = QueryRuntime(VirtualScheduler())
-    feed, heard = runtime.add_feed("in"), _Heard()
+    feed, output = runtime.add_feed("in"), _Recorder()
     query = IN.pipe(
         ops.group_by(lambda x: x % 2), ops.take(1), ops.flat_map(lambda group: group.pipe(ops.take(2)))
     )
-    root = _started(query, runtime.scheduler, heard, runtime)
+    root = _started(query, runtime.scheduler, output, runtime)
     for number, value in enumerate((1, 2, 3, 5)):
         assert not root.is_finished or number == 3
         feed.on_next(number, value)
-    assert heard.values == [1, 3, "|"]
+    assert output.values == [1, 3, "|"]
     assert root.is_finished
     assert runtime.space.ids() == []
     assert runtime.subjects == {}
 
 
-def test_an_action_at_the_end_is_called_once_and_not_when_the_query_is_let_go_of() -> None:
+def test_finally_action_is_called_once_and_not_by_an_unload() -> None:
     calls: list[str] = []
     query = IN.pipe(ops.finally_action(lambda: calls.append("ended")), ops.take(1))
     runtime = QueryRuntime(VirtualScheduler())
     runtime.add_feed("in")
-    _started(query, runtime.scheduler, _Heard(), runtime).abandon()
+    _started(query, runtime.scheduler, _Recorder(), runtime).abandon()
     assert calls == []
     run(query, {"in": hot("123|")})
     assert calls == ["ended"]
 
 
-def test_an_action_at_the_end_that_raises_is_logged_and_keeps_nothing_from_its_end(
+def test_an_error_of_finally_action_is_logged_and_the_query_still_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for transforms in ([], [ops.take(1)], [ops.map(lambda x: 1 // 0)]):
@@ -210,7 +210,7 @@ def test_an_action_at_the_end_that_raises_is_logged_and_keeps_nothing_from_its_e
         ]
 
 
-def test_a_window_nobody_subscribes_to_costs_nothing_and_stays_silent() -> None:
+def test_a_window_without_subscribers_costs_nothing() -> None:
     seen: list[Any] = []
     output = run(
         IN.pipe(ops.window_with_count(2), ops.do_action(seen.append), ops.count()), {"in": hot("123|")}
@@ -219,7 +219,7 @@ def test_a_window_nobody_subscribes_to_costs_nothing_and_stays_silent() -> None:
     assert all(type(each) is Subject and not each.has_subscribers for each in seen)
 
 
-class _Heard:
+class _Recorder:
     def __init__(self) -> None:
         self.values: list[Any] = []
 
@@ -234,7 +234,7 @@ class _Heard:
 
 
 def _started(
-    query: Observable[Any], scheduler: Any, out: _Heard, runtime: QueryRuntime | None = None
+    query: Observable[Any], scheduler: Any, out: _Recorder, runtime: QueryRuntime | None = None
 ) -> OperatorGroup:
     runtime = runtime or QueryRuntime(scheduler)
     runtime.load(MemoryStore().reader())

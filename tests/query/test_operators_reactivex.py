@@ -1,4 +1,4 @@
-"""Operators against those of RxPY: equal values at equal times, on any input, where both mean the same."""
+"""Operators against those of RxPY: equal values at equal times, on any input."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def theirs_of(build: Theirs, sources: dict[str, Stream]) -> list[tuple[float, st
 
 
 def ours_of(query: Ours, sources: dict[str, Stream]) -> list[tuple[float, str, Any]]:
-    """What we emit. Of errors their being."""
+    """What our operators emit. Errors are None."""
     output = run(query, sources, until_s=300)
     return [(round(each.at_s, 3), each.kind, None if each.kind == "error" else each.value) for each in output]
 
 
 def echo(value: int) -> Ours:
-    """At times whose sums are no whole seconds: what comes first of two at one time is another with RxPY."""
+    """At times whose sums are never whole seconds: RxPY orders events at equal times differently."""
     return cold(
         [
             MarbleEvent(0.317, "next", value),
@@ -100,7 +100,7 @@ def rx_keyed(group: Any) -> Any:
 
 
 def one(ours: Any, theirs: Any) -> tuple[Ours, Theirs]:
-    """An operator behind one source."""
+    """An operator after one source."""
     return IN.pipe(ours), lambda xs, _: xs.pipe(theirs)
 
 
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     "last": one(ops.last(lambda x: x > 3), rx.last(lambda x: x > 3)),
     "last_or_default": one(ops.last_or_default(9), rx.last_or_default(9)),
     "map": one(ops.map(lambda x: 6 // x), rx.map(lambda x: 6 // x)),
-    "map_indexed": (  # Made anew for each run: RxPY counts on from one subscription to the next.
+    "map_indexed": (  # Made for each run: RxPY continues to count in the next subscription.
         IN.pipe(ops.map_indexed(lambda x, i: x * i)),
         lambda xs, _: xs.pipe(rx.map_indexed(lambda x, i: x * i)),
     ),
@@ -245,13 +245,13 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
 
 
 LATE = {"catch", "concat", "delay_subscription", "repeat", "retry"}
-"""A source that has ended says so to who comes later; a hot observable of RxPY does not."""
+"""Of these only values are compared: our source also ends later subscribers, a hot one of RxPY does not."""
 
 
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=8, deadline=None)
 @given(first=streams(0), second=streams(0.5))
-def test_an_operator_emits_what_that_of_rxpy_does(name: str, first: Stream, second: Stream) -> None:
+def test_an_operator_emits_what_rxpy_emits(name: str, first: Stream, second: Stream) -> None:
     ours, theirs = CASES[name]
     sources = {"in": first, "other": second}
     outputs = [ours_of(ours, sources), theirs_of(theirs, sources)]

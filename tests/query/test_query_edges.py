@@ -1,8 +1,7 @@
-"""Edges: watermarks, gaps, replay, acknowledgements, and sources that are let go late enough."""
+"""Edges: watermarks, gaps, replay, acknowledgements, and when sources are released."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from rt.query.core.source import ValueFeed
 
 
 class Scripted:
-    """A source that notes what is asked of it."""
+    """A source that records the calls."""
 
     def __init__(self, *, is_dense: bool = True) -> None:
         self.is_dense = is_dense
@@ -62,7 +61,7 @@ def edge(source: Scripted, **more: Any) -> InputEdge:
     return made
 
 
-def test_an_input_edge_asks_for_what_lies_behind_its_watermark_and_drops_what_it_has() -> None:
+def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None:
     source = Scripted()
     feed = ValueFeed("in")
     feed.watermark = 4
@@ -73,7 +72,7 @@ def test_an_input_edge_asks_for_what_lies_behind_its_watermark_and_drops_what_it
     assert (source.calls, feed.watermark, made.duplicates) == ([("start", 5)], 6, 3)
 
 
-def test_an_idle_edge_acknowledges_nothing() -> None:
+def test_an_edge_without_values_acknowledges_nothing() -> None:
     source = Scripted()
     edge(source).saved(NOTHING, has_ended=False)
     assert source.calls == [("start", 0), ("acknowledge", NOTHING)]
@@ -85,16 +84,16 @@ def test_a_gap_of_a_dense_source_is_never_silent() -> None:
     with pytest.raises(SequenceGap) as raised:
         made.on_next(3, "x")
     assert (raised.value.start, raised.value.end, made.feed.watermark) == (1, 3, 0)
-    told: list[SequenceGap] = []
-    made = edge(Scripted(), on_gap=told.append)
+    gaps: list[SequenceGap] = []
+    made = edge(Scripted(), on_gap=gaps.append)
     made.on_next(2, "x")
-    assert ([(gap.start, gap.end) for gap in told], made.feed.watermark) == ([(0, 2)], 2)
+    assert ([(gap.start, gap.end) for gap in gaps], made.feed.watermark) == ([(0, 2)], 2)
     made = edge(Scripted(is_dense=False))
     made.on_next(7, "x")
     assert made.feed.watermark == 7
 
 
-def test_what_is_refused_before_it_is_processed_comes_again() -> None:
+def test_a_refused_value_does_not_move_the_watermark() -> None:
     def refuse(value: object) -> None:
         raise OSError("full")
 
@@ -104,11 +103,11 @@ def test_what_is_refused_before_it_is_processed_comes_again() -> None:
     assert made.feed.watermark == NOTHING
 
 
-def test_a_source_is_let_go_by_the_checkpoint_that_says_so_and_not_before() -> None:
+def test_a_source_is_released_by_the_first_checkpoint_that_holds_its_end() -> None:
     source = Scripted()
     made = edge(source)
     made.on_next(0, "x")
-    made.dispose()
+    made.on_completed()
     made.on_next(1, "x")
     made.saved(0, has_ended=False)
     assert source.calls == [("start", 0), ("acknowledge", 0)]
@@ -117,13 +116,7 @@ def test_a_source_is_let_go_by_the_checkpoint_that_says_so_and_not_before() -> N
     assert source.calls[2:] == [("acknowledge", 0), "dispose"]
 
 
-def test_a_source_that_was_never_started_is_let_go_at_once() -> None:
-    source = Scripted()
-    InputEdge(source, ValueFeed("in")).dispose()
-    assert source.calls == ["dispose"]
-
-
-def test_a_source_that_has_ended_is_not_asked_again() -> None:
+def test_a_source_that_has_ended_is_not_started_again() -> None:
     source = Scripted()
     feed = ValueFeed("in")
     feed.on_completed()
@@ -137,7 +130,7 @@ def output(release: Release = "now", limit: int = 100, **saved: Any) -> OutputEd
     return OutputEdge(queue, release=release, limit=limit, saved=saved or None)
 
 
-def test_a_consumer_hears_nothing_before_it_starts_then_everything_in_order() -> None:
+def test_a_consumer_receives_nothing_before_it_starts_then_everything_in_order() -> None:
     made, consumer = output(), Consumer()
     made.on_next("a")
     subscription = made.subscribe(consumer)
@@ -152,7 +145,7 @@ def test_a_consumer_hears_nothing_before_it_starts_then_everything_in_order() ->
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
 
 
-def test_what_no_checkpoint_holds_is_not_sent_unless_that_was_chosen() -> None:
+def test_a_value_is_sent_after_a_checkpoint_holds_it() -> None:
     made, consumer = output("commit"), Consumer()
     made.subscribe(consumer).start(RESUME)
     made.on_next("a")
@@ -167,7 +160,7 @@ def test_what_no_checkpoint_holds_is_not_sent_unless_that_was_chosen() -> None:
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
 
 
-def test_ids_go_on_after_a_recovery_and_a_consumer_resumes_where_it_acknowledged() -> None:
+def test_after_a_recovery_ids_continue_and_a_consumer_resumes_after_its_acknowledgement() -> None:
     made = output(low=5, consumers={"": 5}, end=None, values=["f", "g", "h"])
     consumer = Consumer()
     made.subscribe(consumer).start(RESUME)
@@ -176,7 +169,7 @@ def test_ids_go_on_after_a_recovery_and_a_consumer_resumes_where_it_acknowledged
     assert consumer.got == [(6, "g"), (7, "h"), (8, "i")]
 
 
-def test_an_error_is_told_again_by_its_text() -> None:
+def test_an_error_is_sent_again_as_its_text() -> None:
     made, consumer = output(), Consumer()
     made.on_error(ValueError("no good"))
     again = output(**made.save())
@@ -185,7 +178,7 @@ def test_an_error_is_told_again_by_its_text() -> None:
     assert consumer.got == ["ValueError: no good"]
 
 
-def test_a_value_that_a_consumer_did_not_take_is_sent_again() -> None:
+def test_a_value_that_a_consumer_refused_is_sent_again() -> None:
     made, consumer = output(), Consumer()
     made.subscribe(consumer).start(0)
     made.on_next("a")
@@ -219,11 +212,11 @@ def test_the_slowest_consumer_decides_what_is_kept_until_it_is_disposed() -> Non
         lambda made, subscription: subscription.start(1),
         lambda made, subscription: subscription.start(5),
         lambda made, subscription: subscription.acknowledge(4),
-        lambda made, subscription: made.buffer.acknowledge("nobody", 3),
+        lambda made, subscription: made.buffer.acknowledge("unknown", 3),
     ],
-    ids=["below low", "beyond the end", "acknowledging the end", "nobody"],
+    ids=["below low", "beyond the end", "acknowledging the end", "unknown consumer"],
 )
-def test_ids_that_are_not_there_are_typed_errors(misuse: Callable[[OutputEdge, Any], None]) -> None:
+def test_ids_outside_the_buffer_are_typed_errors(misuse: Callable[[OutputEdge, Any], None]) -> None:
     made = output(low=2, consumers={"": 1}, end=None, values=["c", "d"])
     subscription = made.subscribe(Consumer())
     with pytest.raises(NotInBuffer):
@@ -237,17 +230,12 @@ def test_two_consumers_of_one_name_are_refused() -> None:
         made.subscribe(Consumer(), "a")
 
 
-class Queue(deque[int]):
-    enqueue = deque.append
-    dequeue = deque.popleft
-
-
 class Buffers(RuleBasedStateMachine):
     """A replay buffer against a list of all values and the acknowledgements."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer = ReplayBuffer(Queue())
+        self.buffer = ReplayBuffer[int](VolatileObjectSpace().create_queue("values"))
         self.model: list[int] = []
         self.acknowledged: dict[str, int] = {}
         self.low = 0

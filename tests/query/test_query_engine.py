@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from query_engines import FailingStore, Numbers, Sink
 
 from rt.errors import DiskFull, InvalidName
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore, NotSerializable, StateDamaged
@@ -16,7 +17,7 @@ from rt.query import operators as ops
 from rt.query.checkpoint.edge import Release
 from rt.query.checkpoint.factories import Factories
 from rt.query.checkpoint.recovery import Mitigation
-from rt.query.checkpoint.transaction_log import LOG, Change, LogEntry, coalesce, combine
+from rt.query.checkpoint.transaction_log import LOG, LogEntry, net_change
 from rt.query.core.errors import (
     Backlogged,
     LogConflict,
@@ -26,13 +27,13 @@ from rt.query.core.errors import (
     StateMismatch,
     WrongState,
 )
+from rt.query.core.lifecycle import EngineState
 from rt.query.core.observable import Observable, applied
 from rt.query.core.operator import Operator
-from rt.query.core.reliable import RESUME, ReliableObserver
+from rt.query.core.reliable import RESUME
 from rt.query.core.scheduler import VirtualScheduler
 from rt.query.core.source import Source
 from rt.query.engine import QueryEngine
-from rt.query.lifecycle import EngineState
 from rt.query.operators import buffer_with_count, buffer_with_time, take, where
 from rt.query.query_registry import Start
 
@@ -54,59 +55,8 @@ def fragile() -> Observable[Any]:
     return Source("numbers").pipe(where(lambda x: 1 // (x - 3)))
 
 
-class Numbers:
-    """A source that can be asked again: the value of id n is n. Pumped by hand."""
-
-    is_dense = True
-
-    def __init__(self) -> None:
-        self.next: int | None = None
-        self.acknowledged = -1
-        self.is_disposed = False
-
-    def subscribe(self, observer: ReliableObserver[int], /) -> Numbers:
-        self.observer = observer
-        return self
-
-    def start(self, sequence_id: int, /) -> None:
-        assert sequence_id > self.acknowledged, "asked for what was acknowledged"
-        self.next = sequence_id
-
-    def acknowledge(self, sequence_id: int, /) -> None:
-        self.acknowledged = max(self.acknowledged, sequence_id)
-
-    def dispose(self) -> None:
-        self.is_disposed = True
-
-    def pump(self, end: int) -> None:
-        assert self.next is not None
-        while self.next < end:
-            self.observer.on_next(self.next, self.next)
-            self.next += 1
-
-
-class Sink:
-    """A consumer that takes each id once, and notes if one comes again with another value."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    def on_next(self, sequence_id: int, value: Any, /) -> None:
-        if sequence_id < len(self.values):
-            assert self.values[sequence_id] == value, (sequence_id, self.values[sequence_id], value)
-        else:
-            assert sequence_id == len(self.values)
-            self.values.append(value)
-
-    def on_error(self, error: Exception, /) -> None:
-        raise AssertionError(error)
-
-    def on_completed(self) -> None:
-        raise AssertionError
-
-
-class Life:
-    """One life of an engine on a store, with what outlives it."""
+class Process:
+    """A process with an engine. `store`, `sink` and `acknowledged` are what the process before it left."""
 
     def __init__(
         self,
@@ -121,8 +71,7 @@ class Life:
         self.store = store or MemoryStore()
         self.sink = sink or Sink()
         self.release: Release = release
-        self.source = Numbers()
-        self.source.acknowledged = acknowledged
+        self.source = Numbers(acknowledged)
         self.engine = QueryEngine(self.store, factories, VirtualScheduler(), **more)
         self.engine.add_source("numbers", self.source, time_of=lambda value: value * 10**9)
         self.output = self.engine.add_sink("out", release=release, limit=limit)
@@ -130,105 +79,85 @@ class Life:
         self.subscription = self.output.subscribe(self.sink)
         self.subscription.start(RESUME)
 
-    def crash(self, **more: Any) -> Life:
-        """The next life, with what the last commit left."""
+    def crash(self, **more: Any) -> Process:
+        """Another process, with what the last commit left."""
         store = MemoryStore(self.store.content())
-        return Life(store, self.sink, self.source.acknowledged, release=self.release, **more)
+        return Process(store, self.sink, self.source.acknowledged, release=self.release, **more)
 
-    def run(self, end: int) -> None:
+    def feed(self, end: int) -> None:
+        """Process the numbers below `end`, and acknowledge the output."""
         self.source.pump(end)
         self.engine.deliver()
         if self.sink.values:
             self.subscription.acknowledge(min(len(self.sink.values), self.output.buffer.end) - 1)
 
 
-class BadCommits(MemoryStore):
-    """Whose next commit fails, perhaps after it happened."""
-
-    error: Exception | None = None
-    happens = False
-
-    def begin(self, kind: CheckpointKind) -> Any:
-        writer = super().begin(kind)
-        if self.error is None:
-            return writer
-        error, self.error, commit = self.error, None, writer.commit
-
-        def fail() -> None:
-            if self.happens:
-                commit()
-            else:
-                writer.rollback()
-            raise error
-
-        writer.commit = fail  # type: ignore[method-assign]
-        return writer
-
-
 @pytest.mark.parametrize("release", ["commit", "now"])
-def test_what_comes_out_is_the_same_however_often_it_crashes(release: Release) -> None:
+def test_crashes_do_not_change_the_output(release: Release) -> None:
     draw = random.Random(11)
     for _ in range(5):
         script = {
             at: (draw.choice(["every", "timed"]), draw.randint(2, 5), draw.randint(5, 60))
             for at in range(1, 60, 9)
         }
-        plain, crashed = Life(release=release), Life(release=release)
+        plain, crashed = Process(release=release), Process(release=release)
         furthest = 0
         for at in range(1, 90):
-            for life in (plain, crashed):
-                life.run(at)
+            for process in (plain, crashed):
+                process.feed(at)
             while furthest < at:
                 furthest += 1
-                for life in (plain, crashed):
-                    _act(life, script, furthest)
+                for process in (plain, crashed):
+                    _act(process, script, furthest)
             match draw.randrange(12):
                 case 0 | 1:
                     crashed = crashed.crash()
-                    crashed.run(at)
+                    crashed.feed(at)
                 case 2 | 3:
                     crashed.engine.checkpoint()
                 case 4:
                     crashed.engine.checkpoint(CheckpointKind.FULL)
-        for life in (plain, crashed):
-            life.engine.checkpoint()
-            life.run(90)
-            life.engine.checkpoint()
-            life.engine.deliver()
+        for process in (plain, crashed):
+            process.engine.checkpoint()
+            process.feed(90)
+            process.engine.checkpoint()
+            process.engine.deliver()
         assert plain.sink.values == crashed.sink.values
         assert len(plain.sink.values) > 20
         assert plain.engine.queries == crashed.engine.queries
 
 
-def _act(life: Life, script: dict[int, tuple[str, int, int]], at: int) -> None:
+def _act(process: Process, script: dict[int, tuple[str, int, int]], at: int) -> None:
     if at in script:
         factory, size, _ = script[at]
-        life.engine.start(f"q{at}", factory, {"count" if factory == "every" else "seconds": size}, sink="out")
-    for begun, (_, _, lasts) in script.items():
-        if begun + lasts == at and at < 60:
-            life.engine.stop(f"q{begun}")
+        process.engine.start(
+            f"q{at}", factory, {"count" if factory == "every" else "seconds": size}, sink="out"
+        )
+    for started_at, (_, _, lasts) in script.items():
+        if started_at + lasts == at and at < 60:
+            process.engine.stop(f"q{started_at}")
 
 
 def test_a_source_is_acknowledged_by_checkpoints_only() -> None:
-    life = Life()
-    life.run(5)
-    assert life.source.acknowledged == -1
-    life.engine.checkpoint()
-    assert life.source.acknowledged == 4
-    assert life.crash().source.next == 5
+    process = Process()
+    process.feed(5)
+    assert process.source.acknowledged == -1
+    process.engine.checkpoint()
+    assert process.source.acknowledged == 4
+    assert process.crash().source.next == 5
 
 
 def test_a_differential_checkpoint_writes_what_changed() -> None:
-    life = Life()
-    life.engine.start_many(
+    process = Process()
+    process.engine.start_many(
         [Start(f"q{n}", "every", {"count": 100, "modulo": 7 + n}, "out") for n in range(50)]
     )
-    life.run(1)
-    life.engine.checkpoint()
-    before = life.store.content()
-    life.run(8)  # 7 is for q0 only
-    life.engine.checkpoint()
-    after = life.store.content()
+    process.feed(1)
+    process.engine.checkpoint()
+    before = process.store.content()
+    process.feed(8)  # 7 is for q0 only
+    process.engine.checkpoint()
+    after = process.store.content()
     changed = {
         (category, key)
         for category in after
@@ -244,77 +173,77 @@ def test_a_differential_checkpoint_writes_what_changed() -> None:
 
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("error", [CommitUnknown("power"), DiskFull("full")])
-def test_a_commit_that_fails_is_made_up_for_by_the_next(happens: bool, error: Exception) -> None:
+def test_the_next_checkpoint_saves_what_a_failed_commit_did_not(happens: bool, error: Exception) -> None:
     if isinstance(error, DiskFull) and happens:
         return
-    store = BadCommits()
-    life = Life(store)
-    life.engine.start("q", "every", {"count": 3}, sink="out")
-    life.run(4)
-    store.error, store.happens = error, happens
+    store = FailingStore()
+    process = Process(store)
+    process.engine.start("q", "every", {"count": 3}, sink="out")
+    process.feed(4)
+    store.fail_once(error, happens=happens)
     with pytest.raises(type(error)):
-        life.engine.checkpoint()
-    assert (life.source.acknowledged, life.engine.state) == (-1, EngineState.RUNNING)
-    life.run(7)
-    life.engine.checkpoint()
-    after = life.crash()
-    after.run(9)
+        process.engine.checkpoint()
+    assert (process.source.acknowledged, process.engine.state) == (-1, EngineState.RUNNING)
+    process.feed(7)
+    process.engine.checkpoint()
+    after = process.crash()
+    after.feed(9)
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def test_what_a_failed_checkpoint_would_have_deleted_is_deleted_by_the_next() -> None:
-    life = Life(store := BadCommits())
-    life.engine.start("q", "every", {"count": 3}, sink="out")
-    life.run(2)
-    life.engine.checkpoint()
-    store.error = DiskFull("full")
+def test_the_next_checkpoint_deletes_what_a_failed_one_did_not() -> None:
+    process = Process(store := FailingStore())
+    process.engine.start("q", "every", {"count": 3}, sink="out")
+    process.feed(2)
+    process.engine.checkpoint()
+    store.fail_once(DiskFull("full"))
     with pytest.raises(DiskFull):
-        life.engine.stop("q")
-    life.engine.checkpoint()
+        process.engine.stop("q")
+    process.engine.checkpoint()
     content = store.content()
     assert not [category for category in content if "item/q" in category]
     assert "query/artifact" not in content
-    assert life.crash().engine.queries == {}
+    assert process.crash().engine.queries == {}
 
 
-def test_a_query_that_begins_among_those_that_wait_for_nothing_is_in_a_checkpoint() -> None:
+def test_a_query_is_started_by_a_checkpoint_if_its_output_does_not_wait_for_one() -> None:
     for release, is_logged in (("commit", True), ("now", False)):
-        life = Life(release=release)  # type: ignore[arg-type]
-        life.run(3)
-        life.engine.start("q", "every", {"count": 3}, sink="out")
-        content = life.store.content()
+        process = Process(release=release)  # type: ignore[arg-type]
+        process.feed(3)
+        process.engine.start("q", "every", {"count": 3}, sink="out")
+        content = process.store.content()
         assert ((LOG in content), ("q" in content.get("query/artifact", {}))) == (is_logged, not is_logged)
-        assert life.crash().source.next == (0 if is_logged else 3)
+        assert process.crash().source.next == (0 if is_logged else 3)
 
 
-def test_what_could_not_be_logged_was_not_started() -> None:
-    store = BadCommits()
+def test_a_query_whose_start_could_not_be_stored_was_not_started() -> None:
+    store = FailingStore()
     for release in ("commit", "now"):
-        life = Life(store, release=release)  # type: ignore[arg-type]
-        store.error = DiskFull("full")
+        process = Process(store, release=release)  # type: ignore[arg-type]
+        store.fail_once(DiskFull("full"))
         with pytest.raises(DiskFull):
-            life.engine.start("q", "every", {"count": 3}, sink="out")
-        assert life.engine.queries == {}
-        life.engine.start("q", "every", {"count": 3}, sink="out")
-        life.engine.stop("q")
-        life.engine.unload()
+            process.engine.start("q", "every", {"count": 3}, sink="out")
+        assert process.engine.queries == {}
+        process.engine.start("q", "every", {"count": 3}, sink="out")
+        process.engine.stop("q")
+        process.engine.unload()
 
 
-def test_queries_and_definitions_made_since_the_checkpoint_outlive_a_crash() -> None:
-    life = Life()
-    life.engine.define("pairs", "every", {"count": 2})
-    life.engine.start("old", "pairs", {"modulo": 2})
-    life.engine.checkpoint()
-    life.run(4)
-    life.engine.start("new", "pairs", sink="out")
-    life.engine.stop("old")
-    life.engine.undefine("pairs")
-    life.engine.define("threes", "every", {"count": 3})
-    after = life.crash()
+def test_queries_and_definitions_since_the_checkpoint_survive_a_crash() -> None:
+    process = Process()
+    process.engine.define("pairs", "every", {"count": 2})
+    process.engine.start("old", "pairs", {"modulo": 2})
+    process.engine.checkpoint()
+    process.feed(4)
+    process.engine.start("new", "pairs", sink="out")
+    process.engine.stop("old")
+    process.engine.undefine("pairs")
+    process.engine.define("threes", "every", {"count": 3})
+    after = process.crash()
     assert (after.engine.queries, list(after.engine.definitions)) == ({"new": None}, ["threes"])
-    after.run(6)
+    after.feed(6)
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[4, 5]]  # not what came before it was started
@@ -322,16 +251,16 @@ def test_queries_and_definitions_made_since_the_checkpoint_outlive_a_crash() -> 
     assert after.crash().engine.queries == {"new": None}
 
 
-def test_a_query_stopped_and_started_again_between_checkpoints_begins_anew() -> None:
-    life = Life()
-    life.engine.start("q", "every", {"count": 3})
-    life.run(2)
-    life.engine.checkpoint()
-    life.engine.stop("q")
-    life.engine.start("q", "every", {"count": 2}, sink="out")
-    assert len(life.store.content()[LOG]) == 2
-    after = life.crash()
-    after.run(5)
+def test_a_query_stopped_and_started_between_checkpoints_starts_from_scratch() -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 3})
+    process.feed(2)
+    process.engine.checkpoint()
+    process.engine.stop("q")
+    process.engine.start("q", "every", {"count": 2}, sink="out")
+    assert len(process.store.content()[LOG]) == 2
+    after = process.crash()
+    after.feed(5)
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[2, 3]]
@@ -340,13 +269,13 @@ def test_a_query_stopped_and_started_again_between_checkpoints_begins_anew() -> 
 
 def test_a_query_that_fails_ends_alone_and_its_error_is_kept() -> None:
     ended: list[Any] = []
-    life = Life(on_query_ended=lambda *end: ended.append(end))
-    life.engine.start("bad", "fragile", sink="out")
-    life.engine.start("good", "every", {"count": 5}, sink="out")
-    life.run(5)
+    process = Process(on_query_ended=lambda *end: ended.append(end))
+    process.engine.start("bad", "fragile", sink="out")
+    process.engine.start("good", "every", {"count": 5}, sink="out")
+    process.feed(5)
     assert [(query_id, type(error)) for query_id, error in ended] == [("bad", ZeroDivisionError)]
-    life.engine.checkpoint()
-    after = life.crash()
+    process.engine.checkpoint()
+    after = process.crash()
     assert set(after.engine.queries) == {"bad", "good"}
     assert "ZeroDivisionError" in (after.engine.queries["bad"] or "")
     after.engine.stop("bad")
@@ -354,33 +283,33 @@ def test_a_query_that_fails_ends_alone_and_its_error_is_kept() -> None:
 
 
 def test_a_finished_query_stays_finished() -> None:
-    life = Life()
-    life.engine.start("q", "timed", {"seconds": 2, "most": 2}, sink="out")
-    life.run(10)
-    assert life.engine.queries == {"q": ""}
-    life.engine.checkpoint()
-    after = life.crash()
-    after.run(20)
+    process = Process()
+    process.engine.start("q", "timed", {"seconds": 2, "most": 2}, sink="out")
+    process.feed(10)
+    assert process.engine.queries == {"q": ""}
+    process.engine.checkpoint()
+    after = process.crash()
+    after.feed(20)
     assert (after.engine.queries, after.output.buffer.end) == ({"q": ""}, 2)
 
 
 def test_sources_are_refused_while_an_output_is_full_and_nothing_is_lost() -> None:
-    life = Life(limit=3)
-    life.engine.start("q", "every", {"count": 1}, sink="out")
+    process = Process(limit=3)
+    process.engine.start("q", "every", {"count": 1}, sink="out")
     with pytest.raises(Backlogged):
-        life.source.pump(10)
-    assert life.source.next == 3
-    life.engine.checkpoint()
-    life.run(3)
-    life.source.pump(6)
-    assert life.sink.values == [[0], [1], [2]]
+        process.source.pump(10)
+    assert process.source.next == 3
+    process.engine.checkpoint()
+    process.feed(3)
+    process.source.pump(6)
+    assert process.sink.values == [[0], [1], [2]]
 
 
 def test_a_gap_is_raised_to_the_source() -> None:
-    life = Life()
-    life.source.next = 2
+    process = Process()
+    process.source.next = 2
     with pytest.raises(SequenceGap):
-        life.source.pump(3)
+        process.source.pump(3)
 
 
 @factories("sums")
@@ -393,8 +322,7 @@ def test_queries_of_queries_are_exact_over_crashes(release: Release) -> None:
     draw = random.Random(2)
     store, sink, acknowledged, position = MemoryStore(), Sink(), -1, 0
     for _ in range(25):
-        source = Numbers()
-        source.acknowledged = acknowledged
+        source = Numbers(acknowledged)
         store = MemoryStore(store.content())
         engine = QueryEngine(store, factories, VirtualScheduler())
         engine.add_source("numbers", source, time_of=lambda value: value * 10**9)
@@ -418,22 +346,22 @@ def test_queries_of_queries_are_exact_over_crashes(release: Release) -> None:
 # What cannot be recovered
 
 
-def _broken() -> Life:
-    life = Life()
-    life.engine.start("bad", "every", {"count": 3}, sink="out")
-    life.engine.start("good", "every", {"count": 4}, sink="out")
-    life.run(5)
-    life.engine.checkpoint()
-    content = life.store.content()
+def _broken() -> Process:
+    process = Process()
+    process.engine.start("bad", "every", {"count": 3}, sink="out")
+    process.engine.start("good", "every", {"count": 4}, sink="out")
+    process.feed(5)
+    process.engine.checkpoint()
+    content = process.store.content()
     content["query/artifact"]["bad"] = content["query/artifact"]["bad"].replace(b"where", b"other")
-    life.store = MemoryStore(content)
-    return life
+    process.store = MemoryStore(content)
+    return process
 
 
-def test_a_query_that_cannot_be_loaded_fails_the_recovery_unless_somebody_says_what_to_do() -> None:
-    life = _broken()
+def test_a_query_that_cannot_be_loaded_fails_the_recovery_by_default() -> None:
+    process = _broken()
     with pytest.raises(StateMismatch):
-        life.crash()
+        process.crash()
 
 
 @pytest.mark.parametrize(
@@ -452,10 +380,10 @@ def test_a_query_that_cannot_be_loaded_fails_the_recovery_unless_somebody_says_w
 def test_mitigations(
     mitigation: Mitigation, queries: set[str], values: list[Any], kind: CheckpointKind
 ) -> None:
-    life = _broken()
-    stored = life.store.content()["query/artifact"]["bad"]
-    after = life.crash(on_load_failed=lambda query_id, error: mitigation)
-    after.run(12)
+    process = _broken()
+    stored = process.store.content()["query/artifact"]["bad"]
+    after = process.crash(on_load_failed=lambda query_id, error: mitigation)
+    after.feed(12)
     after.engine.checkpoint(kind)
     after.engine.deliver()
     assert after.sink.values == values
@@ -467,26 +395,26 @@ def test_mitigations(
     assert bool(objects) is (mitigation is not Mitigation.REMOVE)
     again = MemoryStore(content)
     if mitigation is not Mitigation.IGNORE:
-        Life(again, Sink(), 11)
+        Process(again, Sink(), 11)
     else:
         with pytest.raises(StateMismatch):
-            Life(again, Sink(), 11)
+            Process(again, Sink(), 11)
 
 
-def test_a_query_whose_factory_or_sink_is_gone_is_not_lost() -> None:
-    life = _broken()
-    engine = QueryEngine(MemoryStore(life.store.content()), Factories(), VirtualScheduler())
+def test_a_recovery_fails_if_a_factory_is_missing() -> None:
+    process = _broken()
+    engine = QueryEngine(MemoryStore(process.store.content()), Factories(), VirtualScheduler())
     engine.add_source("numbers", Numbers())
     with pytest.raises(NoSuchQuery, match="factory"):
         engine.recover()
     assert engine.state is EngineState.UNLOADED
 
 
-def test_a_new_query_that_was_ignored_begins_when_it_can_be_built() -> None:
-    life = Life()
-    life.engine.start("q", "every", {"count": 2}, sink="out")
-    life.run(2)
-    store, other = life.store, Factories()
+def test_an_ignored_new_query_starts_when_it_can_be_built() -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 2}, sink="out")
+    process.feed(2)
+    store, other = process.store, Factories()
     for _ in range(2):
         engine = QueryEngine(
             store, other, VirtualScheduler(), on_load_failed=lambda query_id, error: Mitigation.IGNORE
@@ -497,30 +425,30 @@ def test_a_new_query_that_was_ignored_begins_when_it_can_be_built() -> None:
         engine.checkpoint()
         engine.unload()
     assert LOG not in store.content()
-    after = Life(MemoryStore(store.content()))
-    after.run(4)
+    after = Process(MemoryStore(store.content()))
+    after.feed(4)
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("breaks", [KeyboardInterrupt, SystemExit])
-def test_what_an_interrupt_broke_off_is_never_saved(breaks: type[BaseException]) -> None:
-    life = Life()
-    life.engine.start("q", "every", {"count": 2}, sink="out")
-    life.engine.start("interrupted", "interrupted", {"at": 3})
+def test_an_interrupted_event_is_never_saved(breaks: type[BaseException]) -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 2}, sink="out")
+    process.engine.start("interrupted", "interrupted", {"at": 3})
     to_raise.append(breaks)
-    life.run(2)
-    life.engine.checkpoint()
+    process.feed(2)
+    process.engine.checkpoint()
     with pytest.raises(breaks):
-        life.run(5)
-    before = life.store.content()
+        process.feed(5)
+    before = process.store.content()
     with pytest.raises(WrongState, match="was interrupted"):
-        life.engine.checkpoint()
-    assert life.store.content() == before
-    life.engine.unload()
-    after = life.crash()
-    after.run(6)
+        process.engine.checkpoint()
+    assert process.store.content() == before
+    process.engine.unload()
+    after = process.crash()
+    after.feed(6)
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[0, 1], [2, 3], [4, 5]]
@@ -540,7 +468,7 @@ def interrupted(at: int) -> Observable[Any]:
 
 
 class Unsavable(Operator[int, int]):
-    """Has a state that JSON knows no word for, from 3 on."""
+    """From value 3 on, its state cannot be stored."""
 
     __slots__ = ("_state",)
     NAME = "unsavable"
@@ -560,26 +488,26 @@ factories.add("unsavable", lambda: Source("numbers").pipe(applied(Unsavable)))
 
 
 def test_a_query_that_cannot_be_saved_fails_the_checkpoint_or_ends() -> None:
-    life = Life()
-    life.engine.start("bad", "unsavable")
-    life.run(4)
+    process = Process()
+    process.engine.start("bad", "unsavable")
+    process.feed(4)
     with pytest.raises(NotSerializable):
-        life.engine.checkpoint()
-    assert life.source.acknowledged == -1
-    life = Life(on_save_failed=lambda query_id, error: Mitigation.REMOVE)
-    life.engine.start("bad", "unsavable")
-    life.run(4)
-    life.engine.checkpoint()
-    assert "NotSerializable" in (life.engine.queries["bad"] or "")
-    assert life.crash().engine.queries == life.engine.queries
+        process.engine.checkpoint()
+    assert process.source.acknowledged == -1
+    process = Process(on_save_failed=lambda query_id, error: Mitigation.REMOVE)
+    process.engine.start("bad", "unsavable")
+    process.feed(4)
+    process.engine.checkpoint()
+    assert "NotSerializable" in (process.engine.queries["bad"] or "")
+    assert process.crash().engine.queries == process.engine.queries
 
 
 # Misuse, and states
 
 
-def test_misuse_is_refused_by_type() -> None:
-    life = Life()
-    engine = life.engine
+def test_misuse_raises_typed_errors() -> None:
+    process = Process()
+    engine = process.engine
     with pytest.raises(NoSuchQuery, match="factory"):
         engine.start("q", "none")
     with pytest.raises(NoSuchQuery, match="sink"):
@@ -615,36 +543,36 @@ def test_an_engine_is_recovered_once_before_it_is_used() -> None:
         engine.recover()
 
 
-def test_an_engine_that_is_called_by_its_own_queries_says_so() -> None:
+def test_a_callback_may_not_call_its_engine() -> None:
     caught: list[BaseException] = []
 
     def meddle(query_id: str, error: object) -> None:
         try:
-            life.engine.stop(query_id)
+            process.engine.stop(query_id)
         except WrongState as wrong:
             caught.append(wrong)
 
-    life = Life(on_query_ended=meddle)
-    life.engine.start("q", "timed", {"seconds": 1, "most": 1})
-    life.run(3)
+    process = Process(on_query_ended=meddle)
+    process.engine.start("q", "timed", {"seconds": 1, "most": 1})
+    process.feed(3)
     assert len(caught) == 1
 
 
-def test_an_unloaded_engine_lets_everything_go_and_stores_nothing() -> None:
-    life = Life()
-    life.engine.start("q", "every", {"count": 1}, sink="out")
-    life.run(3)
-    before = life.store.content()
-    life.engine.unload()
-    life.engine.unload()
-    assert (life.source.is_disposed, life.engine.state) == (True, EngineState.UNLOADED)
-    assert life.store.content() == before
-    for use in (life.engine.checkpoint, life.engine.recover, lambda: life.engine.stop("q")):
+def test_an_unload_releases_everything_and_stores_nothing() -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 1}, sink="out")
+    process.feed(3)
+    before = process.store.content()
+    process.engine.unload()
+    process.engine.unload()
+    assert (process.source.is_disposed, process.engine.state) == (True, EngineState.UNLOADED)
+    assert process.store.content() == before
+    for use in (process.engine.checkpoint, process.engine.recover, lambda: process.engine.stop("q")):
         with pytest.raises(WrongState):
             use()
 
 
-def test_queries_run_while_a_checkpoint_is_committed_and_others_are_refused() -> None:
+def test_queries_run_during_a_commit_and_another_checkpoint_is_refused() -> None:
     class Slow(MemoryStore):
         def begin(self, kind: CheckpointKind) -> Any:
             writer = super().begin(kind)
@@ -660,73 +588,54 @@ def test_queries_run_while_a_checkpoint_is_committed_and_others_are_refused() ->
             return writer
 
     committing, go_on, is_slow = threading.Event(), threading.Event(), threading.Event()
-    life = Life(Slow())
-    life.engine.start("q", "every", {"count": 1}, sink="out")
-    life.run(2)
+    process = Process(Slow())
+    process.engine.start("q", "every", {"count": 1}, sink="out")
+    process.feed(2)
     is_slow.set()
-    thread = threading.Thread(target=life.engine.checkpoint)
+    thread = threading.Thread(target=process.engine.checkpoint)
     thread.start()
     try:
         assert committing.wait(60)
-        assert life.engine.state is EngineState.CHECKPOINTING
-        life.run(4)
+        assert process.engine.state is EngineState.CHECKPOINTING
+        process.feed(4)
         with pytest.raises(WrongState):
-            life.engine.checkpoint()
-        assert life.sink.values == []
+            process.engine.checkpoint()
+        assert process.sink.values == []
     finally:
         is_slow.clear()
         go_on.set()
         thread.join()
-    life.engine.deliver()
-    assert (life.sink.values, life.source.acknowledged) == ([[0], [1]], 1)
+    process.engine.deliver()
+    assert (process.sink.values, process.source.acknowledged) == ([[0], [1]], 1)
 
 
 # The log
 
 
-@pytest.mark.parametrize("earlier", [None, *Change])
-@pytest.mark.parametrize("later", list(Change))
-def test_changes_are_coalesced_to_what_they_are_together(earlier: Change | None, later: Change) -> None:
-    def apply(change: Change, there: int) -> int | None:
-        """What is there, as 0 nothing, 1 the old one, 2 a new one; None if it cannot happen."""
-        match change:
-            case Change.CREATE:
-                return 2 if there == 0 else None
-            case Change.DELETE:
-                return 0 if there else None
-            case Change.DELETE_CREATE:
-                return 2 if there else None
-
-    outcomes = {}
-    for there in (0, 1):
-        between = there if earlier is None else apply(earlier, there)
-        outcomes[there] = None if between is None else apply(later, between)
-    if outcomes == {0: None, 1: None}:
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("length", range(1, 6))
+def test_entries_of_a_key_are_combined_into_their_net_change(exists: bool, length: int) -> None:
+    rows = [None if exists is (number % 2 == 0) else b"row" for number in range(length)]
+    entries = [LogEntry("query", "q", row) for row in rows]
+    expected = {(True, True): "delete-create", (True, False): "delete", (False, True): "create"}
+    change = net_change(entries)
+    assert (change and change.value) == expected.get((exists, rows[-1] is not None))
+    if change is not None:  # Without a change, the recovery finds the contradiction to the checkpoint.
         with pytest.raises(LogConflict):
-            combine(earlier, later, "q")
-        return
-    as_one = combine(earlier, later, "q")
-    assert outcomes == {there: apply(as_one, there) if as_one else (there or None) for there in (0, 1)} or (
-        as_one is None and outcomes == {0: 0, 1: None}
-    )
-
-
-def test_entries_of_other_keys_do_not_matter() -> None:
-    entries = [LogEntry("query", "a", b"1"), LogEntry("query", "b", None), LogEntry("query", "a", None)]
-    assert [(each.key, each.change) for each in coalesce(entries)] == [("b", Change.DELETE)]
+            net_change([*entries, entries[-1]])
 
 
 def test_a_log_that_contradicts_the_checkpoint_fails_the_recovery() -> None:
-    life = Life()
-    life.engine.start("q", "every", {"count": 1}, sink="out")
-    life.engine.checkpoint()
-    content = life.store.content()
+    process = Process()
+    process.engine.start("q", "every", {"count": 1}, sink="out")
+    process.engine.checkpoint()
+    content = process.store.content()
     content[LOG] = {"000000000009": LogEntry("query", "none", None).encode()}
-    life.store = MemoryStore(content)
+    process.store = MemoryStore(content)
     with pytest.raises(LogConflict):
-        life.crash()
-    assert life.crash(on_load_failed=lambda *_: Mitigation.REMOVE).engine.queries == {"q": None}
+        process.crash()
+    assert process.crash(on_load_failed=lambda *_: Mitigation.REMOVE).engine.queries == {"q": None}
     content[LOG] = {"x": b"{}"}
-    life.store = MemoryStore(content)
+    process.store = MemoryStore(content)
     with pytest.raises(StateDamaged):
-        life.crash()
+        process.crash()

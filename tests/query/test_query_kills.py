@@ -1,4 +1,4 @@
-"""A real engine process, killed -9 at random moments: the nodes merge what comes out without kills."""
+"""A real engine process, killed at random moments: the nodes merge what a run without kills emits."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
     feeds.merge()
     RunningQueries(feeds.path, MemoryStore(), {"path": f"{tmp_path}/plain"}, "commit").finish(COUNT)
     with rt.LogReader(f"{tmp_path}/plain/s/sessions/out") as reader:
-        wanted = [each.value for each in reader]
-    assert len(wanted) > COUNT / 2
+        expected = [each.value for each in reader]
+    assert len(expected) > COUNT / 2
 
     tls = node.certificate("publisher", "out", dedup_ids=["results"])
     sink = {
@@ -71,12 +71,12 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
         return [feeds.path, f"{tmp_path}/queries.db", str(COUNT), on_disk]
 
     for kill in range(KILLS):
-        # What the first life has published stays behind on another disk, and goes on being pushed.
-        behind = COUNT * (kill + 1) // (KILLS + 1)
-        run(arguments(min(kill, 1)), behind, draw.randint(0, 12), is_in_it=kill > 0)
+        # What the first process published stays on another disk, and is still pushed.
+        watermark = COUNT * (kill + 1) // (KILLS + 1)
+        run(arguments(min(kill, 1)), watermark, draw.randint(0, 12), is_in_it=kill > 0)
     run(arguments(1))
-    node.wait_merged(len(wanted), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
-    assert merged(node) == wanted
+    node.wait_merged(len(expected), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
+    assert merged(node) == expected
 
     lost = {**sink, "path": f"{tmp_path}/1", "tls": tls}
     with pytest.raises(WriteConflict, match="not of this output"):
@@ -84,9 +84,9 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
 
 
 def run(
-    arguments: list[str], kill_behind: int | None = None, steps: int = 0, *, is_in_it: bool = False
+    arguments: list[str], kill_after: int | None = None, steps: int = 0, *, is_in_it: bool = False
 ) -> None:
-    """Let the driver run to its end, or kill it some steps behind that watermark, before or in the next."""
+    """Let the driver run to its end, or kill it `steps` steps after a watermark: before a step, or in it."""
     process = subprocess.Popen(
         [sys.executable, DRIVER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
     )
@@ -94,7 +94,7 @@ def run(
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            if kill_behind is not None and int(line.split()[1]) >= kill_behind:
+            if kill_after is not None and int(line.split()[1]) >= kill_after:
                 steps -= 1
             if steps >= 0:
                 process.stdin.write(b"\n")
@@ -103,7 +103,7 @@ def run(
                     process.stdin.write(b"\n")
                 return
         assert process.wait(WAIT_S) == 0
-        assert kill_behind is None, "the driver ended before it was killed"
+        assert kill_after is None, "the driver ended before it was killed"
     finally:
         process.kill()
         process.wait()

@@ -41,19 +41,19 @@ def test_a_query_between_two_observables() -> None:
     assert engine.queries == {"q": ""}
 
 
-def test_an_observer_goes_on_where_it_was_and_the_ids_of_a_source_too() -> None:
+def test_an_observer_and_the_ids_of_a_source_continue_in_the_next_run() -> None:
     subject, got, store = Subject[int](), list[Any](), MemoryStore()
-    for life in range(2):
+    for run in range(2):
         source = RxSource(subject)
         engine, output = engine_of(source, store)
         to_reactivex(output).subscribe(got.append)
         for number in range(3):
-            subject.on_next(10 * life + number)
+            subject.on_next(10 * run + number)
         source.pump()
         engine.checkpoint()
         engine.deliver()
         engine.checkpoint()
-        assert engine.watermarks == {"in": 3 * life + 2}
+        assert engine.watermarks == {"in": 3 * run + 2}
         engine.unload()
     assert got == [[0, 1], [2, 10], [11, 12]]
 
@@ -74,7 +74,7 @@ def test_values_wait_while_an_output_is_full() -> None:
     assert got == [[n, n + 1] for n in range(0, 20, 2)]
 
 
-def test_an_observable_that_is_too_fast_hears_so() -> None:
+def test_an_observable_that_is_too_fast_is_refused() -> None:
     subject = Subject[int]()
     source = RxSource(subject, limit=1)
     engine_of(source)

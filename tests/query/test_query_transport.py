@@ -19,13 +19,13 @@ from rt.query.messages import MessageSource, OutgoingMessage, as_message
 
 
 class Machine(RunningQueries):
-    """One life, from the log `feeds` to the session "out"."""
+    """A process that reads the log `feeds` and publishes the session "out"."""
 
     def __init__(self, root: Path, store: Any, release: Release = "commit", **more: Any) -> None:
         super().__init__(f"{root}/merged", store, {"path": f"{root}/out"}, release, **more)
 
     def crash(self) -> None:
-        """What no flush has covered may stay or go: here it stays."""
+        """A crash may lose or keep messages that were not flushed. Here they are kept."""
         self.sink.publisher.close(linger=0)
         self.source.dispose()
 
@@ -50,8 +50,8 @@ def test_each_result_is_published_once_over_crashes_at_random_moments(
     fill(feeds, 90)
     plain = Machine(tmp_path / "plain", MemoryStore(), release, log=feeds.path)
     plain.finish(90)
-    wanted = published(tmp_path / "plain")
-    assert len(wanted) > 20
+    expected = published(tmp_path / "plain")
+    assert len(expected) > 20
 
     draw, store = random.Random(5), MemoryStore()
     machine = Machine(tmp_path, store, release, log=feeds.path)
@@ -67,7 +67,7 @@ def test_each_result_is_published_once_over_crashes_at_random_moments(
             machine = Machine(tmp_path, store, release, log=feeds.path)
     machine.finish(90)
     assert crashes > 3
-    assert published(tmp_path) == wanted
+    assert published(tmp_path) == expected
 
 
 def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path) -> None:
@@ -82,7 +82,41 @@ def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path) -> No
         assert after.position == 4
 
 
-def test_messages_that_were_trimmed_are_a_gap_and_not_silence(tmp_path: Path) -> None:
+class Interleaved(MessageSource):
+    """Another thread acknowledges id 2 just after the pumping thread read what to acknowledge."""
+
+    _value = -1
+    is_due = False
+
+    @property
+    def _to_acknowledge(self) -> int:
+        value, is_due = self._value, self.is_due
+        self.is_due = False
+        if is_due:
+            self.acknowledge(2)
+        return value
+
+    @_to_acknowledge.setter
+    def _to_acknowledge(self, value: int) -> None:
+        self._value = value
+
+
+def test_an_acknowledgement_during_a_pump_is_not_lost(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    fill(feeds, 4)
+    source = Interleaved(feeds.path, "s", name="queries")
+    source.subscribe(observer := Picky()).start(0)
+    observer.has_refused = True
+    assert source.pump() == 4
+    source.acknowledge(0)
+    source.is_due = True
+    source.pump()
+    source.dispose()
+    with rt.Subscriber(feeds.path, "s", name="queries") as after:
+        assert after.position == 3
+
+
+def test_trimmed_messages_raise_a_gap(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     fill(feeds, 3)
     feeds.roll()
@@ -115,7 +149,7 @@ class Picky:
     def on_completed(self) -> None: ...
 
 
-def test_a_message_that_was_refused_comes_again_and_none_is_left_out(tmp_path: Path) -> None:
+def test_a_refused_message_is_sent_again_and_none_is_left_out(tmp_path: Path) -> None:
     feeds, observer = Feeds(tmp_path), Picky()
     feeds.publish("a", [b"%d" % number for number in range(6)], "t", [BASE_NS] * 6)
     feeds.merge()
@@ -129,9 +163,9 @@ def test_a_message_that_was_refused_comes_again_and_none_is_left_out(tmp_path: P
     assert observer.got == list(range(6))
 
 
-@pytest.mark.parametrize(("first", "wanted"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
-def test_queries_may_begin_where_a_log_that_was_trimmed_begins_or_at_its_end(
-    tmp_path: Path, first: str, wanted: bytes
+@pytest.mark.parametrize(("first", "expected"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
+def test_queries_can_start_at_either_end_of_a_trimmed_log(
+    tmp_path: Path, first: str, expected: bytes
 ) -> None:
     feeds = Feeds(tmp_path)
     fill(feeds, 3)
@@ -141,7 +175,7 @@ def test_queries_may_begin_where_a_log_that_was_trimmed_begins_or_at_its_end(
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path, begin=None, first=first)
     fill(feeds, 2, first=6)
     machine.finish(8)
-    assert published(tmp_path)[0] == wanted
+    assert published(tmp_path)[0] == expected
     with pytest.raises(ValueError, match="earliest"):
         MessageSource(feeds.path, "s", first="newest")  # type: ignore[arg-type]
 
@@ -156,7 +190,7 @@ def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path) -
     assert machine.engine.queries["pairs"] is None
 
 
-def test_a_lost_store_is_noticed_before_anything_is_published_under_old_numbers(tmp_path: Path) -> None:
+def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     fill(feeds, 9)
     Machine(tmp_path, MemoryStore(), log=feeds.path).finish(9)
@@ -165,7 +199,7 @@ def test_a_lost_store_is_noticed_before_anything_is_published_under_old_numbers(
         Machine(tmp_path, MemoryStore(), log=feeds.path)
 
 
-def test_a_full_checkpoint_holds_the_output_as_well(tmp_path: Path) -> None:
+def test_a_full_checkpoint_holds_the_output(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     fill(feeds, 9)
     machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
@@ -177,21 +211,21 @@ def test_a_full_checkpoint_holds_the_output_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
+    ("value", "expected"),
     [
         (b"x", (b"x", "", None)),
         ("ä", ("ä".encode(), "", None)),
         (OutgoingMessage(b"x", "topic", 5), (b"x", "topic", 5)),
     ],
 )
-def test_what_is_published_of_a_value(value: Any, wanted: Any) -> None:
-    assert as_message(value) == wanted
+def test_a_value_is_encoded_as_a_message(value: Any, expected: Any) -> None:
+    assert as_message(value) == expected
 
 
 @pytest.mark.parametrize(
     "value", [7, OutgoingMessage(b"", "t" * 2000), OutgoingMessage(b"", "", 2**70), None]
 )
-def test_what_cannot_be_published_is_refused(value: Any) -> None:
+def test_a_value_that_is_not_a_message_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         as_message(value)
 

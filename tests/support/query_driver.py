@@ -1,8 +1,9 @@
 """Queries between a log and a publisher, and a process that runs them until it is killed.
 
-python query_driver.py LOG STORE COUNT SINK: SINK is JSON, of what `rt.Publisher` takes; it prints what it is
-about to do and its watermark, reads a line, and does it; and ends when the results of COUNT messages are
-acknowledged.
+    python query_driver.py LOG STORE COUNT SINK
+
+SINK is JSON: arguments of `rt.Publisher`. Before every step the process prints the step and its watermark,
+and reads a line. It ends when the results of COUNT messages are acknowledged.
 """
 
 from __future__ import annotations
@@ -96,21 +97,21 @@ class RunningQueries:
         return int(self.engine.watermarks["in"])
 
     def finish(self, count: int) -> None:
-        """Run until all that comes of `count` messages is acknowledged, and close."""
+        """Run until the output of `count` messages is acknowledged, and close."""
         self.runner.run(lambda: self.watermark >= count - 1 and not len(self.output.buffer))
         self.engine.unload()
         self.sink.close(linger=0)
 
 
 def gate(phase: str, queries: RunningQueries) -> None:
-    """Say what comes next, and wait until that may be."""
+    """Print the next step, and wait for a line on stdin."""
     print(phase, queries.watermark, flush=True)  # noqa: T201
     if not sys.stdin.readline():
-        sys.exit("nobody says go")
+        sys.exit("stdin was closed")
 
 
 def gated(queries: RunningQueries) -> None:
-    """Have it wait at every step."""
+    """Wait before every step."""
     pump, checkpoint, acknowledge = queries.source.pump, queries.engine.checkpoint, queries.sink.pump
 
     def pump_a_few(max_messages: int = 0, timeout: float = 0.0) -> int:

@@ -11,7 +11,7 @@ save fails, the next one writes its rows again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from rt.errors import UnknownVersion
@@ -36,7 +36,10 @@ class QueryCatalog:
 
     def __init__(self, reader: StateReader) -> None:
         """Read the store. `StateDamaged`, `rt.UnknownVersion`."""
-        _check_version(reader)
+        version = reader.get(META, "version")
+        if version is not None and version != b"%d" % VERSION:
+            what, got = "the queries have an unknown version", repr(version[:20])
+            raise UnknownVersion(what, where=META, got=got, expected=VERSION, hint="Use a newer rt.")
         self.definitions: dict[str, Recipe] = {
             name: Recipe.decode(data, f"{DEFINITIONS}/{name}") for name, data in reader.rows(DEFINITIONS)
         }
@@ -44,10 +47,16 @@ class QueryCatalog:
             query_id: StoredQuery.decode(data, f"{QUERIES}/{query_id}")
             for query_id, data in reader.rows(QUERIES)
         }
-        self.sources = _rows(reader, SOURCES)
-        self.sinks = _rows(reader, SINKS)
+        self.sources = _rows(reader, SOURCES, "watermark", "end")
+        self.sinks = _rows(reader, SINKS, "low", "consumers", "end")
+        self._tables: dict[str, Mapping[str, Any]] = {
+            DEFINITIONS: self.definitions,
+            QUERIES: self.queries,
+            SOURCES: self.sources,
+            SINKS: self.sinks,
+        }
         clock = reader.get(META, "clock")
-        self.now_ns: int | None = decode(clock, META)["now_ns"] if clock is not None else None
+        self.now_ns: int | None = decode(clock, META, "now_ns")["now_ns"] if clock is not None else None
         """None: the time of the queries has not started."""
         self.log = _entries(reader)
         self._first_entry = min((number for number, _ in self.log), default=0)
@@ -59,11 +68,8 @@ class QueryCatalog:
         self._order = max((each.order + 1 for each in self.queries.values()), default=0)
 
     def next_order(self) -> int:
-        """The order of a new query."""
         self._order += 1
         return self._order - 1
-
-    # Changes
 
     def define(self, name: str, recipe: Recipe | None) -> None:
         """Set a definition, or delete it (None)."""
@@ -101,8 +107,6 @@ class QueryCatalog:
 
         return appended
 
-    # Saving
-
     def save(
         self, writer: StateWriter, *, sources: dict[str, Any], sinks: dict[str, Any], now_ns: int | None
     ) -> None:
@@ -110,19 +114,18 @@ class QueryCatalog:
         self.sources.update(sources)
         self.sinks.update(sinks)
         self.now_ns = now_ns
-        always = [(SOURCES, name) for name in sources] + [(SINKS, name) for name in sinks]
-        written = {**self._dirty, **dict.fromkeys([*always, (META, "clock"), (META, "version")])}
+        writer.put(META, "clock", encode({"now_ns": now_ns}))
+        writer.put(META, "version", b"%d" % VERSION)
+        written = self._dirty | dict.fromkeys((SOURCES, name) for name in sources)
+        written |= dict.fromkeys((SINKS, name) for name in sinks)
         if writer.kind is CheckpointKind.FULL:
-            written |= dict.fromkeys((DEFINITIONS, name) for name in self.definitions)
-            written |= dict.fromkeys((QUERIES, query_id) for query_id in self.queries)
-            written |= dict.fromkeys((SOURCES, name) for name in self.sources)
-            written |= dict.fromkeys((SINKS, name) for name in self.sinks)
+            written |= dict.fromkeys((name, key) for name, rows in self._tables.items() for key in rows)
         for category, key in written:
-            row = self._row(category, key)
+            row = self._tables[category].get(key)
             if row is None:
                 writer.delete_many(category, [key])
             else:
-                writer.put(category, key, row)
+                writer.put(category, key, encode(row) if isinstance(row, dict) else row.encode())
         log = range(self._first_entry, self._next_entry)
         if log and writer.kind is not CheckpointKind.FULL:
             writer.delete_many(LOG, map(number_key, log))
@@ -141,36 +144,9 @@ class QueryCatalog:
             self._dirty = {**self._flight.written, **self._dirty}
             self._flight = None
 
-    def _row(self, category: str, key: str) -> bytes | None:
-        match category:
-            case "query/definition":
-                recipe = self.definitions.get(key)
-                return recipe.encode() if recipe else None
-            case "query/query":
-                stored = self.queries.get(key)
-                return stored.encode() if stored else None
-            case "query/source":
-                return encode(self.sources[key])
-            case "query/sink":
-                return encode(self.sinks[key])
-            case _:
-                return encode({"now_ns": self.now_ns}) if key == "clock" else b"%d" % VERSION
 
-
-def _check_version(reader: StateReader) -> None:
-    version = reader.get(META, "version")
-    if version is not None and version != b"%d" % VERSION:
-        raise UnknownVersion(
-            "the queries have an unknown version",
-            where=META,
-            got=repr(version[:20]),
-            expected=VERSION,
-            hint="Use a newer rt.",
-        )
-
-
-def _rows(reader: StateReader, category: str) -> dict[str, dict[str, Any]]:
-    return {name: decode(data, f"{category}/{name}") for name, data in reader.rows(category)}
+def _rows(reader: StateReader, category: str, *keys: str) -> dict[str, dict[str, Any]]:
+    return {name: decode(data, f"{category}/{name}", *keys) for name, data in reader.rows(category)}
 
 
 def _entries(reader: StateReader) -> list[tuple[int, LogEntry]]:

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
 from rt.query.checkpoint.catalog import QueryCatalog
-from rt.query.checkpoint.edge import InputEdge, OutputEdge
+from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.transaction_log import LogEntry
 from rt.query.core.clock import QueryClock
-from rt.query.core.event_lock import EventLock
+from rt.query.core.lifecycle import EventLock
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 
 
-class _EdgeSnapshot(NamedTuple):
-    """The state of the edges in a checkpoint."""
-
-    inputs: list[tuple[InputEdge, int, bool]]
-    """Each with its watermark, and whether it has ended."""
-    outputs: list[tuple[OutputEdge, int]]
-    """Each with its end."""
-
-
 class Checkpointer:
-    """The writer of an engine's store. `edges`: its inputs and outputs by name; the engine adds to them.
+    """The writer of an engine's store.
 
     `on_failed` is called for an operator group that cannot be saved. It must raise, or end the query.
     """
@@ -41,8 +33,8 @@ class Checkpointer:
         runtime: QueryRuntime,
         catalog: QueryCatalog,
         clock: QueryClock,
+        edges: EdgeTable,
         lock: EventLock,
-        edges: tuple[dict[str, InputEdge], dict[str, OutputEdge]],
         on_failed: Callable[[OperatorGroup, Exception], object],
     ) -> None:
         self._store: Final = store
@@ -50,7 +42,7 @@ class Checkpointer:
         self._catalog: Final = catalog
         self._clock: Final = clock
         self._lock: Final = lock
-        self._inputs, self._outputs = edges
+        self._edges: Final = edges
         self._on_failed: Final = on_failed
         self.writing: Final = threading.Lock()
         """Held during every write. Lock order: this lock before the event lock."""
@@ -64,7 +56,7 @@ class Checkpointer:
         """Return when all changes, or everything, are durable. Call with `writing` held."""
         writer = self._store.begin(kind)
         with self._lock:
-            edges = self._save(writer)
+            edges_saved = self._save(writer)
         try:
             writer.commit()
         except BaseException as error:
@@ -73,7 +65,11 @@ class Checkpointer:
                 self._runtime.save_failed(unknown_outcome=_is_unknown(error))
             raise
         with self._lock:
-            self._saved(edges)
+            self._catalog.saved()
+            self.uncertain.clear()
+            self._runtime.saved()
+            for saved in edges_saved:
+                saved()
 
     def append(self, entries: list[LogEntry]) -> None:
         """Make log entries durable. Call with both locks held."""
@@ -98,11 +94,12 @@ class Checkpointer:
         `release="now"`.
         """
         self.uncertain.update(query_ids)
-        for output in self._outputs.values():
+        for output in self._edges.outputs.values():
             output.hold()
 
-    def _save(self, writer: StateWriter) -> _EdgeSnapshot:
-        inputs, outputs = self._inputs.items(), self._outputs.items()
+    def _save(self, writer: StateWriter) -> Iterable[Callable[[], None]]:
+        """Returns functions that tell the edges what is durable, to be called after the commit."""
+        inputs, outputs = self._edges.inputs.items(), self._edges.outputs.items()
         try:
             self._lock.require_intact()
             self._runtime.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._on_failed)
@@ -117,19 +114,9 @@ class Checkpointer:
             writer.rollback()
             self._catalog.save_failed()
             raise
-        return _EdgeSnapshot(
-            [(edge, edge.feed.watermark, edge.is_stopped) for _, edge in inputs],
-            [(edge, edge.buffer.end) for _, edge in outputs],
-        )
-
-    def _saved(self, edges: _EdgeSnapshot) -> None:
-        self._catalog.saved()
-        self.uncertain.clear()
-        self._runtime.saved()
-        for output, end in edges.outputs:
-            output.saved(end)
-        for source, watermark, has_ended in edges.inputs:
-            source.saved(watermark, has_ended=has_ended)
+        return [partial(edge.saved, edge.buffer.end) for _, edge in outputs] + [
+            partial(edge.saved, edge.feed.watermark, has_ended=edge.is_stopped) for _, edge in inputs
+        ]
 
 
 def _is_unknown(error: BaseException) -> bool:

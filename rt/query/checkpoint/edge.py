@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
 from rt.objects import PersistedQueue
-from rt.query.checkpoint.replay_buffer import ReplayBuffer, check_consumer
-from rt.query.core.errors import Backlogged, QueryFailed, SequenceGap
-from rt.query.core.event_lock import EventLock
+from rt.query.checkpoint.replay_buffer import ReplayBuffer
+from rt.query.core.errors import Backlogged, QueryExists, QueryFailed, SequenceGap, error_text
+from rt.query.core.lifecycle import EventLock
 from rt.query.core.reliable import NOTHING, RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
 from rt.query.core.source import ValueFeed
 
@@ -74,14 +74,15 @@ class InputEdge:
         self._is_dense = source.is_dense
         self._subscription: ReliableSubscription = source.subscribe(self)
         self._is_started = False
-        self._is_stopped = False
+        self.is_stopped = False
+        """Whether the edge accepts no more values."""
         self._is_released = False
         self.duplicates = 0
         """Number of values dropped because they were processed before."""
 
     def start(self) -> None:
         """Request the values after the watermark. Does nothing if the source has ended."""
-        if not self._is_stopped and not self.feed.has_ended:
+        if not self.is_stopped and not self.feed.has_ended:
             self._is_started = True
             self._subscription.start(self.feed.watermark + 1)
 
@@ -94,7 +95,7 @@ class InputEdge:
 
     def _handle(self, sequence_id: int, value: Any) -> None:
         watermark = self.feed.watermark
-        if self._is_stopped:
+        if self.is_stopped:
             return
         if sequence_id <= watermark:
             self.duplicates += 1
@@ -118,28 +119,23 @@ class InputEdge:
 
     def on_error(self, error: Exception, /) -> None:
         """Fail every query that reads the source. The source is released when that is durable."""
-        with self._lock:
-            self._lock.require_intact()
-            if not self._is_stopped:
-                self._is_stopped = True
-                self.feed.on_error(error)
+        self._end(partial(self.feed.on_error, error))
 
     def on_completed(self) -> None:
         """Complete the source for every query. It is released when that is durable."""
+        self._end(self.feed.on_completed)
+
+    def _end(self, notify: Callable[[], None]) -> None:
         with self._lock:
             self._lock.require_intact()
-            if not self._is_stopped:
-                self._is_stopped = True
-                self.feed.on_completed()
+            if not self.is_stopped:
+                self.is_stopped = True
+                notify()
 
     def save(self) -> dict[str, Any]:
-        """The row of the source."""
         end = self.feed.end
-        if isinstance(end, QueryFailed):
-            return {"watermark": self.feed.watermark, "end": ["error", end.what]}
-        if isinstance(end, Exception):
-            return {"watermark": self.feed.watermark, "end": ["error", f"{type(end).__name__}: {end}"]}
-        return {"watermark": self.feed.watermark, "end": end and [end]}
+        stored = ["error", error_text(end)] if isinstance(end, Exception) else end and [end]
+        return {"watermark": self.feed.watermark, "end": stored}
 
     def saved(self, watermark: int, *, has_ended: bool) -> None:
         """Acknowledge the watermark of a durable checkpoint.
@@ -152,21 +148,10 @@ class InputEdge:
         if has_ended:
             self._release()
 
-    def dispose(self) -> None:
-        """Accept no more values. The next checkpoint releases the source; if never started, now."""
-        self._is_stopped = True
-        if not self._is_started:
-            self._release()
-
     def unload(self) -> None:
-        """Release the source without acknowledging."""
-        self._is_stopped = True
+        """Accept no more values, and release the source without acknowledging."""
+        self.is_stopped = True
         self._release()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the edge accepts no more values."""
-        return self._is_stopped
 
     def _release(self) -> None:
         if not self._is_released:
@@ -212,10 +197,7 @@ class OutputEdge:
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds `limit` values."""
         return len(self.buffer) >= self._limit
-
-    # Called by queries
 
     def on_next(self, value: Any, /) -> None:
         """Number and keep the value.
@@ -226,13 +208,11 @@ class OutputEdge:
 
     def on_error(self, error: Exception, /) -> None:
         """Sent to consumers after all values. After a recovery it is a `QueryFailed` with the same text."""
-        self._end = self._end or ["error", f"{type(error).__name__}: {error}"]
+        self._end = self._end or ["error", error_text(error)]
 
     def on_completed(self) -> None:
         """Sent to consumers after all values."""
         self._end = self._end or ["completed"]
-
-    # Called by consumers
 
     def subscribe(self, observer: ReliableObserver[Any], /, name: str = "") -> ReliableSubscription:
         """Subscribe a consumer. Its name is stored, and unacknowledged values are kept until it is disposed.
@@ -240,7 +220,9 @@ class OutputEdge:
         Raises `QueryExists` if a consumer with this name is subscribed.
         """
         with self._lock:
-            check_consumer(self._subscriptions, name)
+            if name in self._subscriptions:
+                hint = "Dispose its subscription first."
+                raise QueryExists("a consumer has this name", got=repr(name), hint=hint)
             self.buffer.join(name)
             made = self._subscriptions[name] = _Subscription(self, name, observer, self._lock)
             return made
@@ -257,8 +239,6 @@ class OutputEdge:
         end = self._durable_end if self.release == "commit" else self._immediate_end()
         last = self._end if end == self.buffer.end else None
         return call_all(partial(each.send, end, last) for each in list(self._subscriptions.values()))
-
-    # Called by the engine
 
     def save(self) -> dict[str, Any]:
         """The row of the sink, the `saved` argument of the next run. The values are saved by their queue."""
@@ -325,10 +305,11 @@ class _Subscription:
                 self._edge.drop(self._name)
 
     def _is_over(self) -> bool:
+        """Whether it was disposed, possibly by `on_next` of its observer."""
         return self._is_disposed
 
     def send(self, end: int, last: list[Any] | None) -> bool:
-        if self._next is None or self._has_ended or self._is_disposed:
+        if self._next is None or self._has_ended or self._is_over():
             return False
         sent = False
         if self._next < end:

@@ -15,7 +15,7 @@ from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.edge import InputEdge, OnGap, OutputEdge, Release, call_all
 from rt.query.core.clock import QueryClock
 from rt.query.core.errors import Backlogged, QueryExists, QueryFailed, WrongState
-from rt.query.core.event_lock import EventLock
+from rt.query.core.lifecycle import EventLock
 from rt.query.core.reliable import NOTHING, ReliableObservable
 from rt.query.core.runtime import QueryRuntime
 
@@ -85,12 +85,10 @@ class EdgeTable:
 
     @property
     def is_backlogged(self) -> bool:
-        """Whether an output is full."""
         return any(each.is_full for each in self.outputs.values())
 
     @property
     def have_timed_sources_ended(self) -> bool:
-        """Whether every source whose values have the time has ended."""
         return all(self.inputs[each].feed.has_ended for each in self._timed)
 
     def sends_immediately(self, sink: str | None) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from rt.names import check_name
-from rt.objects import StateDamaged
 from rt.query.core.errors import NoSuchQuery, QueryExists
 from rt.query.core.observable import Observable
 from rt.query.core.row_json import decode, encode, plain
@@ -72,17 +71,17 @@ class Recipe:
     factory: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def encode(self) -> bytes:
+    def row(self) -> dict[str, Any]:
         """Raises `NotSerializable` for arguments that JSON cannot restore unchanged."""
-        return encode({"factory": self.factory, "arguments": plain(dict(self.arguments))})
+        return {"factory": self.factory, "arguments": plain(dict(self.arguments))}
+
+    def encode(self) -> bytes:
+        return encode(self.row())
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
-        found = decode(data, where)
-        try:
-            return cls(found["factory"], found["arguments"])
-        except KeyError as error:
-            raise StateDamaged("damaged definition: a key is missing", where=where, got=str(error)) from error
+        found = decode(data, where, "factory", "arguments")
+        return cls(found["factory"], found["arguments"])
 
 
 @dataclass(slots=True)
@@ -103,8 +102,7 @@ class StoredQuery:
     def encode(self) -> bytes:
         return encode(
             {
-                "factory": self.recipe.factory,
-                "arguments": plain(dict(self.recipe.arguments)),
+                **self.recipe.row(),
                 "sink": self.sink,
                 "order": self.order,
                 "after": self.after,
@@ -116,10 +114,6 @@ class StoredQuery:
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
-        found = decode(data, where)
-        try:
-            recipe = Recipe(found["factory"], found["arguments"])
-            names = ("sink", "order", "after", "begun_ns", "ended", "is_begun")
-            return cls(recipe, *(found[name] for name in names))
-        except KeyError as error:
-            raise StateDamaged("damaged query row: a key is missing", where=where, got=str(error)) from error
+        names = ("sink", "order", "after", "begun_ns", "ended", "is_begun")
+        found = decode(data, where, "factory", "arguments", *names)
+        return cls(Recipe(found["factory"], found["arguments"]), *(found[name] for name in names))

@@ -11,7 +11,7 @@ from typing import Final
 from rt.objects import StateDamaged
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.factories import Recipe, StoredQuery
-from rt.query.checkpoint.transaction_log import Change, LogEntry, NetChange, coalesce
+from rt.query.checkpoint.transaction_log import DEFINITION, Change, LogEntry, net_change
 from rt.query.core.errors import LogConflict
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
@@ -65,19 +65,18 @@ class Recovery:
                 self._start(self._runtime.roots[query_id], each.after if query_id in self._is_new else None)
         logger.info("recovered queries=%d", len(self._runtime.roots))
 
-    # The log
-
     def _replay(self) -> None:
         by_key: defaultdict[tuple[str, str], list[LogEntry]] = defaultdict(list)
         for _, entry in self._catalog.log:
             by_key[entry.kind, entry.key].append(entry)
         for (kind, key), entries in by_key.items():
             try:
-                for net in coalesce(entries):
-                    self._apply(net)
+                change = net_change(entries)
+                if change is not None:
+                    self._apply(change, entries[-1])
             except (LogConflict, StateDamaged) as error:
                 is_removed = self._decide(key, error) is Mitigation.REMOVE
-                if kind == "definition":
+                if kind == DEFINITION:
                     if is_removed:
                         self._catalog.define(key, None)
                 elif is_removed:
@@ -85,29 +84,24 @@ class Recovery:
                 else:
                     self._ignored.add(key)
 
-    def _apply(self, net: NetChange) -> None:
-        if net.kind == "definition":
-            known: bool = net.key in self._catalog.definitions
-            self._check(net, is_known=known)
-            recipe = None if net.row is None else Recipe.decode(net.row, net.key)
-            self._catalog.define(net.key, recipe)
-            return
-        self._check(net, is_known=net.key in self._catalog.queries)
-        if net.change is not Change.CREATE:
-            self._remove(net.key)
-        if net.row is not None:
-            self._catalog.put_query(net.key, StoredQuery.decode(net.row, net.key))
-            self._is_new.add(net.key)
-
-    def _check(self, net: NetChange, *, is_known: bool) -> None:
-        if is_known is (net.change is Change.CREATE):
+    def _apply(self, change: Change, last: LogEntry) -> None:
+        """Apply the net change of a key, whose row is that of the last entry."""
+        key, row, is_definition = last.key, last.row, last.kind == DEFINITION
+        is_known = key in (self._catalog.definitions if is_definition else self._catalog.queries)
+        if is_known is (change is Change.CREATE):
             raise LogConflict(
-                f"the transaction log contradicts the checkpoint: {net.change.value}",
-                where=net.key,
+                f"the transaction log contradicts the checkpoint: {change.value}",
+                where=key,
                 hint="Restore the store from a backup.",
             )
-
-    # Queries
+        if is_definition:
+            self._catalog.define(key, None if row is None else Recipe.decode(row, key))
+            return
+        if change is not Change.CREATE:
+            self._remove(key)
+        if row is not None:
+            self._catalog.put_query(key, StoredQuery.decode(row, key))
+            self._is_new.add(key)
 
     def _load(self, query_id: str, stored: StoredQuery) -> None:
         try:

@@ -13,31 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-from rt.query.core.errors import NotInBuffer, QueryExists
+from rt.objects import PersistedQueue
+from rt.query.core.errors import NotInBuffer
 
 T = TypeVar("T")
-
-
-class BufferStore(Protocol[T]):
-    """Holds the values: a `PersistedQueue`."""
-
-    def __len__(self) -> int: ...
-    def __reversed__(self) -> Iterator[T]: ...
-
-    def enqueue(self, value: T, /) -> None: ...
-
-    def dequeue(self) -> T: ...
 
 
 class ReplayBuffer(Generic[T]):
     """`acknowledged`: by consumer, the last id that it acknowledged."""
 
     def __init__(
-        self, held: BufferStore[T], *, low: int = 0, acknowledged: dict[str, int] | None = None
+        self, held: PersistedQueue[T], *, low: int = 0, acknowledged: dict[str, int] | None = None
     ) -> None:
         self._held: Final = held
         self._low = low
@@ -118,9 +107,3 @@ class ReplayBuffer(Generic[T]):
         for _ in range(self._low, low):
             self._held.dequeue()
         self._low = max(self._low, low)
-
-
-def check_consumer(known: Any, name: str) -> None:
-    """`QueryExists` if a consumer with this name is subscribed."""
-    if name in known:
-        raise QueryExists("a consumer has this name", got=repr(name), hint="Dispose its subscription first.")

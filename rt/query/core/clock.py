@@ -6,6 +6,7 @@ because otherwise their timers would be due since 1970.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from rt.query.core.operator_group import OperatorGroup
@@ -58,7 +59,6 @@ class QueryClock:
 
     @property
     def has_waiting_queries(self) -> bool:
-        """Whether queries wait for the time to start."""
         return bool(self._waiting)
 
     def cancel_start(self, query_id: str) -> None:
@@ -72,4 +72,4 @@ class QueryClock:
         waiting, self._waiting = self._waiting, {}
         for group, watermarks in waiting.values():
             group.mark()
-            group.guard(lambda each, after: each.start(after, is_new=True), group, watermarks)
+            group.guard(partial(group.start, watermarks, is_new=True))

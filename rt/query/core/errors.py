@@ -43,6 +43,10 @@ class NoSuchQuery(QueryError, KeyError):
 class StateMismatch(QueryError):
     """The saved state does not match the query's operators."""
 
+    def __init__(self, what: str, *, where: str, got: object, expected: object) -> None:
+        hint = "The factory makes other operators than before. Start the query under another id."
+        super().__init__(what, where=where, got=got, expected=expected, hint=hint)
+
 
 class LateSubscription(QueryError):
     """A window or group must be subscribed to while it is handed out."""
@@ -95,6 +99,11 @@ class LogConflict(QueryError):
 
 class QueryFailed(QueryError):
     """The error that ended a query, as stored: only its text is kept."""
+
+
+def error_text(error: Exception) -> str:
+    """What is stored of an error. The same for the `QueryFailed` that replaces it after a recovery."""
+    return error.what if isinstance(error, QueryFailed) else f"{type(error).__name__}: {error}"
 
 
 class Backlogged(Overloaded):

@@ -18,7 +18,7 @@ objects.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rt.errors import UnknownVersion
 from rt.objects import ANY
@@ -39,7 +39,8 @@ B = TypeVar("B")
 class Operator(Generic[A, B]):
     """Receives values of A and emits values of B. The module lists its invariants.
 
-    Subclasses have slots, set NAME, and increase VERSION when the format of their saved state changes.
+    Subclasses have slots, set NAME, name their state in SAVED or override `save_state` and `load_state`, and
+    increase VERSION when the format of their saved state changes.
     """
 
     __slots__ = (
@@ -48,27 +49,31 @@ class Operator(Generic[A, B]):
         "_group",
         "_index",
         "_inputs",
-        "_is_disposed",
         "_objects",
         "_out",
         "_timers",
+        "is_disposed",
     )
-
-    _group: OperatorGroup
-    _out: Observer[B]
-    _index: int
-    _inputs: tuple[Operator[Any, Any], ...]
-    _is_disposed: bool
-    _objects: ScopedObjects | None
-    _timers: dict[str, Timer] | None
-    _children: dict[str, OperatorGroup] | None
-    _children_made: int
 
     NAME: ClassVar[str]
     """Stored with the state, for example "take"."""
     VERSION: ClassVar[int] = 1
     IS_TRANSITIONING: ClassVar[bool] = False
     """Whether to start without state, instead of failing, if the state of another operator is stored."""
+    SAVED: ClassVar[str | tuple[str, ...] | None] = None
+    """What `save_state` returns by default: an attribute, or a list of attributes."""
+
+    def bind(self, group: OperatorGroup, out: Observer[B]) -> None:
+        """Join an operator group, and send to `out`."""
+        self._group = group
+        self._out = out
+        self._inputs: tuple[Operator[Any, Any], ...] = ()
+        self.is_disposed = False
+        self._objects: ScopedObjects | None = None
+        self._timers: dict[str, Timer] | None = None
+        self._children: dict[str, OperatorGroup] | None = None
+        self._children_made = 0
+        self._index = group.add(self)
 
     # Overridden by subclasses
 
@@ -117,20 +122,25 @@ class Operator(Generic[A, B]):
 
     def save_state(self) -> Any:
         """A small value that JSON restores unchanged (see `rt.objects.ANY`), for `load_state`."""
-        return None
+        saved = self.SAVED
+        if saved is None or isinstance(saved, str):
+            return saved and getattr(self, saved)
+        return [getattr(self, name) for name in saved]
 
-    def load_state(self, state: Any, version: int, /) -> None:
+    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
         """Restore the state that `save_state` of `version`, at most VERSION, returned."""
+        saved = self.SAVED
+        if isinstance(saved, str):
+            setattr(self, saved, state)
+        elif saved is not None:
+            for name, value in zip(saved, state, strict=True):
+                setattr(self, name, value)
 
     def child(self, key: str, seed: Any, /) -> Observable[Any]:
         """The observable of the inner subscription `key`. Must be the same for the same seed in every run."""
         raise NotImplementedError
 
     # Used by subclasses
-
-    @property
-    def is_disposed(self) -> bool:
-        return self._is_disposed
 
     @property
     def now_ns(self) -> int:
@@ -158,26 +168,25 @@ class Operator(Generic[A, B]):
 
     def emit(self, value: B) -> None:
         """Send a value. Does nothing if this operator has ended, possibly by the value before."""
-        if not self._is_disposed:
+        if not self.is_disposed:
             self._out.on_next(value)
 
     def fail(self, error: Exception) -> None:
-        """End with an error."""
-        if not self._is_disposed:
+        if not self.is_disposed:
             self.dispose()
             self._out.on_error(error)
 
     def complete(self) -> None:
         """End. Emit pending values before: their state is deleted."""
-        if not self._is_disposed:
+        if not self.is_disposed:
             self.dispose()
             self._out.on_completed()
 
     def dispose(self) -> None:
         """End without emitting, with all inputs. Idempotent."""
-        if self._is_disposed:
+        if self.is_disposed:
             return
-        self._is_disposed = True
+        self.is_disposed = True
         self.changed()
         self.release()
         for key in list(self._children or ()):
@@ -202,10 +211,6 @@ class Operator(Generic[A, B]):
     def has_open_input(self) -> bool:
         return any(not source.is_disposed for source in self._inputs)
 
-    def dispose_input(self, index: int) -> None:
-        """Stop listening to one of several sources."""
-        self._inputs[index].leave()
-
     def set_timer(self, due_ns: int, key: str = "") -> None:
         """Call `on_timer(key)` at this time; if it is past, after the current event.
 
@@ -223,7 +228,7 @@ class Operator(Generic[A, B]):
             self.changed()
 
     def has_timer(self, key: str = "") -> bool:
-        return bool(self._timers) and key in self._timers  # type: ignore[operator]
+        return self._timers is not None and key in self._timers
 
     def open_child(self, key: str, seed: Any = None) -> None:
         """Subscribe to `child(key, seed)`. Its events call `on_inner_…(key, …)`.
@@ -235,9 +240,7 @@ class Operator(Generic[A, B]):
         if not isinstance(seed, Subject):
             ANY.check(seed)
         if "/" in key or "#" in key or (self._children and key in self._children):
-            raise ValueError(
-                f"the key of an inner subscription must be new, without '/' and '#', got {key!r}"
-            )
+            raise ValueError(f"an inner subscription needs a new key without '/' and '#', got {key!r}")
         self._children_made += 1
         group = self._group.new_child(self._index, key, seed, self._children_made)
         group.build(self.child(key, seed), Inlet(self, key))
@@ -254,9 +257,6 @@ class Operator(Generic[A, B]):
         if group is not None:
             group.delete()
 
-    def has_children(self) -> bool:
-        return bool(self._children)
-
     def child_keys(self) -> list[str]:
         """The open inner subscriptions, oldest first."""
         return list(self._children or ())
@@ -272,64 +272,40 @@ class Operator(Generic[A, B]):
 
     # Called by the operator group
 
-    def bind(self, group: OperatorGroup, out: Observer[B]) -> None:
-        """Join an operator group, and send to `out`."""
-        self._group = group
-        self._out = out
-        self._inputs = ()
-        self._is_disposed = False
-        self._objects = None
-        self._timers = None
-        self._children = None
-        self._children_made = 0
-        self._index = group.add(self)
-
     def add_input(self, source: Operator[Any, A]) -> None:
         """Add a source, which is disposed with this operator."""
         self._inputs = (*self._inputs, source)
 
     def inlet(self, key: str) -> Observer[Any]:
-        """The observer for one of several sources."""
         return Inlet(self, key)
 
     def save(self) -> list[Any]:
         """The operator's part of its group's row."""
         timers = [[key, each.due_ns, each.order] for key, each in (self._timers or {}).items()]
-        state = None if self._is_disposed else plain(self.save_state())
-        return [self.NAME, self.VERSION, int(self._is_disposed), state, timers, self._children_made]
+        state = None if self.is_disposed else plain(self.save_state())
+        return [self.NAME, self.VERSION, int(self.is_disposed), state, timers, self._children_made]
 
     def load(self, saved: list[Any]) -> None:
         """Restore the saved state and inner subscriptions. Starts nothing."""
         name, version, is_disposed, state, timers, children_made = saved
-        self._is_disposed = bool(is_disposed)
+        self.is_disposed = bool(is_disposed)
         self._children_made = children_made
-        if self._is_disposed:
+        if self.is_disposed:
             return
         self.on_open()
         if name != self.NAME:
             if self.IS_TRANSITIONING:
                 return
-            raise StateMismatch(
-                "saved state of another operator",
-                where=self.address,
-                got=name,
-                expected=self.NAME,
-                hint=_CHANGED,
-            )
+            what = "saved state of another operator"
+            raise StateMismatch(what, where=self.address, got=name, expected=self.NAME)
         if version > self.VERSION:
-            raise UnknownVersion(
-                f"saved by a newer operator {self.NAME}",
-                where=self.address,
-                got=version,
-                expected=self.VERSION,
-            )
+            what = f"saved by a newer operator {self.NAME}"
+            raise UnknownVersion(what, where=self.address, got=version, expected=self.VERSION)
         for key, due_ns, order in timers:
             self._schedule(key, due_ns, order)
         self.load_state(state, version)
-        for key, group in self._group.load_children(self._index):
-            if self._children is None:
-                self._children = {}
-            self._children[key] = group
+        self._children = self._group.load_children(self._index) or None
+        for key, group in (self._children or {}).items():
             group.build(self.child(key, group.seed), Inlet(self, key))
             group.load()
 
@@ -337,7 +313,7 @@ class Operator(Generic[A, B]):
         return (self._children or {}).values()
 
     def start(self, *, is_loaded: bool) -> None:
-        if self._is_disposed:
+        if self.is_disposed:
             return
         self.on_connect()
         for group in list((self._children or {}).values()):
@@ -356,13 +332,12 @@ class Operator(Generic[A, B]):
         self.release()
         for group in (self._children or {}).values():
             group.abandon()
-        if not self._is_disposed:
-            self._is_disposed = True
+        if not self.is_disposed:
+            self.is_disposed = True
             self.on_dispose()
 
     def saved(self) -> None:
-        """A checkpoint with this state is durable."""
-        if not self._is_disposed:
+        if not self.is_disposed:
             self.on_state_saved()
 
     def _schedule(self, key: str, due_ns: int, order: int | None) -> None:
@@ -399,6 +374,3 @@ class Inlet:
         self._operator.close_child(self._key)
         if not self._operator.is_disposed:
             self._operator.on_inner_completed(self._key)
-
-
-_CHANGED: Final = "The factory makes other operators than before. Start the query under another id."

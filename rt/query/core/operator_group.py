@@ -58,8 +58,6 @@ class OperatorGroup:
         self._is_loaded = False
         self._watermarks: dict[str, int] | None = None
 
-    # Building
-
     def build(self, observable: Observable[Any], out: Observer[Any]) -> None:
         """Make the operators of `observable`. They will send to `out`."""
         self._out = out
@@ -72,24 +70,21 @@ class OperatorGroup:
 
     def new_child(self, index: int, key: str, seed: Any, order: int) -> OperatorGroup:
         """The group of an inner subscription of the operator at `index`."""
-        made = OperatorGroup(self.runtime, f"{self.id}/{index}.{key}", self.root)
+        made = self._child(index, key)
         made.seed, made.order = seed, order
         return made
 
-    def load_children(self, index: int) -> Iterator[tuple[str, OperatorGroup]]:
+    def load_children(self, index: int) -> dict[str, OperatorGroup]:
         """The saved inner subscriptions of an operator, oldest first. The caller builds and loads them."""
-        found = []
+        found = {}
         for key, row in self.runtime.pop_children(f"{self.id}/{index}"):
-            made = OperatorGroup(self.runtime, f"{self.id}/{index}.{key}", self.root)
-            made._set_row(row)
-            found.append((key, made))
-        return iter(sorted(found, key=lambda each: each[1].order))
+            found[key] = self._child(index, key)
+            found[key]._set_row(row)
+        return found
 
     def children(self) -> Iterator[OperatorGroup]:
         for operator in self._operators:
             yield from operator.children()
-
-    # Starting and ending
 
     def open(self) -> None:
         """Start as a new group, without saved state."""
@@ -104,13 +99,8 @@ class OperatorGroup:
         assert self._row is not None
         saved, self._row = self._row["operators"], None
         if len(saved) != len(self._operators):
-            raise StateMismatch(
-                "wrong number of operators in saved state",
-                where=self.id,
-                got=len(saved),
-                expected=len(self._operators),
-                hint="The factory makes other operators than before. Start the query under another id.",
-            )
+            what = "wrong number of operators in saved state"
+            raise StateMismatch(what, where=self.id, got=len(saved), expected=len(self._operators))
         self._is_loaded = True
         for operator, each in zip(reversed(self._operators), reversed(saved), strict=True):
             operator.load(each)
@@ -149,10 +139,7 @@ class OperatorGroup:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all operators have ended."""
         return all(operator.is_disposed for operator in self._operators)
-
-    # Errors
 
     def guard(self, call: Callable[..., object], *arguments: Any) -> None:
         """Call a function of an operator. An exception ends the query."""
@@ -167,8 +154,6 @@ class OperatorGroup:
         if not root.is_finished:
             root.dispose()
             root._out.on_error(error)
-
-    # Saving
 
     def mark(self) -> None:
         """Save the row in the next checkpoint."""
@@ -191,6 +176,9 @@ class OperatorGroup:
         """A checkpoint with this row is durable."""
         for operator in self._operators:
             operator.saved()
+
+    def _child(self, index: int, key: str) -> OperatorGroup:
+        return OperatorGroup(self.runtime, f"{self.id}/{index}.{key}", self.root)
 
     def _set_row(self, row: dict[str, Any]) -> None:
         self._row = row

@@ -30,9 +30,11 @@ def encode(row: dict[str, Any]) -> bytes:
     return _encode(row).encode()
 
 
-def decode(data: bytes, where: str) -> dict[str, Any]:
-    """Read a row; `StateDamaged` if it is not a JSON object."""
+def decode(data: bytes, where: str, *keys: str) -> dict[str, Any]:
+    """Read a row; `StateDamaged` if it is not a JSON object with these keys."""
     found = ANY.load(data)
-    if type(found) is not dict:
-        raise StateDamaged("damaged row", where=where, got=repr(data[:60]))
+    if type(found) is not dict or not found.keys() >= set(keys):
+        expected = f"a JSON object with {', '.join(keys)}" if keys else "a JSON object"
+        hint = "Restore the store from a backup."
+        raise StateDamaged("damaged row", where=where, got=repr(data[:60]), expected=expected, hint=hint)
     return found

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from rt.objects import (
-    ANY,
     CheckpointKind,
     PersistedObjectSpace,
     Serializers,
@@ -23,6 +22,7 @@ from rt.objects import (
 )
 from rt.query.core.errors import NoSuchQuery
 from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.row_json import decode
 from rt.query.core.scheduler import Scheduler
 from rt.query.core.scoped_objects import owner_of
 from rt.query.core.source import ValueFeed
@@ -57,8 +57,6 @@ class QueryRuntime:
         self._stored_roots: dict[str, dict[str, Any]] = {}
         self._stored_children: defaultdict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
 
-    # Used by queries
-
     def feed(self, name: str) -> ValueFeed:
         """The feed of a source; `NoSuchQuery` if there is none."""
         if name not in self._feeds:
@@ -79,10 +77,9 @@ class QueryRuntime:
         self._deleted[group.id] = None
 
     def pop_children(self, parent: str) -> Iterable[tuple[str, dict[str, Any]]]:
-        """Remove and return the keys and rows of an operator's stored inner subscriptions."""
-        return self._stored_children.pop(parent, ())
-
-    # Saving
+        """Remove and return the keys and rows of an operator's stored inner subscriptions, oldest first."""
+        rows = self._stored_children.pop(parent, None)
+        return sorted(rows, key=lambda each: each[1]["order"]) if rows else ()
 
     def prepare(
         self, *, is_full: bool, on_failed: Callable[[OperatorGroup, Exception], object] | None = None
@@ -150,7 +147,6 @@ class QueryRuntime:
                 each.mark()
 
     def _running_groups(self) -> dict[str, OperatorGroup]:
-        """Every group of the running queries."""
         live: dict[str, OperatorGroup] = {}
         waiting = list(self.roots.values())
         while waiting:
@@ -159,17 +155,15 @@ class QueryRuntime:
             waiting.extend(each.children())
         return live
 
-    # Loading
-
-    def load(self, reader: StateReader) -> list[str]:
-        """Read the store without building anything. Returns the ids of the stored queries."""
+    def load(self, reader: StateReader) -> None:
+        """Read the store without building anything."""
         self.space.load(reader)
         for group_id, data in reader.rows(GROUPS):
-            row = ANY.load(data)
-            if type(row) is not dict or type(row.get("operators")) is not list:
+            parent, slash, last = group_id.rpartition("/")
+            row = decode(data, group_id, "operators", *(("order",) if slash else ()))
+            if type(row["operators"]) is not list:
                 raise StateDamaged("not the row of an operator group", where=group_id, got=repr(data[:60]))
             self._stored_rows[group_id] = data
-            parent, slash, last = group_id.rpartition("/")
             if not slash:
                 self._stored_roots[group_id] = row
                 continue
@@ -177,7 +171,6 @@ class QueryRuntime:
             if not dot:
                 raise StateDamaged("not the key of an operator group", where=group_id)
             self._stored_children[f"{parent}/{index}"].append((key, row))
-        return list(self._stored_roots)
 
     def pop_stored(self, query_id: str) -> dict[str, Any] | None:
         """Remove and return the stored row of a query; None if there is none."""
@@ -186,32 +179,29 @@ class QueryRuntime:
     def delete_stored(self, query_id: str) -> None:
         """Delete everything stored of a query that does not run."""
         self._stored_roots.pop(query_id, None)
-        for parent in [each for each in self._stored_children if _is_of(each, query_id)]:
+        for parent in [each for each in self._stored_children if _query_of(each) == query_id]:
             del self._stored_children[parent]
         for known in (self._stored_rows, self._kept):
-            for group_id in [each for each in known if _is_of(each, query_id)]:
+            for group_id in [each for each in known if _query_of(each) == query_id]:
                 del known[group_id]
                 self._deleted[group_id] = None
         for object_id in self.space.ids():
-            if _is_of(owner_of(object_id), query_id):
+            if _query_of(owner_of(object_id)) == query_id:
                 self.space.delete(object_id)
 
     def sweep(self, ignored: Collection[str] = ()) -> None:
         """Delete rows and objects without an owner, except those of `ignored`. Call when all is loaded."""
-        kept = {each for each in self._stored_rows if each.split("/", 1)[0] in ignored}
-        self._kept = {group_id: self._stored_rows[group_id] for group_id in kept}
-        live = self._running_groups()
-        for group_id in self._stored_rows:
-            if group_id not in live and group_id not in kept:
-                self._deleted[group_id] = None
+        rows, live = self._stored_rows, self._running_groups()
+        self._kept = {each: rows[each] for each in rows if _query_of(each) in ignored}
+        self._deleted |= {each: None for each in rows if each not in live and each not in self._kept}
         for object_id in self.space.ids():
             owner = owner_of(object_id)
-            if owner not in live and not owner.startswith("@") and owner.split("/", 1)[0] not in ignored:
+            if owner not in live and not owner.startswith("@") and _query_of(owner) not in ignored:
                 self.space.delete(object_id)
         self._stored_rows.clear()
         self._stored_children.clear()
         self._stored_roots.clear()
 
 
-def _is_of(group_id: str, query_id: str) -> bool:
-    return group_id == query_id or group_id.startswith(f"{query_id}/")
+def _query_of(group_id: str) -> str:
+    return group_id.split("/", 1)[0]

@@ -65,17 +65,17 @@ class ScopedObjects:
 
     def delete(self, name: str) -> None:
         """Does nothing if there is no such collection."""
-        object_id = f"{self._scope}#{name}"
-        self._held.discard(object_id)
-        if object_id in self._space:
-            self._space.delete(object_id)
+        self._delete(self._id(name))
 
     def delete_all(self) -> None:
         """Delete every collection that was requested here."""
-        for object_id in self._held:
-            if object_id in self._space:
-                self._space.delete(object_id)
-        self._held.clear()
+        for object_id in list(self._held):
+            self._delete(object_id)
+
+    def _delete(self, object_id: str) -> None:
+        self._held.discard(object_id)
+        if object_id in self._space:
+            self._space.delete(object_id)
 
     def _id(self, name: str) -> str:
         object_id = f"{self._scope}#{name}"

@@ -18,7 +18,6 @@ class SubjectTap(Operator[Any, Any]):
     """A subscription to a window or group."""
 
     __slots__ = ("_inner", "_is_loaded")
-
     NAME = "inner"
 
     def __init__(self, inner: Subject) -> None:
@@ -37,7 +36,7 @@ class SubjectTap(Operator[Any, Any]):
 
     def dispose(self) -> None:
         """End, and notify the owner."""
-        if not self._is_disposed:
+        if not self.is_disposed:
             super().dispose()
             self._inner.on_tap_disposed()
 
@@ -62,8 +61,8 @@ class SourceTap(Operator[Any, Any]):
     """
 
     __slots__ = ("_name", "after", "order")
-
     NAME = "source"
+    SAVED = ("after", "order")
 
     def __init__(self, name: str) -> None:
         self._name: Final = name
@@ -80,6 +79,10 @@ class SourceTap(Operator[Any, Any]):
             self.set_timer(self.now_ns)
 
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+        self.end()
+
+    def end(self) -> None:
+        """Fail or complete, as the feed did."""
         end = self._group.runtime.feed(self._name).end
         if isinstance(end, Exception):
             self.fail(end)
@@ -89,23 +92,9 @@ class SourceTap(Operator[Any, Any]):
     def on_dispose(self) -> None:
         self._group.runtime.feed(self._name).detach(self)
 
-    def save_state(self) -> list[Any]:
-        return [self.after, self.order]
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self.after, self.order = state
+    def load_state(self, state: Any, version: int, /) -> None:
+        super().load_state(state, version)
         self._group.runtime.feed(self._name).reserve(self.order)
-
-    def crash(self, error: Exception) -> None:
-        """End the query with an error that no operator handled."""
-        self._group.crash(error)
-
-    def end(self, error: Exception | None) -> None:
-        """The feed failed, or completed (None)."""
-        if error is None:
-            self._group.guard(self.complete)
-        else:
-            self._group.guard(self.fail, error)
 
 
 class ValueFeed:
@@ -126,7 +115,6 @@ class ValueFeed:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more values arrive."""
         return self.end is not None
 
     def attach(self, tap: SourceTap) -> None:
@@ -150,24 +138,25 @@ class ValueFeed:
     def on_next(self, sequence_id: int, value: Any, /) -> None:
         """Let every query process the value."""
         for tap in self._all():
-            if sequence_id > tap.after and not tap._is_disposed:
+            if sequence_id > tap.after and not tap.is_disposed:
                 try:
                     tap._out.on_next(value)
                 except Exception as error:  # noqa: BLE001 - any error of a query ends only that query
-                    tap.crash(error)
+                    tap._group.crash(error)
         self.watermark = sequence_id
 
     def on_error(self, error: Exception, /) -> None:
         """Fail every present and later tap."""
-        self.end = error
-        for tap in self._all():
-            tap.end(error)
+        self._finish(error)
 
     def on_completed(self) -> None:
         """Complete every present and later tap."""
-        self.end = "completed"
+        self._finish("completed")
+
+    def _finish(self, end: Exception | Literal["completed"]) -> None:
+        self.end = end
         for tap in self._all():
-            tap.end(None)
+            tap._group.guard(tap.end)
 
     def _all(self) -> tuple[SourceTap, ...]:
         if self._in_order is None:

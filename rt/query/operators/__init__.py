@@ -10,17 +10,20 @@ from rt.query.operators.buffers import buffer_with_count, buffer_with_time, buff
 from rt.query.operators.combine import combine_latest, merge, with_latest_from, zip
 from rt.query.operators.concat import Failure, catch, concat, delay_subscription, repeat, retry
 from rt.query.operators.conditional import all, contains, is_empty, sequence_equal, some
-from rt.query.operators.element import (
+from rt.query.operators.filter import (
+    distinct,
+    distinct_until_changed,
     element_at,
     element_at_or_default,
+    filter_indexed,
     first,
     first_or_default,
     last,
     last_or_default,
     single,
     single_or_default,
+    where,
 )
-from rt.query.operators.filter import distinct, distinct_until_changed, filter_indexed, take, where
 from rt.query.operators.flatten import (
     concat_map,
     flat_map,
@@ -30,7 +33,6 @@ from rt.query.operators.flatten import (
     switch_map,
     switch_map_indexed,
 )
-from rt.query.operators.group_by import group_by
 from rt.query.operators.side_effects import do_action, finally_action
 from rt.query.operators.take_skip import (
     skip,
@@ -39,6 +41,7 @@ from rt.query.operators.take_skip import (
     skip_while,
     skip_while_indexed,
     skip_with_time,
+    take,
     take_until,
     take_until_with_time,
     take_while,
@@ -55,7 +58,12 @@ from rt.query.operators.transform import (
     start_with,
 )
 from rt.query.operators.user_functions import compose
-from rt.query.operators.windows import window_with_count, window_with_time, window_with_time_or_count
+from rt.query.operators.windows import (
+    group_by,
+    window_with_count,
+    window_with_time,
+    window_with_time_or_count,
+)
 
 # Other Rx names.
 aggregate = reduce
@@ -70,91 +78,22 @@ switch = switch_latest
 throttle = throttle_with_mapper
 throttle_with_timeout = debounce
 
-__all__ = [
-    "Failure",
-    "aggregate",
-    "all",
-    "any",
-    "append",
-    "average",
-    "buffer_with_count",
-    "buffer_with_time",
-    "buffer_with_time_or_count",
-    "catch",
-    "combine_latest",
-    "compose",
-    "concat",
-    "concat_map",
-    "contains",
-    "count",
-    "debounce",
-    "default_if_empty",
-    "delay",
-    "delay_subscription",
-    "distinct",
-    "distinct_until_changed",
-    "do",
-    "do_action",
-    "element_at",
-    "element_at_or_default",
-    "filter",
-    "filter_indexed",
-    "finally_action",
-    "first",
-    "first_or_default",
-    "flat_map",
-    "flat_map_indexed",
-    "flat_map_latest",
-    "group_by",
-    "ignore_elements",
-    "is_empty",
-    "last",
-    "last_or_default",
-    "map",
-    "map_indexed",
-    "max",
-    "merge",
-    "merge_all",
-    "min",
-    "prepend",
-    "reduce",
-    "repeat",
-    "retry",
-    "sample",
-    "scan",
-    "select",
-    "select_many",
-    "sequence_equal",
-    "single",
-    "single_or_default",
-    "skip",
-    "skip_until",
-    "skip_until_with_time",
-    "skip_while",
-    "skip_while_indexed",
-    "skip_with_time",
-    "some",
-    "start_with",
-    "sum",
-    "switch",
-    "switch_latest",
-    "switch_map",
-    "switch_map_indexed",
-    "take",
-    "take_until",
-    "take_until_with_time",
-    "take_while",
-    "take_while_indexed",
-    "take_with_time",
-    "throttle",
-    "throttle_first",
-    "throttle_with_mapper",
-    "throttle_with_timeout",
-    "to_list",
-    "where",
-    "window_with_count",
-    "window_with_time",
-    "window_with_time_or_count",
-    "with_latest_from",
-    "zip",
-]
+__all__ = ["average", "count", "max", "min", "reduce", "scan", "sum", "to_list"]
+__all__ += ["buffer_with_count", "buffer_with_time", "buffer_with_time_or_count"]
+__all__ += ["combine_latest", "merge", "with_latest_from", "zip"]
+__all__ += ["Failure", "catch", "concat", "delay_subscription", "repeat", "retry"]
+__all__ += ["all", "contains", "is_empty", "sequence_equal", "some"]
+__all__ += ["distinct", "distinct_until_changed", "element_at", "element_at_or_default", "filter_indexed"]
+__all__ += ["first", "first_or_default", "last", "last_or_default", "single", "single_or_default", "where"]
+__all__ += ["concat_map", "flat_map", "flat_map_indexed", "merge_all", "switch_latest", "switch_map"]
+__all__ += ["switch_map_indexed"]
+__all__ += ["do_action", "finally_action"]
+__all__ += ["skip", "skip_until", "skip_until_with_time", "skip_while", "skip_while_indexed"]
+__all__ += ["skip_with_time", "take", "take_until", "take_until_with_time", "take_while"]
+__all__ += ["take_while_indexed", "take_with_time"]
+__all__ += ["debounce", "delay", "sample", "throttle_first", "throttle_with_mapper"]
+__all__ += ["append", "default_if_empty", "ignore_elements", "map", "map_indexed", "start_with"]
+__all__ += ["compose"]
+__all__ += ["group_by", "window_with_count", "window_with_time", "window_with_time_or_count"]
+__all__ += ["aggregate", "any", "do", "filter", "flat_map_latest", "prepend", "select", "select_many"]
+__all__ += ["switch", "throttle", "throttle_with_timeout"]

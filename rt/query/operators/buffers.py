@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rt.objects import PersistedQueue
 from rt.query.core.observable import Transform, applied
@@ -55,8 +55,8 @@ class BufferWithCount(Operator[A, list[A]]):
     """The queue starts with the first value of the oldest open list."""
 
     __slots__ = ("_count", "_skip", "_to_skip", "_values")
-
     NAME = "buffer_with_count"
+    SAVED = "_to_skip"
 
     def __init__(self, count: int, skip: int) -> None:
         self._count: Final = count
@@ -89,18 +89,11 @@ class BufferWithCount(Operator[A, list[A]]):
             self.emit(rest[start:])
         self.complete()
 
-    def save_state(self) -> int:
-        return self._to_skip
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._to_skip = state
-
 
 class BufferWithTime(Operator[A, list[A]]):
     """The only timer is the end of the open list."""
 
     __slots__ = ("_count", "_span_ns", "_values")
-
     NAME = "buffer_with_time"
 
     def __init__(self, span_ns: int, count: int | None) -> None:
@@ -117,18 +110,15 @@ class BufferWithTime(Operator[A, list[A]]):
     def on_next(self, value: A, /) -> None:
         self._values.enqueue(value)
         if len(self._values) == self._count:
-            self._flush(self.now_ns + self._span_ns)
+            self.on_timer("")
 
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+    def on_timer(self, key: str, /) -> None:
         """The list ends. Lists that were missed while the engine did not run are not emitted."""
-        self._flush(self.now_ns + self._span_ns)
+        full = list(self._values)
+        self._values.clear()
+        self.set_timer(self.now_ns + self._span_ns)
+        self.emit(full)
 
     def on_completed(self) -> None:
         self.emit(list(self._values))
         self.complete()
-
-    def _flush(self, next_due_ns: int) -> None:
-        full = list(self._values)
-        self._values.clear()
-        self.set_timer(next_due_ns)
-        self.emit(full)

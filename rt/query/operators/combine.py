@@ -7,7 +7,7 @@ from typing import Any, Final
 from rt.objects import PersistedQueue
 from rt.query.core.observable import Applied, Observable, Transform
 from rt.query.core.operator import Operator
-from rt.query.operators.user_functions import ABSENT, sources_of, storable
+from rt.query.operators.user_functions import sources_of, storable
 
 
 def merge(*sources: Observable[Any]) -> Transform:
@@ -26,7 +26,7 @@ def combine_latest(*sources: Observable[Any]) -> Transform:
     values.
     """
     sources_of("combine_latest", sources)
-    return lambda source: combined((source, *sources))
+    return lambda source: Applied(lambda: CombineLatest(len(sources) + 1), (source, *sources))
 
 
 def with_latest_from(*sources: Observable[Any]) -> Transform:
@@ -45,19 +45,7 @@ def zip(*sources: Observable[Any]) -> Transform:
     number is how far one source is ahead of another.
     """
     sources_of("zip", sources)
-    return lambda source: zipped((source, *sources))
-
-
-def merged(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
-    return Applied(Merge, sources)
-
-
-def combined(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
-    return Applied(lambda: CombineLatest(len(sources)), sources)
-
-
-def zipped(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
-    return Applied(lambda: Zip(len(sources)), sources)
+    return lambda source: Applied(lambda: Zip(len(sources) + 1), (source, *sources))
 
 
 class MultiSource(Operator[Any, Any]):
@@ -71,69 +59,53 @@ class MultiSource(Operator[Any, Any]):
     def on_completed(self) -> None:
         self.on_inner_completed("0")
 
-
-class Merge(MultiSource):
-    __slots__ = ()
-
-    NAME = "merge"
-
-    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
-        self.emit(value)
-
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         if not self.has_open_input():
             self.complete()
 
 
-class CombineLatest(MultiSource):
-    __slots__ = ("_latest", "_missing")
+class Merge(MultiSource):
+    __slots__ = ()
+    NAME = "merge"
 
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        self.emit(value)
+
+
+class CombineLatest(MultiSource):
+    """`_latest` has for each source its last value in a list, which is empty before the first value."""
+
+    __slots__ = ("_latest",)
     NAME = "combine_latest"
+    SAVED = "_latest"
 
     def __init__(self, count: int) -> None:
-        self._latest: list[Any] = [ABSENT] * count
-        self._missing = count
+        self._latest: list[list[Any]] = [[] for _ in range(count)]
 
     def on_inner_next(self, key: str, value: Any, /) -> None:
         mine = int(key)
         self.keep(mine, value)
-        if not self._missing:
-            self.emit(tuple(self._latest))
+        if all(self._latest):
+            self.emit(tuple([each for (each,) in self._latest]))
         elif all(self.has_input_ended(each) for each in range(len(self._latest)) if each != mine):
             self.complete()
 
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
-        if not self.has_open_input():
-            self.complete()
-
     def keep(self, index: int, value: Any) -> None:
-        """Keep the last value of a source."""
-        if self._latest[index] is ABSENT:
-            self._missing -= 1
-        self._latest[index] = storable(value)
+        self._latest[index] = [storable(value)]
         self.changed()
-
-    def save_state(self) -> list[list[Any]]:
-        """The last values, each in a list. An empty list: no value yet."""
-        return [[] if each is ABSENT else [each] for each in self._latest]
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._latest = [each[0] if each else ABSENT for each in state]
-        self._missing = sum(not each for each in state)
 
 
 class WithLatestFrom(CombineLatest):
     """The value of the first source is never kept."""
 
     __slots__ = ()
-
     NAME = "with_latest_from"
 
     def on_inner_next(self, key: str, value: Any, /) -> None:
         if key != "0":
             self.keep(int(key), value)
-        elif self._missing == 1:
-            self.emit((value, *self._latest[1:]))
+        elif all(others := self._latest[1:]):
+            self.emit((value, *(each for (each,) in others)))
 
     def on_inner_completed(self, key: str, /) -> None:
         if key == "0":
@@ -142,7 +114,6 @@ class WithLatestFrom(CombineLatest):
 
 class Zip(MultiSource):
     __slots__ = ("_count", "_waiting")
-
     NAME = "zip"
 
     def __init__(self, count: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from rt.query.core.errors import QueryFailed
+from rt.query.core.errors import error_text
 from rt.query.core.observable import Applied, Observable, Transform
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration
@@ -23,11 +23,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The same for an error and for the `QueryFailed` that replaces it after a recovery."""
-        if isinstance(error, QueryFailed):
-            kind, _, text = error.what.partition(": ")
-            return cls(kind, text)
-        return cls(type(error).__name__, str(error))
+        kind, _, text = error_text(error).partition(": ")
+        return cls(kind, text)
 
 
 Handler = Callable[[Failure], Observable[Any]]
@@ -39,7 +36,7 @@ def concat(*sources: Observable[Any]) -> Transform:
     A source of the engine sends only the values that arrive from then on. Saves which source is open.
     """
     sources_of("concat", sources)
-    return lambda source: chained((source, *sources))
+    return lambda source: Applied(lambda: Concat((source, *sources)), ())
 
 
 def catch(handler: Observable[Any] | Handler) -> Transform:
@@ -50,7 +47,7 @@ def catch(handler: Observable[Any] | Handler) -> Transform:
     """
     if not isinstance(handler, Observable) and not callable(handler):
         raise TypeError(f"catch: the handler must be an observable or a function, got {handler!r}")
-    return lambda source: caught((source, handler))
+    return lambda source: Applied(lambda: Catch((source, handler)), ())
 
 
 def retry(retry_count: int | None = None) -> Transform:
@@ -81,15 +78,6 @@ def delay_subscription(due: Duration | datetime) -> Transform:
     return lambda source: Applied(lambda: DelaySubscription(source, due), ())
 
 
-def chained(sources: tuple[Observable[Any], ...]) -> Observable[Any]:
-    return Applied(lambda: Concat(sources), ())
-
-
-def caught(sources: tuple[Observable[Any] | Handler, ...]) -> Observable[Any]:
-    """As `catch`; a second failure goes to a second handler, and so on."""
-    return Applied(lambda: Catch(sources), ())
-
-
 class Chain(Operator[Any, Any]):
     """An operator with one open source. Its key is the number of sources opened before."""
 
@@ -101,25 +89,24 @@ class Chain(Operator[Any, Any]):
     def open_next(self, seed: Any = None) -> None:
         self.open_child(str(self._children_made), seed)
 
-    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+    def on_inner_next(self, key: str, value: Any, /) -> None:
         self.emit(value)
 
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         self.complete()
 
 
 class Concat(Chain):
     __slots__ = ("_sources",)
-
     NAME = "concat"
 
     def __init__(self, sources: tuple[Observable[Any], ...]) -> None:
         self._sources: Final = sources
 
-    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:
         return self._sources[int(key)]
 
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         if self._children_made < len(self._sources):
             self.open_next()
         else:
@@ -127,8 +114,9 @@ class Concat(Chain):
 
 
 class Catch(Chain):
-    __slots__ = ("_sources",)
+    """A failure of the first source goes to the second, a failure of that to the third, and so on."""
 
+    __slots__ = ("_sources",)
     NAME = "catch"
 
     def __init__(self, sources: tuple[Observable[Any] | Handler, ...]) -> None:
@@ -138,7 +126,7 @@ class Catch(Chain):
         source = self._sources[int(key)]
         return source if isinstance(source, Observable) else source(Failure(*seed))
 
-    def on_inner_error(self, key: str, error: Exception, /) -> None:  # noqa: ARG002
+    def on_inner_error(self, key: str, error: Exception, /) -> None:
         if self._children_made == len(self._sources):
             self.fail(error)
             return
@@ -149,58 +137,51 @@ class Catch(Chain):
             self.fail(raised)
 
 
-class Retry(Chain):
+class Resubscription(Chain):
+    """Subscribes to its source up to `times` times; None: no limit."""
+
     __slots__ = ("_source", "_times")
 
-    NAME = "retry"
-
-    def __init__(self, source: Observable[Any], times: int | None) -> None:
+    def __init__(self, source: Observable[Any], times: int | None = None) -> None:
         self._source: Final = source
         self._times: Final = times
 
-    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:
         return self._source
 
-    def on_inner_error(self, key: str, error: Exception, /) -> None:  # noqa: ARG002
+
+class Retry(Resubscription):
+    __slots__ = ()
+    NAME = "retry"
+
+    def on_inner_error(self, key: str, error: Exception, /) -> None:
         if self._children_made == self._times:
             self.fail(error)
         else:
             self.open_next()
 
 
-class Repeat(Chain):
-    __slots__ = ("_source", "_times")
-
+class Repeat(Resubscription):
+    __slots__ = ()
     NAME = "repeat"
 
-    def __init__(self, source: Observable[Any], times: int | None) -> None:
-        self._source: Final = source
-        self._times: Final = times
-
-    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
-        return self._source
-
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         if self._children_made == self._times:
             self.complete()
         else:
             self.open_next()
 
 
-class DelaySubscription(Chain):
-    __slots__ = ("_due", "_source")
-
+class DelaySubscription(Resubscription):
+    __slots__ = ("_due",)
     NAME = "delay_subscription"
 
     def __init__(self, source: Observable[Any], due: Duration | datetime) -> None:
-        self._source: Final = source
+        super().__init__(source)
         self._due: Final = due
-
-    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
-        return self._source
 
     def on_start(self) -> None:
         self.set_timer(time_ns(self._due, self.now_ns))
 
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+    def on_timer(self, key: str, /) -> None:
         self.open_next()

@@ -11,7 +11,7 @@ from rt.query.core.errors import LimitExceeded
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.operators.aggregate import LIMIT
-from rt.query.operators.filter import only
+from rt.query.operators.filter import complete_with, only
 from rt.query.operators.user_functions import UserFunctionOperator, sources_of
 
 Comparer = Callable[[Any, Any], object]
@@ -53,26 +53,22 @@ class Answer(Operator[Any, bool]):
     """Emits `at_value` at the first value, the opposite at the end."""
 
     __slots__ = ("_at_value",)
-
     NAME = "answer"
 
     def __init__(self, at_value: bool) -> None:
         self._at_value: Final = at_value
 
-    def on_next(self, value: Any, /) -> None:  # noqa: ARG002
-        self.emit(self._at_value)
-        self.complete()
+    def on_next(self, value: Any, /) -> None:
+        complete_with(self, self._at_value)
 
     def on_completed(self) -> None:
-        self.emit(not self._at_value)
-        self.complete()
+        complete_with(self, not self._at_value)
 
 
 class SequenceEqual(UserFunctionOperator[Any, bool]):
     """At most one of the queues has values."""
 
     __slots__ = ("_comparer", "_limit", "_waiting")
-
     NAME = "sequence_equal"
 
     def __init__(self, comparer: Comparer, limit: int) -> None:
@@ -89,9 +85,9 @@ class SequenceEqual(UserFunctionOperator[Any, bool]):
         if other:
             pair = (value, other.dequeue()) if mine == 0 else (other.dequeue(), value)
             if not self.call(self._comparer, *pair):  # FAILED is true
-                self._answer(False)
+                complete_with(self, False)
         elif self.has_input_ended(1 - mine):
-            self._answer(False)
+            complete_with(self, False)
         elif len(self._waiting[mine]) == self._limit:
             what = "one sequence is too far ahead of the other"
             self.fail(LimitExceeded(what, where=self.address, expected=f"{self._limit} values at most"))
@@ -101,10 +97,6 @@ class SequenceEqual(UserFunctionOperator[Any, bool]):
     def on_inner_completed(self, key: str, /) -> None:
         other = 1 - int(key)
         if self._waiting[other]:
-            self._answer(False)
+            complete_with(self, False)
         elif self.has_input_ended(other):
-            self._answer(True)
-
-    def _answer(self, answer: bool) -> None:
-        self.emit(answer)
-        self.complete()
+            complete_with(self, True)

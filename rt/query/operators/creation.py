@@ -5,51 +5,156 @@
 
 from __future__ import annotations
 
-from typing import Any
+import builtins
+from datetime import datetime
+from typing import Any, ClassVar, Final
 
-from rt.query.core.observable import Observable
-from rt.query.operators.combine import combined, merged, zipped
-from rt.query.operators.concat import caught, chained
-from rt.query.operators.generators import empty, interval, never, of, range, return_value, throw, timer
-from rt.query.operators.user_functions import sources_of
+from rt.query.core.observable import Applied, Observable
+from rt.query.core.operator import Operator
+from rt.query.core.scheduler import Duration
+from rt.query.operators.combine import CombineLatest, Merge, Zip
+from rt.query.operators.concat import Catch, Concat
+from rt.query.operators.user_functions import check_time, next_tick_ns, period_ns, sources_of, time_ns
 
-__all__ = [
-    "catch",
-    "combine_latest",
-    "concat",
-    "empty",
-    "interval",
-    "merge",
-    "never",
-    "of",
-    "range",
-    "return_value",
-    "throw",
-    "timer",
-    "zip",
-]
+
+def empty() -> Observable[Any]:
+    """Completes at once. Saves only that."""
+    return of()
+
+
+def never() -> Observable[Any]:
+    """Emits nothing and never ends. Saves nothing."""
+    return Applied(Never, ())
+
+
+def return_value(value: Any) -> Observable[Any]:
+    """`value`; then completes. Saves whether it was sent."""
+    return of(value)
+
+
+def of(*values: Any) -> Observable[Any]:
+    """These values at once; then completes. Saves how many were sent."""
+    return Applied(lambda: Sequence(values), ())
+
+
+def range(start: int, stop: int | None = None, step: int = 1) -> Observable[Any]:
+    """The numbers of Python's `range` at once; then completes. Saves how many were sent."""
+    numbers = builtins.range(start) if stop is None else builtins.range(start, stop, step)
+    return Applied(lambda: Sequence(numbers), ())
+
+
+def throw(error: Exception) -> Observable[Any]:
+    """Fails at once. Saves only that."""
+    return Applied(lambda: Throw(error), ())
+
+
+def timer(due: Duration | datetime, period: Duration | None = None) -> Observable[int]:
+    """0 at a time, or a duration after the start; with `period`, then 1, 2, … at every period.
+
+    Without `period`, then completes. Ticks that were missed while the engine did not run are emitted once.
+    Saves the time of the next number, and the number.
+    """
+    check_time("timer", due)
+    every_ns = None if period is None else period_ns("timer", period)
+    return Applied(lambda: Ticks(due, every_ns), ())
+
+
+def interval(period: Duration) -> Observable[int]:
+    """0, 1, 2, …: the first one `period` after the start, as `timer(period, period)`. Saves the same."""
+    return timer(period, period)
 
 
 def merge(*sources: Observable[Any]) -> Observable[Any]:
     """The values of all sources, as they arrive."""
-    return merged(sources_of("merge", sources))
+    return Applied(Merge, sources_of("merge", sources))
 
 
 def concat(*sources: Observable[Any]) -> Observable[Any]:
     """The values of the first source. When it completes, those of the second, and so on."""
-    return chained(sources_of("concat", sources))
+    sources_of("concat", sources)
+    return Applied(lambda: Concat(sources), ())
 
 
 def zip(*sources: Observable[Any]) -> Observable[Any]:
     """Tuples of the first values of all sources, then of the second values, and so on."""
-    return zipped(sources_of("zip", sources))
+    return Applied(lambda: Zip(len(sources)), sources_of("zip", sources))
 
 
 def combine_latest(*sources: Observable[Any]) -> Observable[Any]:
     """At every value, a tuple of the last values of all sources."""
-    return combined(sources_of("combine_latest", sources))
+    return Applied(lambda: CombineLatest(len(sources)), sources_of("combine_latest", sources))
 
 
 def catch(*sources: Observable[Any]) -> Observable[Any]:
     """The values of the first source. When it fails, those of the second, and so on."""
-    return caught(sources_of("catch", sources))
+    sources_of("catch", sources)
+    return Applied(lambda: Catch(sources), ())
+
+
+class Never(Operator[Any, Any]):
+    __slots__ = ()
+    NAME = "never"
+
+
+class Sequence(Operator[Any, Any]):
+    """One value for each event, so that a checkpoint can be taken between values."""
+
+    __slots__ = ("_next", "_values")
+    NAME: ClassVar[str] = "sequence"
+    SAVED = "_next"
+
+    def __init__(self, values: tuple[Any, ...] | builtins.range) -> None:
+        self._values: Final = values
+        self._next = 0
+
+    def on_start(self) -> None:
+        self.set_timer(self.now_ns)
+
+    def on_timer(self, key: str, /) -> None:
+        if self._next == len(self._values):
+            self.complete()
+            return
+        value = self._values[self._next]
+        self._next += 1
+        self.set_timer(self.now_ns)
+        self.emit(value)
+
+
+class Throw(Operator[Any, Any]):
+    __slots__ = ("_error",)
+    NAME = "throw"
+
+    def __init__(self, error: Exception) -> None:
+        self._error: Final = error
+
+    def on_start(self) -> None:
+        self.set_timer(self.now_ns)
+
+    def on_timer(self, key: str, /) -> None:
+        self.fail(self._error)
+
+
+class Ticks(Operator[Any, int]):
+    __slots__ = ("_due", "_due_ns", "_every_ns", "_next")
+    NAME = "timer"
+    SAVED = ("_due_ns", "_next")
+
+    def __init__(self, due: Duration | datetime, every_ns: int | None) -> None:
+        self._due: Final = due
+        self._every_ns: Final = every_ns
+        self._due_ns = 0
+        self._next = 0
+
+    def on_start(self) -> None:
+        self._due_ns = time_ns(self._due, self.now_ns)
+        self.set_timer(self._due_ns)
+
+    def on_timer(self, key: str, /) -> None:
+        number = self._next
+        self._next += 1
+        if self._every_ns is not None:
+            self._due_ns = next_tick_ns(self._due_ns, self._every_ns, self.now_ns)
+            self.set_timer(self._due_ns)
+        self.emit(number)
+        if self._every_ns is None:
+            self.complete()

@@ -1,4 +1,7 @@
-"""Operators that emit some of the values."""
+"""Operators that emit some of the values, or one of them.
+
+Operators for one value fail with `WrongCount` if there is none; `…_or_default` emit their default instead.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,26 @@ from operator import eq
 from typing import Any, Final, TypeVar
 
 from rt.objects import PersistedSet
+from rt.query.core.errors import WrongCount
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.operators.user_functions import ABSENT, FAILED, UserFunctionOperator, compose, key_of, storable
+from rt.query.operators.user_functions import (
+    ABSENT,
+    FAILED,
+    IndexedOperator,
+    UserFunctionOperator,
+    compose,
+    key_of,
+    storable,
+)
 
 A = TypeVar("A")
+Predicate = Callable[[Any], object]
 
 
-def where(predicate: Callable[[Any], object]) -> Transform:
+def where(predicate: Predicate) -> Transform:
     """The values for which `predicate` is true. Saves nothing."""
     return applied(Where, predicate)
-
-
-def take(count: int) -> Transform:
-    """The first `count` values; then completes, at once if `count` is 0. Saves the number still to emit."""
-    if count < 0:
-        raise ValueError(f"take: count must be 0 or more, got {count}")
-    return applied(Take, count)
 
 
 def filter_indexed(predicate: Callable[[Any, int], object]) -> Transform:
@@ -43,14 +49,55 @@ def distinct_until_changed(
     return applied(DistinctUntilChanged, key_mapper, comparer)
 
 
-def only(predicate: Callable[[Any], object] | None, transform: Transform) -> Transform:
+def first(predicate: Predicate | None = None) -> Transform:
+    """The first value for which `predicate` is true; then completes. Saves nothing."""
+    return only(predicate, applied(ElementAt, 0, ABSENT))
+
+
+def first_or_default(predicate: Predicate | None = None, default_value: Any = None) -> Transform:
+    """As `first`, or the default. Saves nothing."""
+    return only(predicate, applied(ElementAt, 0, default_value))
+
+
+def last(predicate: Predicate | None = None) -> Transform:
+    """At the end, the last value for which `predicate` is true. Saves the last value so far."""
+    return only(predicate, applied(Last, ABSENT))
+
+
+def last_or_default(default_value: Any = None, predicate: Predicate | None = None) -> Transform:
+    """As `last`, or the default. Saves the last value so far."""
+    return only(predicate, applied(Last, default_value))
+
+
+def single(predicate: Predicate | None = None) -> Transform:
+    """At the end, the only value for which `predicate` is true; `WrongCount` at a second. Saves the value."""
+    return only(predicate, applied(Single, ABSENT))
+
+
+def single_or_default(predicate: Predicate | None = None, default_value: Any = None) -> Transform:
+    """As `single`, or the default. Saves the value."""
+    return only(predicate, applied(Single, default_value))
+
+
+def element_at(index: int) -> Transform:
+    """The value at `index`, from 0; then completes. Saves the number of values before it."""
+    return element_at_or_default(index, ABSENT)
+
+
+def element_at_or_default(index: int, default_value: Any = None) -> Transform:
+    """As `element_at`, or the default. Saves the number of values before it."""
+    if index < 0:
+        raise ValueError(f"element_at: index must be 0 or more, got {index}")
+    return applied(ElementAt, index, default_value)
+
+
+def only(predicate: Predicate | None, transform: Transform) -> Transform:
     """`transform` after `where(predicate)`; without a predicate, `transform` alone."""
     return transform if predicate is None else compose(where(predicate), transform)
 
 
 class Where(Operator[A, A]):
     __slots__ = ("_predicate",)
-
     NAME = "where"
 
     def __init__(self, predicate: Callable[[A], object]) -> None:
@@ -66,66 +113,17 @@ class Where(Operator[A, A]):
             self.emit(value)
 
 
-class Take(Operator[A, A]):
-    __slots__ = ("_left",)
-
-    NAME = "take"
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def on_start(self) -> None:
-        """If `count` is 0, complete at the next timer: nothing may be emitted here."""
-        if self._left == 0:
-            self.set_timer(self.now_ns)
-
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        self.complete()
-
-    def on_next(self, value: A, /) -> None:
-        """Counts before it emits, because the value may cause another event here."""
-        if self._left == 0:
-            return
-        self._left -= 1
-        self.changed()
-        is_last = self._left == 0
-        self.emit(value)
-        if is_last:
-            self.complete()
-
-    def save_state(self) -> int:
-        return self._left
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._left = state
-
-
-class FilterIndexed(UserFunctionOperator[Any, Any]):
-    __slots__ = ("_next", "_predicate")
-
+class FilterIndexed(IndexedOperator):
+    __slots__ = ()
     NAME = "filter_indexed"
 
-    def __init__(self, predicate: Callable[[Any, int], object]) -> None:
-        self._predicate: Final = predicate
-        self._next = 0
-
     def on_next(self, value: Any, /) -> None:
-        index = self._next
-        self._next += 1
-        self.changed()
-        if self.call(self._predicate, value, index):  # FAILED is true; emit does nothing then
+        if self.call_indexed(value):  # FAILED is true; emit does nothing then
             self.emit(value)
-
-    def save_state(self) -> int:
-        return self._next
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._next = state
 
 
 class Distinct(UserFunctionOperator[Any, Any]):
     __slots__ = ("_key_mapper", "_keys")
-
     NAME = "distinct"
 
     def __init__(self, key_mapper: Callable[[Any], Any] | None) -> None:
@@ -143,27 +141,86 @@ class Distinct(UserFunctionOperator[Any, Any]):
 
 
 class DistinctUntilChanged(UserFunctionOperator[Any, Any]):
-    __slots__ = ("_comparer", "_key", "_key_mapper")
+    """`_key` holds the last key, or nothing."""
 
+    __slots__ = ("_comparer", "_key", "_key_mapper")
     NAME = "distinct_until_changed"
+    SAVED = "_key"
 
     def __init__(
         self, key_mapper: Callable[[Any], Any] | None, comparer: Callable[[Any, Any], object]
     ) -> None:
         self._key_mapper: Final = key_mapper
         self._comparer: Final = comparer
-        self._key: Any = ABSENT
+        self._key: list[Any] = []
 
     def on_next(self, value: Any, /) -> None:
         key = value if self._key_mapper is None else self.call(self._key_mapper, value)
-        if key is FAILED or (self._key is not ABSENT and self.call(self._comparer, self._key, key)):
+        if key is FAILED or (self._key and self.call(self._comparer, self._key[0], key)):
             return
-        self._key = storable(key)
+        self._key = [storable(key)]
         self.changed()
         self.emit(value)
 
-    def save_state(self) -> list[Any]:
-        return [] if self._key is ABSENT else [self._key]
 
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._key = state[0] if state else ABSENT
+class ElementAt(Operator[Any, Any]):
+    __slots__ = ("_at", "_default", "_left")
+    NAME = "element_at"
+    SAVED = "_left"
+
+    def __init__(self, index: int, default: Any) -> None:
+        self._at: Final = index
+        self._default: Final = default
+        self._left = index
+
+    def on_next(self, value: Any, /) -> None:
+        if self._left:
+            self._left -= 1
+            self.changed()
+        else:
+            complete_with(self, value)
+
+    def on_completed(self) -> None:
+        complete_with(self, self._default, self._at - self._left, f"{self._at + 1} or more values")
+
+
+class Last(Operator[Any, Any]):
+    """`_last` holds the last value, or nothing."""
+
+    __slots__ = ("_default", "_last")
+    NAME = "last"
+    SAVED = "_last"
+
+    def __init__(self, default: Any) -> None:
+        self._default: Final = default
+        self._last: list[Any] = []
+
+    def on_next(self, value: Any, /) -> None:
+        self._last = [storable(value)]
+        self.changed()
+
+    def on_completed(self) -> None:
+        complete_with(self, self._last[0] if self._last else self._default)
+
+
+class Single(Last):
+    __slots__ = ()
+    NAME = "single"
+
+    def on_next(self, value: Any, /) -> None:
+        if self._last:
+            self.fail(WrongCount("too many values", where=self.address, got="2 or more", expected=1))
+            return
+        super().on_next(value)
+
+
+def complete_with(
+    operator: Operator[Any, Any], value: Any, got: int = 0, expected: str = "1 or more values"
+) -> None:
+    """Emit the value and complete. If it is ABSENT, fail with `WrongCount`."""
+    if value is ABSENT:
+        what = f"not enough values for {operator.NAME}"
+        operator.fail(WrongCount(what, where=operator.address, got=got, expected=expected))
+        return
+    operator.emit(value)
+    operator.complete()

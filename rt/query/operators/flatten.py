@@ -23,16 +23,12 @@ def flat_map(mapper: Mapper, *, max_concurrent: int | None = None) -> Transform:
     With `max_concurrent`, values wait until fewer are open; they cannot be windows or groups. Saves the
     values that are open or wait, the latter in the object space.
     """
-    if max_concurrent is not None and max_concurrent < 1:
-        raise ValueError(f"flat_map: max_concurrent must be 1 or more, got {max_concurrent}")
-    return applied(FlatMap, mapper, False, max_concurrent)
+    return _flat_map("flat_map", mapper, max_concurrent)
 
 
 def flat_map_indexed(mapper: Mapper, *, max_concurrent: int | None = None) -> Transform:
     """As `flat_map`, with `mapper(value, index)`. Saves the same."""
-    if max_concurrent is not None and max_concurrent < 1:
-        raise ValueError(f"flat_map_indexed: max_concurrent must be 1 or more, got {max_concurrent}")
-    return applied(FlatMap, mapper, True, max_concurrent)
+    return _flat_map("flat_map_indexed", mapper, max_concurrent)
 
 
 def concat_map(mapper: Mapper) -> Transform:
@@ -62,8 +58,8 @@ def switch_latest() -> Transform:
 
 class SwitchMap(UserFunctionOperator[Any, Any]):
     __slots__ = ("_is_done", "_is_indexed", "_mapper")
-
     NAME = "switch_map"
+    SAVED = "_is_done"
 
     def __init__(self, mapper: Mapper, is_indexed: bool) -> None:
         self._mapper: Final = mapper
@@ -76,7 +72,6 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
         self.subscribe(value)
 
     def subscribe(self, value: Any) -> None:
-        """Subscribe to `mapper(value)`."""
         if isinstance(value, Observable) and not isinstance(value, Subject):
             hint = "Emit plain values, and pass a mapper here that makes an observable of each."
             self.fail(
@@ -92,10 +87,10 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
             raise TypeError(f"{self.NAME}: the mapper must return an observable, got {made!r}")
         return made
 
-    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+    def on_inner_next(self, key: str, value: Any, /) -> None:
         self.emit(value)
 
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         self.end()
 
     def on_completed(self) -> None:
@@ -105,19 +100,12 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
 
     def end(self) -> None:
         """Complete if no more values can arrive."""
-        if self._is_done and not self.has_children():
+        if self._is_done and not self.child_keys():
             self.complete()
-
-    def save_state(self) -> bool:
-        return self._is_done
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._is_done = state
 
 
 class FlatMap(SwitchMap):
     __slots__ = ("_open_max", "_waiting")
-
     NAME = "flat_map"
 
     def __init__(self, mapper: Mapper, is_indexed: bool, open_max: int | None) -> None:
@@ -140,6 +128,12 @@ class FlatMap(SwitchMap):
             self.subscribe(self._waiting.dequeue())
         else:
             super().on_inner_completed(key)
+
+
+def _flat_map(name: str, mapper: Mapper, max_concurrent: int | None) -> Transform:
+    if max_concurrent is not None and max_concurrent < 1:
+        raise ValueError(f"{name}: max_concurrent must be 1 or more, got {max_concurrent}")
+    return applied(FlatMap, mapper, name == "flat_map_indexed", max_concurrent)
 
 
 def _identity(value: Any) -> Any:

@@ -37,7 +37,6 @@ def finally_action(action: Callable[[], object]) -> Transform:
 
 class Do(UserFunctionOperator[Any, Any]):
     __slots__ = ("_on_completed", "_on_error", "_on_next")
-
     NAME = "do_action"
 
     def __init__(
@@ -65,7 +64,6 @@ class Do(UserFunctionOperator[Any, Any]):
 
 class Finally(Operator[Any, Any]):
     __slots__ = ("_action",)
-
     NAME = "finally_action"
 
     def __init__(self, action: Callable[[], object]) -> None:

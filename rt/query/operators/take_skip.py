@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration, duration_ns
 from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_time, sources_of, time_ns
+
+A = TypeVar("A")
+
+
+def take(count: int) -> Transform:
+    """The first `count` values; then completes, at once if `count` is 0. Saves the number still to emit."""
+    if count < 0:
+        raise ValueError(f"take: count must be 0 or more, got {count}")
+    return applied(Take, count)
 
 
 def take_while(predicate: Callable[[Any], object], inclusive: bool = False) -> Transform:
@@ -41,83 +50,6 @@ def take_until_with_time(end_time: Duration | datetime) -> Transform:
     """The values that arrive before a time, or a duration after the start. Saves the time."""
     check_time("take_until_with_time", end_time)
     return applied(TakeWithTime, end_time)
-
-
-class TakeWhile(UserFunctionOperator[Any, Any]):
-    __slots__ = ("_is_inclusive", "_predicate")
-
-    NAME = "take_while"
-
-    def __init__(self, predicate: Callable[..., object], inclusive: bool) -> None:
-        self._predicate: Final = predicate
-        self._is_inclusive: Final = inclusive
-
-    def on_next(self, value: Any, /) -> None:
-        passes = self.passes(value)
-        if passes is FAILED:
-            return
-        if passes or self._is_inclusive:
-            self.emit(value)
-        if not passes:
-            self.complete()
-
-    def passes(self, value: Any) -> Any:
-        return self.call(self._predicate, value)
-
-
-class TakeWhileIndexed(TakeWhile):
-    __slots__ = ("_next",)
-
-    NAME = "take_while_indexed"
-
-    def __init__(self, predicate: Callable[[Any, int], object], inclusive: bool) -> None:
-        super().__init__(predicate, inclusive)
-        self._next = 0
-
-    def passes(self, value: Any) -> Any:
-        self._next += 1
-        self.changed()
-        return self.call(self._predicate, value, self._next - 1)
-
-    def save_state(self) -> int:
-        return self._next
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._next = state
-
-
-class TakeUntil(Operator[Any, Any]):
-    __slots__ = ()
-
-    NAME = "take_until"
-
-    def on_inner_next(self, key: str, value: Any, /) -> None:
-        if key == "0":
-            self.emit(value)
-        else:
-            self.complete()
-
-    def on_inner_completed(self, key: str, /) -> None:
-        if key == "0":
-            self.complete()
-
-
-class TakeWithTime(Operator[Any, Any]):
-    __slots__ = ("_time",)
-
-    NAME = "take_with_time"
-
-    def __init__(self, time: Duration | datetime) -> None:
-        self._time: Final = time
-
-    def on_start(self) -> None:
-        self.set_timer(time_ns(self._time, self.now_ns))
-
-    def on_next(self, value: Any, /) -> None:
-        self.emit(value)
-
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        self.complete()
 
 
 def skip(count: int) -> Transform:
@@ -155,10 +87,112 @@ def skip_until_with_time(start_time: Duration | datetime) -> Transform:
     return applied(SkipWithTime, start_time)
 
 
+class Take(Operator[A, A]):
+    __slots__ = ("_left",)
+    NAME = "take"
+    SAVED = "_left"
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def on_start(self) -> None:
+        """If `count` is 0, complete at the next timer: nothing may be emitted here."""
+        if self._left == 0:
+            self.set_timer(self.now_ns)
+
+    def on_timer(self, key: str, /) -> None:
+        self.complete()
+
+    def on_next(self, value: A, /) -> None:
+        """Counts before it emits, because the value may cause another event here."""
+        if self._left == 0:
+            return
+        self._left -= 1
+        self.changed()
+        is_last = self._left == 0
+        self.emit(value)
+        if is_last:
+            self.complete()
+
+
+class TakeWhile(UserFunctionOperator[Any, Any]):
+    __slots__ = ("_is_inclusive", "_predicate")
+    NAME = "take_while"
+
+    def __init__(self, predicate: Callable[..., object], inclusive: bool) -> None:
+        self._predicate: Final = predicate
+        self._is_inclusive: Final = inclusive
+
+    def on_next(self, value: Any, /) -> None:
+        passes = self.passes(value)
+        if passes is FAILED:
+            return
+        if passes or self._is_inclusive:
+            self.emit(value)
+        if not passes:
+            self.complete()
+
+    def passes(self, value: Any) -> Any:
+        return self.call(self._predicate, value)
+
+
+class TakeWhileIndexed(TakeWhile):
+    __slots__ = ("_next",)
+    NAME = "take_while_indexed"
+    SAVED = "_next"
+
+    def __init__(self, predicate: Callable[[Any, int], object], inclusive: bool) -> None:
+        super().__init__(predicate, inclusive)
+        self._next = 0
+
+    def passes(self, value: Any) -> Any:
+        self._next += 1
+        self.changed()
+        return self.call(self._predicate, value, self._next - 1)
+
+
+class TakeUntil(Operator[Any, Any]):
+    __slots__ = ()
+    NAME = "take_until"
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        if key == "0":
+            self.emit(value)
+        else:
+            self.complete()
+
+    def on_inner_completed(self, key: str, /) -> None:
+        if key == "0":
+            self.complete()
+
+
+class TimeBoundary(Operator[Any, Any]):
+    """The timer fires at a time, or a duration after the start."""
+
+    __slots__ = ("_time",)
+
+    def __init__(self, time: Duration | datetime) -> None:
+        self._time: Final = time
+
+    def on_start(self) -> None:
+        self.set_timer(time_ns(self._time, self.now_ns))
+
+
+class TakeWithTime(TimeBoundary):
+    __slots__ = ()
+    NAME = "take_with_time"
+
+    def on_next(self, value: Any, /) -> None:
+        self.emit(value)
+
+    def on_timer(self, key: str, /) -> None:
+        self.complete()
+
+
 class Skip(Operator[Any, Any]):
     __slots__ = ("_left",)
-
     NAME = "skip"
+    SAVED = "_left"
 
     def __init__(self, count: int) -> None:
         self._left = count
@@ -170,17 +204,11 @@ class Skip(Operator[Any, Any]):
         else:
             self.emit(value)
 
-    def save_state(self) -> int:
-        return self._left
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._left = state
-
 
 class SkipWhile(UserFunctionOperator[Any, Any]):
     __slots__ = ("_is_indexed", "_next", "_predicate")
-
     NAME = "skip_while"
+    SAVED = "_next"
 
     def __init__(self, predicate: Callable[..., object], is_indexed: bool) -> None:
         self._predicate: Final = predicate
@@ -202,17 +230,11 @@ class SkipWhile(UserFunctionOperator[Any, Any]):
         if self._next is None:
             self.emit(value)
 
-    def save_state(self) -> int | None:
-        return self._next
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._next = state
-
 
 class SkipUntil(Operator[Any, Any]):
     __slots__ = ("_is_open",)
-
     NAME = "skip_until"
+    SAVED = "_is_open"
 
     def __init__(self) -> None:
         self._is_open = False
@@ -221,7 +243,7 @@ class SkipUntil(Operator[Any, Any]):
         if key == "1":
             self._is_open = True
             self.changed()
-            self.dispose_input(1)
+            self._inputs[1].leave()
         elif self._is_open:
             self.emit(value)
 
@@ -229,25 +251,10 @@ class SkipUntil(Operator[Any, Any]):
         if key == "0":
             self.complete()
 
-    def save_state(self) -> bool:
-        return self._is_open
 
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._is_open = state
-
-
-class SkipWithTime(Operator[Any, Any]):
-    """Values pass when the timer has fired."""
-
-    __slots__ = ("_time",)
-
+class SkipWithTime(TimeBoundary):
+    __slots__ = ()
     NAME = "skip_with_time"
-
-    def __init__(self, time: Duration | datetime) -> None:
-        self._time: Final = time
-
-    def on_start(self) -> None:
-        self.set_timer(time_ns(self._time, self.now_ns))
 
     def on_timer(self, key: str, /) -> None:
         """Values pass from now on."""

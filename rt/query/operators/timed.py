@@ -9,8 +9,8 @@ from rt.objects import PersistedQueue
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration, duration_ns
-from rt.query.operators.generators import interval
-from rt.query.operators.user_functions import ABSENT, UserFunctionOperator, period_ns, storable
+from rt.query.operators.creation import interval
+from rt.query.operators.user_functions import UserFunctionOperator, period_ns, storable
 
 
 def delay(duetime: Duration) -> Transform:
@@ -57,8 +57,8 @@ class Delay(Operator[Any, Any]):
     """The timer is that of the first value in the queue, or of the completion."""
 
     __slots__ = ("_delay_ns", "_end_ns", "_waiting")
-
     NAME = "delay"
+    SAVED = "_end_ns"
 
     def __init__(self, delay_ns: int) -> None:
         self._delay_ns: Final = delay_ns
@@ -81,7 +81,7 @@ class Delay(Operator[Any, Any]):
         if not self.has_timer():
             self.set_timer(self._end_ns)
 
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+    def on_timer(self, key: str, /) -> None:
         now_ns, due = self.now_ns, []
         while self._waiting and self._waiting.peek()[0] <= now_ns:
             due.append(self._waiting.dequeue()[1])
@@ -94,30 +94,23 @@ class Delay(Operator[Any, Any]):
         if is_end:
             self.complete()
 
-    def save_state(self) -> int | None:
-        return self._end_ns
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._end_ns = state
-
 
 class Pending(UserFunctionOperator[Any, Any]):
-    """An operator that keeps one value back."""
+    """An operator that keeps one value back. `_kept` holds it, or nothing."""
 
-    __slots__ = ("_value",)
+    __slots__ = ("_kept",)
+    SAVED = "_kept"
 
     def __init__(self) -> None:
-        self._value: Any = ABSENT
+        self._kept: list[Any] = []
 
     def keep(self, value: Any) -> None:
-        """Replace the kept value."""
-        self._value = storable(value)
+        self._kept = [storable(value)]
         self.changed()
 
     def send(self) -> None:
-        """Emit the kept value, if there is one."""
-        if self._value is not ABSENT:
-            value, self._value = self._value, ABSENT
+        if self._kept:
+            (value,), self._kept = self._kept, []
             self.changed()
             self.emit(value)
 
@@ -125,16 +118,9 @@ class Pending(UserFunctionOperator[Any, Any]):
         self.send()
         self.complete()
 
-    def save_state(self) -> list[Any]:
-        return [] if self._value is ABSENT else [self._value]
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._value = state[0] if state else ABSENT
-
 
 class Debounce(Pending):
     __slots__ = ("_delay_ns",)
-
     NAME = "debounce"
 
     def __init__(self, delay_ns: int) -> None:
@@ -145,13 +131,12 @@ class Debounce(Pending):
         self.keep(value)
         self.set_timer(self.now_ns + self._delay_ns)
 
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+    def on_timer(self, key: str, /) -> None:
         self.send()
 
 
 class Throttle(Pending):
     __slots__ = ("_mapper",)
-
     NAME = "throttle_with_mapper"
 
     def __init__(self, mapper: Callable[[Any], Observable[Any]]) -> None:
@@ -164,21 +149,21 @@ class Throttle(Pending):
             self.close_child(key)
         self.call(self.open_child, str(self._children_made), value)
 
-    def child(self, key: str, seed: Any, /) -> Observable[Any]:  # noqa: ARG002
+    def child(self, key: str, seed: Any, /) -> Observable[Any]:
         return self._mapper(seed)
 
-    def on_inner_next(self, key: str, value: Any, /) -> None:  # noqa: ARG002
+    def on_inner_next(self, key: str, value: Any, /) -> None:
         self.close_child(key)
         self.send()
 
-    def on_inner_completed(self, key: str, /) -> None:  # noqa: ARG002
+    def on_inner_completed(self, key: str, /) -> None:
         self.send()
 
 
 class ThrottleFirst(Operator[Any, Any]):
     __slots__ = ("_last_ns", "_window_ns")
-
     NAME = "throttle_first"
+    SAVED = "_last_ns"
 
     def __init__(self, window_ns: int) -> None:
         self._window_ns: Final = window_ns
@@ -191,16 +176,9 @@ class ThrottleFirst(Operator[Any, Any]):
             self.changed()
             self.emit(value)
 
-    def save_state(self) -> int | None:
-        return self._last_ns
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._last_ns = state
-
 
 class Sample(Pending):
     __slots__ = ()
-
     NAME = "sample"
 
     def on_inner_next(self, key: str, value: Any, /) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator
+from rt.query.operators.user_functions import FAILED, IndexedOperator, UserFunctionOperator
 
 
 def map(mapper: Callable[[Any], Any]) -> Transform:
@@ -42,7 +42,6 @@ def append(*values: Any) -> Transform:
 
 class Map(UserFunctionOperator[Any, Any]):
     __slots__ = ("_mapper",)
-
     NAME = "map"
 
     def __init__(self, mapper: Callable[[Any], Any]) -> None:
@@ -57,32 +56,17 @@ class Map(UserFunctionOperator[Any, Any]):
         self.emit(made)
 
 
-class MapIndexed(UserFunctionOperator[Any, Any]):
-    __slots__ = ("_mapper", "_next")
-
+class MapIndexed(IndexedOperator):
+    __slots__ = ()
     NAME = "map_indexed"
 
-    def __init__(self, mapper: Callable[[Any, int], Any]) -> None:
-        self._mapper: Final = mapper
-        self._next = 0
-
     def on_next(self, value: Any, /) -> None:
-        index = self._next
-        self._next += 1
-        self.changed()
-        if (made := self.call(self._mapper, value, index)) is not FAILED:
+        if (made := self.call_indexed(value)) is not FAILED:
             self.emit(made)
-
-    def save_state(self) -> int:
-        return self._next
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._next = state
 
 
 class IgnoreElements(Operator[Any, Any]):
     __slots__ = ()
-
     NAME = "ignore_elements"
 
     def on_next(self, value: Any, /) -> None: ...
@@ -90,8 +74,8 @@ class IgnoreElements(Operator[Any, Any]):
 
 class DefaultIfEmpty(Operator[Any, Any]):
     __slots__ = ("_default", "_is_empty")
-
     NAME = "default_if_empty"
+    SAVED = "_is_empty"
 
     def __init__(self, default: Any) -> None:
         self._default: Final = default
@@ -108,18 +92,11 @@ class DefaultIfEmpty(Operator[Any, Any]):
             self.emit(self._default)
         self.complete()
 
-    def save_state(self) -> bool:
-        return self._is_empty
-
-    def load_state(self, state: Any, version: int, /) -> None:  # noqa: ARG002
-        self._is_empty = state
-
 
 class StartWith(Operator[Any, Any]):
     """The timer exists until the values are sent: when it fires, or before the first event of the source."""
 
     __slots__ = ("_values",)
-
     NAME = "start_with"
 
     def __init__(self, values: tuple[Any, ...]) -> None:
@@ -128,7 +105,7 @@ class StartWith(Operator[Any, Any]):
     def on_start(self) -> None:
         self.set_timer(self.now_ns)
 
-    def on_timer(self, key: str, /) -> None:  # noqa: ARG002
+    def on_timer(self, key: str, /) -> None:
         for value in self._values:
             self.emit(value)
 
@@ -152,7 +129,6 @@ class StartWith(Operator[Any, Any]):
 
 class Append(Operator[Any, Any]):
     __slots__ = ("_values",)
-
     NAME = "append"
 
     def __init__(self, values: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Base of operators that call users' functions or keep users' values."""
+"""Bases of operators that call users' functions, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 FAILED: Final = object()
-"""Result of `ask` if the function raised."""
+"""Result of `UserFunctionOperator.call` if the function raised."""
 
 ABSENT: Final[Any] = object()
 """A missing argument, if None is a valid one."""
 
 
 class UserFunctionOperator(Operator[A, B]):
-    """An operator that calls users' functions."""
-
     __slots__ = ()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -34,6 +32,23 @@ class UserFunctionOperator(Operator[A, B]):
         except Exception as error:  # noqa: BLE001 - a user's function
             self.fail(error)
             return FAILED
+
+
+class IndexedOperator(UserFunctionOperator[Any, Any]):
+    """Calls a function with each value and its index."""
+
+    __slots__ = ("_function", "_next")
+    SAVED = "_next"
+
+    def __init__(self, function: Callable[[Any, int], Any]) -> None:
+        self._function: Final = function
+        self._next = 0
+
+    def call_indexed(self, value: Any) -> Any:
+        """The function's result, or FAILED."""
+        self._next += 1
+        self.changed()
+        return self.call(self._function, value, self._next - 1)
 
 
 def key_of(value: Any) -> Any:
@@ -60,14 +75,9 @@ def compose(*transforms: Transform) -> Transform:
 
 
 def time_ns(time: Duration | datetime, now_ns: int) -> int:
-    """A time, which needs a time zone, or a duration from now, in ns since the Unix epoch."""
-    if isinstance(time, datetime):
-        return datetime_ns(time)
-    return now_ns + duration_ns(time)
-
-
-def datetime_ns(time: datetime) -> int:
-    """Nanoseconds since the Unix epoch; `ValueError` without a time zone."""
+    """A time or a duration from now, in ns since the Unix epoch; `ValueError` for a time without zone."""
+    if not isinstance(time, datetime):
+        return now_ns + duration_ns(time)
     if time.tzinfo is None:
         raise ValueError(f"{time} has no time zone")
     return round(time.timestamp() * 1_000_000) * (NS_PER_S // 1_000_000)

@@ -11,17 +11,15 @@ from rt.query import operators
 from rt.query.operators import creation
 
 _TITLES: Final = {
-    "generators": "Observables to start with (`rt.query.operators.creation`)",
-    "filter": "Filtering",
+    "creation": "Observables to start with (`rt.query.operators.creation`)",
+    "filter": "Filtering, and one value",
     "take_skip": "Take and skip",
     "transform": "Transforming and adding values",
     "side_effects": "Side effects",
     "aggregate": "Aggregates",
-    "element": "One value",
     "conditional": "Conditions",
     "buffers": "Buffers",
-    "windows": "Windows",
-    "group_by": "Groups",
+    "windows": "Windows and groups",
     "flatten": "Flattening: an observable for every value",
     "combine": "Combining sources",
     "concat": "Sources one after the other",
@@ -67,21 +65,34 @@ class Row:
         return "object space" in self.saves
 
 
+def functions() -> dict[Callable[..., Any], list[str]]:
+    """The public functions of the operators and of `creation`, with all their names."""
+    names: dict[Callable[..., Any], list[str]] = {}
+    found = [(name, vars(operators)[name]) for name in operators.__all__]
+    found += [
+        (name, each)
+        for name, each in vars(creation).items()
+        if getattr(each, "__module__", "") == creation.__name__
+    ]
+    for name, each in found:
+        if inspect.isfunction(each):
+            names.setdefault(each, []).append(name)
+    return names
+
+
 def rows() -> Iterator[Row]:
     """All operators by module, in the order of the source."""
-    names: dict[Callable[..., Any], list[str]] = {}
-    for package in (operators, creation):
-        for name in package.__all__:
-            found = getattr(package, name)
-            if inspect.isfunction(found) and found.__module__.startswith(f"{operators.__name__}."):
-                names.setdefault(found, []).append(name)
-    places = list(_TITLES)
-    for function in sorted(names, key=lambda each: (_place(each, places), each.__code__.co_firstlineno)):
-        module = function.__module__.rpartition(".")[2]
-        if module in _TITLES:
-            emits, _, saves = _text(function).rpartition("Saves ")
+    names, modules = functions(), list(_TITLES)
+
+    def place(function: Callable[..., Any]) -> tuple[int, int]:
+        return modules.index(_module(function)), function.__code__.co_firstlineno
+
+    listed = [each for each in names if _module(each) in modules]
+    for function in sorted(listed, key=place):
+        emits, saved, saves = " ".join((inspect.getdoc(function) or "").split()).rpartition("Saves ")
+        if saved:
             also = tuple(sorted(set(names[function]) - {function.__name__}))
-            yield Row(function.__name__, also, emits.strip(), saves.rstrip("."), module)
+            yield Row(function.__name__, also, emits.strip(), saves.rstrip("."), _module(function))
 
 
 def markdown() -> str:
@@ -96,10 +107,5 @@ def markdown() -> str:
     return text
 
 
-def _place(function: Callable[..., Any], places: list[str]) -> int:
-    module = function.__module__.rpartition(".")[2]
-    return places.index(module) if module in places else len(places)
-
-
-def _text(function: Callable[..., Any]) -> str:
-    return " ".join((inspect.getdoc(function) or "").split())
+def _module(function: Callable[..., Any]) -> str:
+    return function.__module__.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The states of an engine, and which operations they allow.
+"""The states of an engine, which operations they allow, and the lock of its events.
 
     new ─ recover ─► recovering ─► running ◄─► checkpointing
                          │            │              │
@@ -14,6 +14,7 @@ import enum
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Final
 
 from rt.query.core.errors import WrongState
@@ -46,12 +47,7 @@ class EngineLifecycle:
     def require_usable(self) -> None:
         """`WrongState` unless queries run."""
         if self._state not in _USABLE or self._is_unload_requested:
-            raise WrongState(
-                "the engine is not running",
-                got=self._state.value,
-                expected="running",
-                hint=_hint(self._state),
-            )
+            raise self._wrong_state("the engine is not running", "running")
 
     @contextmanager
     def operation(
@@ -63,12 +59,7 @@ class EngineLifecycle:
         """
         with self._changed:
             if self._state is not allowed_from or self._is_unload_requested:
-                raise WrongState(
-                    f"the engine cannot enter state {state.value}",
-                    got=self._state.value,
-                    expected=allowed_from.value,
-                    hint=_hint(self._state),
-                )
+                raise self._wrong_state(f"the engine cannot enter state {state.value}", allowed_from.value)
             self._state = state
         after = fails_to
         try:
@@ -96,12 +87,54 @@ class EngineLifecycle:
             self._state = EngineState.UNLOADED
             self._changed.notify_all()
 
+    def _wrong_state(self, what: str, expected: str) -> WrongState:
+        match self._state:
+            case EngineState.NEW:
+                hint = "Call recover first, also for an empty store."
+            case EngineState.UNLOADING | EngineState.UNLOADED:
+                hint = "The engine was unloaded: make another one on the same store."
+            case _:
+                hint = "Wait for the running checkpoint or recovery."
+        return WrongState(what, got=self._state.value, expected=expected, hint=hint)
 
-def _hint(state: EngineState) -> str:
-    match state:
-        case EngineState.NEW:
-            return "Call recover first, also for an empty store."
-        case EngineState.UNLOADING | EngineState.UNLOADED:
-            return "The engine was unloaded: make another one on the same store."
-        case _:
-            return "Wait for the running checkpoint or recovery."
+
+class EventLock:
+    """Makes events atomic. Re-entrant. Knows whether the calling thread holds it.
+
+    `is_interrupted`: an event was interrupted. The queries' state then matches no watermark; do not save it.
+    """
+
+    __slots__ = ("_depth", "_lock", "_owner", "is_interrupted")
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._depth = 0
+        self.is_interrupted = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.is_interrupted = True
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+        self._lock.release()
+
+    def require_intact(self) -> None:
+        """`WrongState` if an event was interrupted."""
+        if self.is_interrupted:
+            raise WrongState(
+                "an event was interrupted, so the engine cannot continue",
+                hint="Unload the engine, and make another one on the same store.",
+            )
+
+    @property
+    def is_mine(self) -> bool:
+        return self._owner == threading.get_ident()
