@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -21,6 +22,7 @@ from frozen import is_still
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rt.bench.processes import ProcessTable
 from rt.errors import RtError
 from rt.log.check.compare import Comparison, CopyDifference
 from rt.log.check.status import LogStatus
@@ -33,7 +35,7 @@ from sequencer.demo.figures import Burst, DeliveryTimes, Latency, longest_pause_
 from sequencer.demo.run import Demo, DemoPlan, DemoResult
 from sequencer.demo.source import DemoRecord, csv_records, files_below, parts_of, share
 from sequencer.demo.tally import SessionTally, Total, by_session
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.leftovers import nothing_left, processes_with
 from sequencer.localcluster.node_log import NodeLog
 from sequencer.localcluster.nodes import LocalCluster, Part
 from sequencer.localcluster.processes import ProcessEnded
@@ -199,7 +201,7 @@ def verdicts(sent: dict[str, Total], got: dict[str, Total], fault: str = "") -> 
     return {verdict.promise: verdict.holds for verdict in check_messages(sent, got, fault)}
 
 
-def test_each_broken_promise_is_told() -> None:
+def test_each_broken_promise_is_reported() -> None:
     good = {"a": Total(3, 9, "x"), "b": Total(2, 4, "y")}
     assert set(verdicts(good, good).values()) == {True}
     assert not verdicts({}, {})["nothing lost, nothing added"]
@@ -221,7 +223,7 @@ def log_of(path: str) -> LogStatus:
     return LogStatus(path, LogIdentity(LogKind.MERGED, bytes(16), "demo"), None, ())
 
 
-def test_logs_that_differ_or_end_early_are_told() -> None:
+def test_logs_that_differ_or_end_early_are_reported() -> None:
     logs = (log_of("/n1"), log_of("/n2"))
     assert all(verdict.holds for verdict in check_logs(Comparison(logs, (), 0), 0, []))
     same, whole = check_logs(Comparison(logs, (CopyDifference("other bytes", "/n1", "/n2"),), 0), 0, ["bad"])
@@ -277,7 +279,7 @@ def test_a_directory_with_something_in_it_is_not_written_to(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [tmp_path / "mine"]
 
 
-def test_orphans_of_what_was_started_end_too() -> None:
+def test_orphans_of_started_processes_end_too() -> None:
     with nothing_left():
         shell = subprocess.run(
             ["sh", "-c", "sleep 1000 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True, check=True
@@ -288,7 +290,7 @@ def test_orphans_of_what_was_started_end_too() -> None:
     os.close(orphan)
 
 
-def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
+def test_a_nodes_log_shows_whether_it_leads(tmp_path: Path) -> None:
     log = NodeLog(tmp_path / "n1.log")
     assert (log.last_words(3), log.leads) == ("", 0)
     for text, leads, has_failed in (
@@ -321,8 +323,8 @@ def test_a_nodes_log_says_whether_it_leads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) -> None:
-    plan, said = DemoPlan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
-    with Demo(tmp_path / "run", plan, said.append) as run:
+    plan, steps = DemoPlan(3, 2, str(table), is_leader_killed=True, steady_s=0.5), list[str]()
+    with Demo(tmp_path / "run", plan, steps.append) as run:
         outcome = run.run()
     assert [verdict for verdict in outcome.verdicts if not verdict.holds] == []
     assert len(outcome.verdicts) == 6
@@ -331,7 +333,7 @@ def test_the_demo_kills_a_leader_and_loses_nothing(table: Path, tmp_path: Path) 
     assert outcome.failover is not None
     assert outcome.failover.killed != outcome.failover.took_over
     assert outcome.latency is not None
-    assert f"kill -9 {outcome.failover.killed}, which leads" in said
+    assert f"kill -9 {outcome.failover.killed}, which leads" in steps
     assert len(list(summary(outcome))) == 4 + 6
 
 
@@ -372,24 +374,11 @@ def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.Te
         assert process.stderr is not None
         told = [process.stderr.readline() for _ in range(3)]
         assert "for latency" in told[-1], told
-        wait(lambda: len(with_variable(f"TMPDIR={scratch}")) >= 1 + 3 + 2 + 2 + 2)
+        wait(lambda: len(processes_with(f"TMPDIR={scratch}")) >= 1 + 3 + 2 + 2 + 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 130
-    assert with_variable(f"TMPDIR={scratch}") == []
+    assert processes_with(f"TMPDIR={scratch}") == []
     assert list(scratch.iterdir()) == []
-
-
-def with_variable(variable: str) -> list[int]:
-    """The processes that have it in their environment."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            is_found = variable.encode() in Path("/proc", entry, "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if is_found:
-            found.append(int(entry))
-    return found
 
 
 @pytest.mark.slow
@@ -436,12 +425,8 @@ def test_a_node_is_killed_in_parts_paused_wiped_and_comes_back(tmp_path: Path) -
 def with_parent(parent: int) -> list[int]:
     """The node processes that `parent` has started."""
     found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            ppid = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
-            command = Path("/proc", entry, "cmdline").read_bytes()
-        except OSError:
-            continue
-        if ppid == parent and b"sequencer.localcluster.nodes" in command:
-            found.append(int(entry))
+    for pid in ProcessTable().children(parent):
+        with contextlib.suppress(OSError):
+            if b"sequencer.localcluster.nodes" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found

@@ -1,1 +1,1 @@
-"""Benchmarks of rt's own parts. The figures of the README come from them."""
+"""Benchmarks of rt's own parts, and how benchmarks measure. docs/benchmarks.md has the figures."""

@@ -10,8 +10,10 @@ import itertools
 import os
 import shutil
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
-from rt.bench.measure import Bench, Figure, peak_memory_mb, ratios, seconds
+from rt.bench.measure import Figure, ratios, seconds
+from rt.bench.processes import peak_memory_mb
 from rt.client.publisher import Publisher
 from rt.log.check.verify import verify
 from rt.log.read.reader import LogReader
@@ -20,37 +22,35 @@ _DISTINCT = 20_000
 _BATCH_BYTES = 256 * 1024
 
 
-class LogBench(Bench):
-    """Writes logs of `size_bytes` of values."""
+@dataclass(frozen=True, slots=True)
+class LogBench:
+    """Writes logs of `size_bytes` of values in the directory `root`."""
 
-    def __init__(self, directory: str | None, *, rounds: int, size_bytes: int) -> None:
-        super().__init__(directory, rounds)
-        self._size_bytes = size_bytes
+    root: str
+    rounds: int
+    size_bytes: int
 
     def figures(self) -> Generator[Figure, None, None]:
         yield from self._small()
         yield from self._large()
 
-    def run_memory(self, size_bytes: int) -> Figure:
+    def memory_figures(self, size_bytes: int) -> Generator[Figure, None, None]:
         """Write and read a log of `size_bytes`. The figure is how much the peak memory exceeds that of a
         small log.
         """
         values = _values(1024, size_bytes=16 * 2**20)
-        try:
-            self._write_and_read(values, 4)
-            before = peak_memory_mb()
-            self._write_and_read(values, size_bytes // (len(values) * 1024))
-            return Figure("memory: growth of the peak over the log", (peak_memory_mb() - before,), "MB")
-        finally:
-            self.close()
+        self._write_and_read(values, 4)
+        before = peak_memory_mb()
+        self._write_and_read(values, size_bytes // (len(values) * 1024))
+        yield Figure("memory: growth of the peak over the log", (peak_memory_mb() - before,), "MB")
 
     # 128-byte messages
 
     def _small(self) -> Iterator[Figure]:
-        count = self._size_bytes // 128
-        values = _values(128, size_bytes=self._size_bytes)
+        count = self.size_bytes // 128
+        values = _values(128, size_bytes=self.size_bytes)
         one, many, columns, each, checked = [], [], [], [], []
-        for _ in range(self._rounds):
+        for _ in range(self.rounds):
             one.append(count / self._publish_each(values))
             many.append(count / self._publish_many(values))
             columns.append(count / seconds(self._read_columns))
@@ -70,9 +70,9 @@ class LogBench(Bench):
                 publish(value, "trade")
 
         with self._publisher() as publisher:
-            taken = seconds(work)
+            taken_s = seconds(work)
         self._clear()
-        return taken
+        return taken_s
 
     def _publish_many(self, values: list[bytes], **options: object) -> float:
         with self._publisher(**options) as publisher:
@@ -94,9 +94,9 @@ class LogBench(Bench):
     # 1 KiB messages against plain writes of the same bytes
 
     def _large(self) -> Iterator[Figure]:
-        values = _values(1024, size_bytes=self._size_bytes)
+        values = _values(1024, size_bytes=self.size_bytes)
         ours, buffered, bulk = [], [], []
-        for _ in range(self._rounds):
+        for _ in range(self.rounds):
             ours.append(self._publish_many(values, fsync="never", roll_bytes=2**32))
             self._clear()
             buffered.append(self._plain(values, 1))
@@ -112,7 +112,7 @@ class LogBench(Bench):
 
     def _plain(self, values: list[bytes], together: int) -> float:
         """Write the same values without framing, with or without Python's file buffer."""
-        path = os.path.join(self._root, "plain")
+        path = os.path.join(self.root, "plain")
         chunks = values if together == 1 else [b"".join(c) for c in _chunks(values, together)]
 
         def work() -> None:
@@ -121,9 +121,9 @@ class LogBench(Bench):
                 for chunk in chunks:
                     write(chunk)
 
-        taken = seconds(work)
+        taken_s = seconds(work)
         os.unlink(path)
-        return taken
+        return taken_s
 
     def _write_and_read(self, values: list[bytes], times: int) -> None:
         with self._publisher() as publisher:
@@ -133,14 +133,14 @@ class LogBench(Bench):
         self._clear()
 
     def _publisher(self, **options: object) -> Publisher:
-        return Publisher(self._root, "bench", publisher_id="bench", batch_bytes=_BATCH_BYTES, **options)  # type: ignore[arg-type]
+        return Publisher(self.root, "bench", publisher_id="bench", batch_bytes=_BATCH_BYTES, **options)  # type: ignore[arg-type]
 
     @property
     def _session(self) -> str:
-        return os.path.join(self._root, "bench", "sessions", "bench")
+        return os.path.join(self.root, "bench", "sessions", "bench")
 
     def _clear(self) -> None:
-        shutil.rmtree(os.path.join(self._root, "bench"), ignore_errors=True)
+        shutil.rmtree(os.path.join(self.root, "bench"), ignore_errors=True)
 
 
 def _values(size: int, *, size_bytes: int) -> list[bytes]:

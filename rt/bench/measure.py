@@ -7,15 +7,13 @@ round, so that a machine whose speed drifts does not distort it.
 from __future__ import annotations
 
 import os
-import resource
-import shutil
 import statistics
 import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +48,53 @@ class Figure:
         return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} ({least} to {most}){goal}"
 
 
-class Bench(ABC):
-    """One run of a benchmark, with `rounds` of each measurement, in a temporary folder of `directory`."""
+class TimeUsed(NamedTuple):
+    """Seconds of wall-clock time, and of CPU time of this process."""
 
-    def __init__(self, directory: str | None, rounds: int) -> None:
-        self._root = tempfile.mkdtemp(prefix="rt-bench-", dir=directory)
-        self._rounds = rounds
+    wall_s: float
+    cpu_s: float
 
-    @abstractmethod
-    def figures(self) -> Generator[Figure, None, None]:
-        """Measure everything."""
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure everything. Reports each figure when it is known, and leaves no files."""
-        figures = self.figures()
-        try:
-            for figure in figures:
-                on_figure(figure)
-        finally:
-            figures.close()
-            self.close()
+class Stopwatch:
+    """Measures the time since it was made."""
 
-    def close(self) -> None:
-        """Delete what was written."""
-        shutil.rmtree(self._root, ignore_errors=True)
+    def __init__(self) -> None:
+        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
+
+    def read(self) -> TimeUsed:
+        return TimeUsed(time.perf_counter() - self._wall_s, time.process_time() - self._cpu_s)
+
+
+def timed(work: Callable[[], object]) -> TimeUsed:
+    """What one call uses."""
+    stopwatch = Stopwatch()
+    work()
+    return stopwatch.read()
 
 
 def seconds(work: Callable[[], object]) -> float:
     """Wall-clock seconds of one call."""
-    return measured(work)[0]
+    return timed(work).wall_s
 
 
-def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall-clock time and of CPU time of one call."""
-    wall, processor = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - processor
+def wall_and_cpu(
+    name: str,
+    rounds: Sequence[TimeUsed],
+    unit: str,
+    goal: float | None = None,
+    *,
+    convert: Callable[[float], float],
+) -> Iterator[Figure]:
+    """Two figures: one of the wall-clock time, one of the CPU time, which hardly depends on other load.
+
+    `convert` makes a value in `unit` from seconds.
+    """
+    for suffix, taken_s in zip(("", ", CPU"), zip(*rounds, strict=True), strict=True):
+        yield Figure(f"{name}{suffix}", tuple(map(convert, taken_s)), unit, goal)
+
+
+def milliseconds(taken_s: float) -> float:
+    return taken_s * 1000
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
@@ -93,9 +102,11 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
     return tuple(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def peak_memory_mb() -> float:
-    """The peak resident memory of this process, MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+@contextmanager
+def scratch_directory(directory: str | None) -> Iterator[str]:
+    """A temporary folder of `directory` (default: the system's). It is deleted at the end."""
+    with tempfile.TemporaryDirectory(prefix="rt-bench-", dir=directory, ignore_cleanup_errors=True) as root:
+        yield root
 
 
 @contextmanager

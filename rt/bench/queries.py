@@ -1,7 +1,7 @@
 """The query engine's speed with many standing queries, in an SQLite file.
 
 Each is `where(…)`, `take(…)`, `average()` of one source, and gets every value. A value passes the filter of
-one query. CPU time is reported too, as it does not depend on the load of the machine and its disk.
+one query.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rt.bench.measure import Bench, Figure, measured
+from rt.bench.measure import Figure, milliseconds, timed, wall_and_cpu
 from rt.objects import CheckpointKind, SqliteStore
 from rt.query import Factories, Observable, QueryEngine, Source, Start, VirtualScheduler
 from rt.query.core.reliable import ReliableObserver
@@ -24,7 +26,7 @@ _VALUES = 50
 
 
 class _Numbers:
-    """A source that sends the values that it is given."""
+    """A source that sends what `send` gets."""
 
     is_dense = True
 
@@ -51,47 +53,33 @@ class _Numbers:
             self._next += 1
 
 
-class QueriesBench(Bench):
-    """Runs `queries` queries."""
+@dataclass(frozen=True, slots=True)
+class QueriesBench:
+    """Runs `queries` queries, with a store in the directory `root`."""
 
-    def __init__(self, directory: str | None, *, rounds: int, queries: int) -> None:
-        super().__init__(directory, rounds)
-        self._count = queries
+    root: str
+    rounds: int
+    queries: int
 
     def figures(self) -> Generator[Figure, None, None]:
-        path = os.path.join(self._root, "queries.db")
+        path, name = os.path.join(self.root, "queries.db"), f"{self.queries:,} queries"
         with SqliteStore(path) as store:
-            yield from self._standing(store)
+            yield from self._standing(store, name)
         with SqliteStore(path) as store:
-            wall, processor = measured(self._engine(store)[0].recover)
-            yield Figure(f"{self._count:,} queries: recover", (wall,), "s")
-            yield Figure(f"{self._count:,} queries: recover, CPU", (processor,), "s")
+            yield from wall_and_cpu(
+                f"{name}: recover", [timed(_engine(store)[0].recover)], "s", convert=float
+            )
 
-    def _engine(self, store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
-        factories = Factories()
-
-        @factories("average")
-        def standing(key: int) -> Observable[Any]:
-            mine = (key, _FOR_ALL)
-            return Source("in").pipe(where(lambda value: value in mine), take(_NEVER), average())
-
-        engine = QueryEngine(store, factories, VirtualScheduler())
-        source = _Numbers()
-        engine.add_source("in", source)
-        engine.add_sink("out")
-        return engine, source
-
-    def _standing(self, store: SqliteStore) -> Iterator[Figure]:
-        engine, source = self._engine(store)
+    def _standing(self, store: SqliteStore, name: str) -> Iterator[Figure]:
+        engine, source = _engine(store)
         engine.recover()
-        name = f"{self._count:,} queries"
-        starts = [Start(f"q{key}", "average", {"key": key}, "out") for key in range(self._count)]
+        starts = [Start(f"q{key}", "average", {"key": key}, "out") for key in range(self.queries)]
         tracemalloc.start()
         engine.start_many(starts)
         engine.checkpoint()
-        taken, _ = tracemalloc.get_traced_memory()
+        size_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        yield Figure(f"{name}: memory of one", (taken / self._count,), "B")
+        yield Figure(f"{name}: memory of one", (size_bytes / self.queries,), "B")
         for what, values, kind in (
             ("full checkpoint", (), CheckpointKind.FULL),
             ("checkpoint, none changed", (), CheckpointKind.DIFFERENTIAL),
@@ -99,13 +87,24 @@ class QueriesBench(Bench):
             ("checkpoint, each changed", (_FOR_ALL,), CheckpointKind.DIFFERENTIAL),
         ):
             rounds = []
-            for _ in range(self._rounds):
+            for _ in range(self.rounds):
                 source.send(values)
-                rounds.append(measured(lambda: engine.checkpoint(kind)))  # noqa: B023 - called at once
-            wall, processor = zip(*rounds, strict=True)
-            yield Figure(f"{name}: {what}", tuple(each * 1000 for each in wall), "ms")
-            yield Figure(f"{name}: {what}, CPU", tuple(each * 1000 for each in processor), "ms")
-        rounds = [measured(lambda: source.send(range(_VALUES))) for _ in range(self._rounds)]
-        wall, processor = zip(*rounds, strict=True)
-        yield Figure(f"{name}: values", tuple(_VALUES / each for each in wall), "/s")
-        yield Figure(f"{name}: values, CPU", tuple(_VALUES / each for each in processor), "/s")
+                rounds.append(timed(partial(engine.checkpoint, kind)))
+            yield from wall_and_cpu(f"{name}: {what}", rounds, "ms", convert=milliseconds)
+        rounds = [timed(lambda: source.send(range(_VALUES))) for _ in range(self.rounds)]
+        yield from wall_and_cpu(f"{name}: values", rounds, "/s", convert=lambda taken_s: _VALUES / taken_s)
+
+
+def _engine(store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
+    factories = Factories()
+
+    @factories("average")
+    def standing(key: int) -> Observable[Any]:
+        accepted = (key, _FOR_ALL)
+        return Source("in").pipe(where(lambda value: value in accepted), take(_NEVER), average())
+
+    engine = QueryEngine(store, factories, VirtualScheduler())
+    source = _Numbers()
+    engine.add_source("in", source)
+    engine.add_sink("out")
+    return engine, source

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rt.bench.measure import Bench, Figure, ratios
+from rt.bench.measure import Figure, ratios
 from rt.bench.merged_logs import make_log
-from rt.bench.processor import CpuUsage, used_by
+from rt.bench.processes import CpuUsage, measure_descendants
 from rt.errors import RtError
 
 if TYPE_CHECKING:
@@ -39,22 +40,18 @@ WARM_UPS: Final = 10
 """After this many scans the JVM needs half the CPU time of the first ones, and improves little later."""
 
 
-class SparkBench(Bench):
-    """Reads logs of `size_bytes` of values, after `warm_ups` scans, and a stream for `stream_seconds`."""
+@dataclass(frozen=True, slots=True)
+class SparkBench:
+    """Reads logs of `size_bytes` of values, after `warm_ups` scans, and a stream for `stream_seconds`.
 
-    def __init__(
-        self,
-        directory: str | None,
-        *,
-        rounds: int,
-        size_bytes: int,
-        stream_seconds: float = 30.0,
-        warm_ups: int = WARM_UPS,
-    ) -> None:
-        super().__init__(directory, rounds)
-        self._stream_seconds = stream_seconds
-        self._warm_ups = warm_ups
-        self._size_bytes = size_bytes
+    All files are in the directory `root`.
+    """
+
+    root: str
+    rounds: int
+    size_bytes: int
+    stream_seconds: float = 30.0
+    warm_ups: int = WARM_UPS
 
     def figures(self) -> Generator[Figure, None, None]:
         spark = self._session()
@@ -69,23 +66,23 @@ class SparkBench(Bench):
         # Set before the JVM starts: otherwise workers use the first python3 in the path.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         builder: Any = SparkSession.builder
-        builder = builder.master("local[2]").appName("rt bench spark")
-        for name, value in {**SETTINGS, "spark.local.dir": os.path.join(self._root, "local")}.items():
-            builder = builder.config(name, value)
-        session: SparkSession = builder.getOrCreate()
+        settings = {**SETTINGS, "spark.local.dir": os.path.join(self.root, "local")}
+        session: SparkSession = (
+            builder.master("local[2]").appName("rt bench spark").config(map=settings).getOrCreate()
+        )
         return session
 
     def figures_of(self, spark: SparkSession) -> Iterator[Figure]:
-        """Measure everything in this session."""
+        """In a session that the caller has started."""
         from rt.bench.spark_ceiling import SparkCeiling
 
         spark.dataSource.register(SparkCeiling)
         for value_bytes, unit, goal in ((1024, "MB/s", 600.0), (128, "rows/s", 2_500_000.0)):
-            count = self._size_bytes // value_bytes
-            log = make_log(self._root, f"of-{value_bytes}", count=count, value_bytes=value_bytes)
-            parquet = os.path.join(self._root, f"parquet-{value_bytes}")
+            count = self.size_bytes // value_bytes
+            log = make_log(self.root, f"of-{value_bytes}", count=count, value_bytes=value_bytes)
+            parquet = os.path.join(self.root, f"parquet-{value_bytes}")
             _read(spark, log).write.parquet(parquet)
-            whole, narrow, beside, ceiling = self._rounds_of(
+            whole, narrow, parquet_scan, ceiling = self._rounds_of(
                 partial(_scan, spark, log),
                 partial(_narrow, spark, log),
                 partial(_aggregate, spark.read.parquet(parquet)),
@@ -96,21 +93,21 @@ class SparkBench(Bench):
             amount = megabytes if unit == "MB/s" else float(count)
             yield Figure(f"{size}: all columns", _rates(amount, whole), unit, goal)
             yield Figure(f"{size}: position and timestamp", _rates(amount, narrow), unit)
-            yield Figure(f"{size}: these over all columns", ratios(_clock(whole), _clock(narrow)), "x", 2.0)
-            yield Figure(f"{size}: the same rows from Parquet", _rates(amount, beside), unit)
-            yield Figure(f"{size}: ours over Parquet", ratios(_clock(beside), _clock(whole)), "x", 0.5)
+            yield Figure(f"{size}: these over all columns", _wall_ratios(whole, narrow), "x", 2.0)
+            yield Figure(f"{size}: the same rows from Parquet", _rates(amount, parquet_scan), unit)
+            yield Figure(f"{size}: ours over Parquet", _wall_ratios(parquet_scan, whole), "x", 0.5)
             yield Figure(f"{size}: rows that were ready", _rates(amount, ceiling), unit)
             for what, taken in (
                 ("all columns", whole),
-                ("Parquet", beside),
+                ("Parquet", parquet_scan),
                 ("rows that were ready", ceiling),
             ):
-                per_gb = tuple(each.processor * 1000 / megabytes for each in taken)
+                per_gb = tuple(each.cpu_s * 1000 / megabytes for each in taken)
                 yield Figure(f"{size}: processor for {what}", per_gb, "s/GB")
-            in_python = tuple(each.others * 1000 / megabytes for each in whole)
+            in_python = tuple(each.others_s * 1000 / megabytes for each in whole)
             yield Figure(f"{size}: of that for all columns, Python", in_python, "s/GB")
-        count = self._size_bytes // 1024
-        log = make_log(self._root, "one-each", count=count, value_bytes=128, one_each=True)
+        count = self.size_bytes // 1024
+        log = make_log(self.root, "one-each", count=count, value_bytes=128, one_each=True)
         (single,) = self._rounds_of(partial(_scan, spark, log))
         yield Figure("128 B, a batch each: all columns", _rates(count, single), "rows/s", 300_000)
         delays = tuple(self._delays(spark))
@@ -127,39 +124,35 @@ class SparkBench(Bench):
             if oldest is not None:
                 delays.append(time.time() - oldest / 1e9)
 
-        root = os.path.join(self._root, "growing")
-        feeder = [
-            sys.executable,
-            "-m",
-            "rt.bench.paced_publisher",
-            root,
-            str(STREAM_MB),
-            str(self._stream_seconds),
-        ]
-        with subprocess.Popen(feeder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as feeding:
-            assert feeding.stdin is not None
-            assert feeding.stdout is not None
-            feeding.stdout.readline()
+        root = os.path.join(self.root, "growing")
+        module = "rt.bench.paced_publisher"
+        command = [sys.executable, "-m", module, root, str(STREAM_MB), str(self.stream_seconds)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as publisher:
+            assert publisher.stdin is not None
+            assert publisher.stdout is not None
+            publisher.stdout.readline()
             frame = spark.readStream.format("rt").schema("timestamp_ns long, value binary")
             writer = frame.load(os.path.join(root, "merged")).writeStream.foreachBatch(take)
             query = writer.option("checkpointLocation", os.path.join(root, "checkpoint")).start()
             query.processAllAvailable()
             delays.clear()
-            feeding.stdin.write(b"\n")
-            feeding.stdin.close()
+            publisher.stdin.write(b"\n")
+            publisher.stdin.close()
         query.processAllAvailable()
         query.stop()
-        if feeding.returncode:
-            raise RtError("the paced publisher has failed", where="rt.bench.paced_publisher")
+        if publisher.returncode:
+            raise RtError(
+                "the paced publisher has failed", where=module, got=f"status {publisher.returncode}"
+            )
         return delays
 
     def _rounds_of(self, *works: Callable[[], object]) -> Sequence[list[CpuUsage]]:
         """What each of `works` uses in each round."""
         taken: list[list[CpuUsage]] = [[] for _ in works]
-        for _ in range(self._warm_ups + self._rounds):
+        for _ in range(self.warm_ups + self.rounds):
             for work, rounds in zip(works, taken, strict=True):
-                rounds.append(used_by(work))
-        return [rounds[self._warm_ups :] for rounds in taken]
+                rounds.append(measure_descendants(work))
+        return [rounds[self.warm_ups :] for rounds in taken]
 
 
 def _read(spark: SparkSession, path: str) -> DataFrame:
@@ -185,9 +178,9 @@ def _aggregate(frame: DataFrame) -> object:
     return frame.agg(F.sum("position"), F.max("timestamp"), F.bit_xor("number"), *lengths).collect()
 
 
-def _clock(taken: Sequence[CpuUsage]) -> list[float]:
-    return [each.clock for each in taken]
+def _wall_ratios(ours: Sequence[CpuUsage], theirs: Sequence[CpuUsage]) -> tuple[float, ...]:
+    return ratios([each.wall_s for each in ours], [each.wall_s for each in theirs])
 
 
 def _rates(amount: float, taken: Sequence[CpuUsage]) -> tuple[float, ...]:
-    return tuple(amount / each.clock for each in taken)
+    return tuple(amount / each.wall_s for each in taken)

@@ -25,16 +25,13 @@ class SparkCeiling(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
         return "rt-ceiling"
 
     def schema(self) -> str:
-        """That of `format("rt")`."""
         freeze_modules()
         return SCHEMA
 
     def reader(self, schema: StructType) -> CeilingReader:
-        """For `spark.read`."""
         return CeilingReader(self.options["path"], int(self.options["rows"]), tuple(schema.names))
 
 
@@ -47,7 +44,6 @@ class CeilingReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> list[InputPartition]:
-        """Partitions with equal numbers of rows."""
         freeze_modules()
         return [InputPartition(self._rows // PARTS)] * PARTS
 

@@ -1,19 +1,21 @@
 """The speed of stream agents: one agent, one core, no network.
 
 The queue is a merged log in local files, or generated, so that a figure measures only the agent, its cache
-and its consumers. CPU time is reported too, as it does not depend on the load of the machine.
+and its consumers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rt.bench.measure import Bench, Figure, peak_memory_mb
+from rt.bench.measure import Figure, Stopwatch, TimeUsed, wall_and_cpu
 from rt.bench.merged_logs import TOPIC, make_log
+from rt.bench.processes import peak_memory_mb
 from rt.streams.agent.options import StreamOptions
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
@@ -24,7 +26,10 @@ from rt.streams.queue.cluster import Cluster, ClusterQueues
 from rt.streams.queue.generator import GeneratorQueues, GeneratorReader
 
 _VALUE = bytes(128)
-_LOOK_S = 0.001
+_POLL_S = 0.001
+_GOAL_HZ = 100_000
+_EVENTS_EACH = 3
+"""Of each of many streams."""
 
 
 class _Counting(StreamObserver):
@@ -55,68 +60,67 @@ class _OneReader(GeneratorReader):
         stop = min(self._at + min(events_max, self._queues.batch), end)
         numbers = range(self._at, stop)
         self._at = stop
-        made = EventBatch(self._queues.stream, numbers, [_VALUE] * len(numbers), None, 192 * len(numbers))
-        return QueueRead([made] if numbers else [], SequenceToken(stop))
+        batch = EventBatch(self._queues.stream, numbers, [_VALUE] * len(numbers), None, 192 * len(numbers))
+        return QueueRead([batch] if numbers else [], SequenceToken(stop))
 
 
-class StreamsBench(Bench):
+@dataclass(frozen=True, slots=True)
+class StreamsBench:
     """`events` through one agent to ten consumers; `streams` streams with a consumer each; a log."""
 
-    def __init__(self, directory: str | None, *, rounds: int, events: int, streams: int) -> None:
-        super().__init__(directory, rounds)
-        self._events = events
-        self._streams = streams
+    root: str
+    rounds: int
+    events: int
+    streams: int
 
     def figures(self) -> Generator[Figure, None, None]:
         for batch in (1000, 100):
-            clock, processor = self._rounds_of(lambda batch=batch: self._to_ten(batch))  # type: ignore[misc]
             what = f"one agent to 10 consumers, batches of {batch:,}"
-            yield Figure(what, clock, "events/s", 100_000)
-            yield Figure(f"{what}, CPU", processor, "events/s", 100_000)
-        before = peak_memory_mb()
-        clock, processor = self._rounds_of(self._to_many)
-        what = f"{self._streams:,} streams with a consumer each"
-        yield Figure(what, clock, "events/s")
-        yield Figure(f"{what}, CPU", processor, "events/s")
+            yield from self._figures(what, partial(self._deliver_batches, batch), self.events, _GOAL_HZ)
+        before_mb = peak_memory_mb()
+        what = f"{self.streams:,} streams with a consumer each"
+        yield from self._figures(what, self._deliver_to_many, _EVENTS_EACH * self.streams)
         yield Figure(f"{what}: memory, most", (peak_memory_mb(),), "MB", 1000)
-        yield Figure(f"{what}: memory, grown by", (peak_memory_mb() - before,), "MB")
-        log = make_log(self._root, "log", count=self._events, value_bytes=len(_VALUE))
-        queues = ClusterQueues({"log": Cluster("bench", log)})
-        clock, processor = self._rounds_of(lambda: self._to(queues, StreamId("", TOPIC)))
+        yield Figure(f"{what}: memory, grown by", (peak_memory_mb() - before_mb,), "MB")
+        log = make_log(self.root, "log", count=self.events, value_bytes=len(_VALUE))
+        clusters = ClusterQueues({"log": Cluster("bench", log)})
         what = f"a log of {len(_VALUE)} B messages to 10 consumers"
-        yield Figure(what, clock, "events/s", 100_000)
-        yield Figure(f"{what}, CPU", processor, "events/s", 100_000)
+        program = partial(self._deliver, clusters, StreamId("", TOPIC))
+        yield from self._figures(what, program, self.events, _GOAL_HZ)
 
-    def _rounds_of(
-        self, program: Callable[[], Coroutine[Any, Any, tuple[float, float]]]
-    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _figures(
+        self,
+        name: str,
+        program: Callable[[], Coroutine[Any, Any, TimeUsed]],
+        events: int,
+        goal: float | None = None,
+    ) -> Iterator[Figure]:
         rounds = []
-        for _ in range(self._rounds):
+        for _ in range(self.rounds):
             gc.collect()
             rounds.append(asyncio.run(program()))
-        clock, processor = zip(*rounds, strict=True)
-        return clock, processor
+        yield from wall_and_cpu(name, rounds, "events/s", goal, convert=lambda taken_s: events / taken_s)
 
-    async def _to_ten(self, batch: int) -> tuple[float, float]:
-        queues = _OneStream(self._events, batch)
-        return await self._to(queues, queues.stream)
+    async def _deliver_batches(self, size: int) -> TimeUsed:
+        queues = _OneStream(self.events, size)
+        return await self._deliver(queues, queues.stream)
 
-    async def _to(self, queues: QueueAdapterFactory, name: StreamId) -> tuple[float, float]:
+    async def _deliver(self, queues: QueueAdapterFactory, name: StreamId) -> TimeUsed:
+        """Deliver all events of a stream to ten consumers."""
         consumers = [_Counting() for _ in range(10)]
         async with StreamProvider("bench", queues) as provider:
             stream = provider.stream(name.namespace, name.key)
-            start, processor = time.perf_counter(), time.process_time()
+            stopwatch = Stopwatch()
             for consumer in consumers:
                 await stream.subscribe(consumer, start=StartPosition.EARLIEST_AVAILABLE)
-            while any(consumer.events < self._events for consumer in consumers):
-                await asyncio.sleep(_LOOK_S)
-            taken, used = time.perf_counter() - start, time.process_time() - processor
-        return self._events / taken, self._events / used
+            while any(consumer.events < self.events for consumer in consumers):
+                await asyncio.sleep(_POLL_S)
+            return stopwatch.read()
 
-    async def _to_many(self) -> tuple[float, float]:
-        """Three events for each stream, one after the other."""
-        names = [StreamId("bench", f"stream-{number}") for number in range(self._streams)]
-        events = 3 * self._streams
+    async def _deliver_to_many(self) -> TimeUsed:
+        """Deliver the events of each stream, one after the other."""
+        names = [StreamId("bench", f"stream-{number}") for number in range(self.streams)]
+        events = _EVENTS_EACH * self.streams
         queues = GeneratorQueues(lambda _, number: (names[number % len(names)], _VALUE), events=events)
         consumers: list[_Counting] = []
 
@@ -126,10 +130,10 @@ class StreamsBench(Bench):
 
         provider = StreamProvider("bench", queues, options=StreamOptions())
         provider.implicit("all", "bench/*", make)
-        start, processor = time.perf_counter(), time.process_time()
+        stopwatch = Stopwatch()
         async with provider:
             while sum(consumer.events for consumer in consumers) < events:
-                await asyncio.sleep(10 * _LOOK_S)
-            taken, used = time.perf_counter() - start, time.process_time() - processor
-            assert len(consumers) == self._streams
-        return events / taken, events / used
+                await asyncio.sleep(10 * _POLL_S)
+            used = stopwatch.read()
+            assert len(consumers) == self.streams
+        return used

@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
@@ -104,6 +105,13 @@ def check(answer: RestResponse, *, where: object = None) -> RestResponse:
     if error.where is None:
         error.where = where
     raise error
+
+
+async def ask_next_number(endpoints: Sequence[str], tls: TLS | None, dedup_id: str) -> int:
+    """The number of the next message to merge under a dedup id; 0 if it is unknown."""
+    answer = await ask(endpoints, tls, "GET", f"/dedup-rt-clients?name={quote(dedup_id)}")
+    found = json.loads(check(answer).body)
+    return int(found[0]["wanted"]) if found else 0
 
 
 def error_in(answer: RestResponse) -> RtError | None:

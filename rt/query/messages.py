@@ -12,13 +12,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Collection
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import quote
 
 from rt.client.publisher import Publisher
 from rt.client.subscriber import Subscriber
@@ -236,10 +234,12 @@ def _check_next_number(
 
     Asks again until `timeout`, because a node may lag.
     """
+    from rt.net.rest_client import ask_next_number
+
     deadline = time.monotonic() + timeout
     while True:
         try:
-            next_number = _next_number(endpoints, tls, dedup_id)
+            next_number = asyncio.run(ask_next_number(endpoints, tls, dedup_id))
         except RtError as error:
             if time.monotonic() > deadline:
                 raise Timeout("no node reported what is merged", where=endpoints, got=str(error)) from error
@@ -263,14 +263,6 @@ def _is_ahead(number: int, output: OutputEdge) -> bool:
 def _conflict(number: int, output: OutputEdge, what: str, **details: Any) -> WriteConflict:
     expected = f"{output.buffer.low} to {output.buffer.end}"
     return WriteConflict(what, got=f"next number {number}", expected=expected, **details)
-
-
-def _next_number(endpoints: tuple[str, ...], tls: Any, dedup_id: str) -> int:
-    from rt.net.rest_client import ask, check
-
-    answer = asyncio.run(ask(endpoints, tls, "GET", f"/dedup-rt-clients?name={quote(dedup_id)}"))
-    found = json.loads(check(answer).body)
-    return int(found[0]["wanted"]) if found else 0
 
 
 def _log_event(event: object) -> None:

@@ -1,6 +1,7 @@
 """Spark data source and sink: `format("rt")` reads merged logs, in batch and streaming, and writes to
 streams.
 
+- `options`: what the options of reading and of writing have in common. Pure.
 - `source/`: options, columns, filter pushdown and partitioning are pure. `log_source` is the interface to a
   log, `local_log` its implementation on a directory. `batch_reader` and `stream_reader` implement Spark's
   interfaces.

@@ -6,6 +6,7 @@ registration is needed. If it is not installed, call `spark.dataSource.register(
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -25,11 +26,10 @@ if TYPE_CHECKING:
 
 
 class RtDataSource(DataSource):
-    """The merged logs of rt. See `rt.spark.source.options` for the options."""
+    """The merged logs of rt. docs/spark.md has the options."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format`."""
         return "rt"
 
     def schema(self) -> str:
@@ -39,24 +39,20 @@ class RtDataSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> RtReader:
-        """For `spark.read`."""
         return RtReader(parse_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> RtStreamReader:  # noqa: N802
-        """For `spark.readStream`. Requires PySpark 4.2."""
         from rt.spark.source.stream_reader import RtStreamReader
 
         return RtStreamReader(parse_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> RtWriter:
-        """For `df.write`. See `rt.spark.sink.options` for the options."""
         from rt.spark.sink.writer import RtWriter
 
         options = parse_write_options(self.options, streaming=False)
         return RtWriter(options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RtStreamWriter:  # noqa: N802
-        """For `df.writeStream`."""
         from rt.spark.sink.writer import RtStreamWriter
 
         options = parse_write_options(self.options, streaming=True)
@@ -69,8 +65,5 @@ def latest_position(**options: str) -> int:
     A new query that starts at a number starts there after every restart. One that starts with "latest" may
     start elsewhere each time, until its first micro-batch is done.
     """
-    log = open_log(parse_options(options).where)
-    try:
+    with closing(open_log(parse_options(options).where)) as log:
         return log.bounds()[1]
-    finally:
-        log.close()

@@ -1,7 +1,7 @@
-"""Benchmarks of the sequencer with real processes. The figures of the README come from them.
+"""Benchmarks of the sequencer with real processes. The figures of docs/benchmarks.md come from them.
 
 cli         `rt bench raft` and `rt bench transport`, which `rt bench` finds as entry points
 raft        consensus, on a cluster of its own (`cluster`, `node`)
 transport   the whole transport; its parts are in `speed`, `failover`, `backlog` and `merge_speed`
-stage       nodes, publishers and a subscriber (`traffic`) for one part; `usage` reads CPU time and memory
+stage       nodes, publishers and a subscriber (`traffic`) for one part
 """

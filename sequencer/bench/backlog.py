@@ -1,8 +1,12 @@
-"""How fast nodes merge a backlog of publishers, and with how much memory.
+"""How fast nodes merge what publishers wrote while they reached no node, and with how much memory.
 
-The publishers open their sessions; the nodes stop while a backlog is written, and start again. The time is
-from when the nodes are ready until every node has merged everything. Memory is the peak resident memory of
-each process since its start.
+`backlog`: much data. The publishers open their sessions; the nodes stop while a backlog is written, and start
+again. The time is from when the nodes are ready until every node has merged everything. Memory is the peak
+resident memory of each process since its start.
+
+`offline_starts`: many short runs. A publisher starts again and again and reaches no node. Then it connects.
+The time is from its last start, which includes the start of its process, until every node has merged
+everything.
 """
 
 from __future__ import annotations
@@ -13,15 +17,18 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import rt
 from rt.bench.measure import Figure
+from rt.bench.processes import MemoryUsage, joint_peak_mb
 from rt.errors import DiskFull
-from sequencer.bench.stage import PARTS, Setup, Stage
-from sequencer.bench.usage import MemoryUsage, together_mb
+from sequencer.bench.stage import PARTS, STREAM, Setup, Stage
 
 GOAL_MB: Final = 250.0
 """Of a node."""
 _VALUE_BYTES: Final = 1024
-_LOOK_S: Final = 1.0
+_STARTS_GOAL_HZ: Final = 200.0
+_OFFLINE_VALUE_BYTES: Final = 128
+_SAMPLE_S: Final = 1.0
 _FILL_BYTES_PER_S_MIN: Final = 10e6
 """A slower disk is an error."""
 
@@ -29,7 +36,7 @@ _FILL_BYTES_PER_S_MIN: Final = 10e6
 def backlog(setup: Setup, *, publishers: int, size_bytes: int) -> Iterator[Figure]:
     _check_space(setup, size_bytes)
     with setup.open() as stage:
-        stage.publishers(publishers, _VALUE_BYTES)
+        stage.start_publishers(publishers, _VALUE_BYTES)
         stage.ask("fill", size_bytes=_VALUE_BYTES)
         stage.wait_for(lambda: min(stage.merged()), 1, "merges for the slowest publisher")
         stage.nodes.stop()
@@ -42,13 +49,13 @@ def backlog(setup: Setup, *, publishers: int, size_bytes: int) -> Iterator[Figur
         begun, peaks = time.monotonic(), Peaks()
 
         def merged() -> int:
-            peaks.look(stage, time.monotonic())
+            peaks.sample(stage, time.monotonic())
             return sum(stage.merged())
 
         stage.wait_for(merged, total, "merging the backlog")
         stage.wait_merged(total)
         lasted_s = time.monotonic() - begun
-        peaks.take(stage.memory())
+        peaks.add(stage.memory())
         push_mb = stage.push_peak_mb()
     name = f"{setup.nodes} nodes, {size_bytes / 1e9:g} GB of backlog of {publishers} publishers"
     yield Figure(f"{name}: drained", (size_bytes / 1e6 / lasted_s,), "MB/s")
@@ -58,32 +65,52 @@ def backlog(setup: Setup, *, publishers: int, size_bytes: int) -> Iterator[Figur
     yield Figure(f"{name}: most memory of a push", (push_mb,), "MB")
 
 
+def offline_starts(setup: Setup, *, starts: int) -> Iterator[Figure]:
+    """Have a publisher start `starts` times offline, with one message each, and drain them."""
+    with setup.open() as stage:
+        for _ in range(starts):
+            with rt.Publisher(stage.published_root, STREAM, publisher_id="p0") as publisher:
+                publisher.publish(bytes(_OFFLINE_VALUE_BYTES))
+        before = stage.progress()
+        begun = time.monotonic()
+        stage.start_publishers(1, _OFFLINE_VALUE_BYTES)
+        stage.wait_merged(starts)
+        lasted_s = time.monotonic() - begun
+        after, peak_mb = stage.progress(), stage.peak_mb()
+    name = f"{setup.nodes} nodes, {starts:,} starts of an offline publisher"
+    yield Figure(f"{name}: drained", (starts / lasted_s,), "starts/s", _STARTS_GOAL_HZ)
+    for who, used_s in after.cpu_s.items():
+        per_start_ms = (used_s - before.cpu_s.get(who, 0.0)) / starts * 1000
+        yield Figure(f"{name}: CPU of {who}", (per_start_ms,), "ms/start")
+    yield Figure(f"{name}: most memory of a node process", (peak_mb,), "MB")
+
+
 class Peaks:
     """Peak memory of each process of each node, over its restarts."""
 
     def __init__(self) -> None:
-        self._most: dict[str, dict[str, MemoryUsage]] = {}
-        self._again_s = 0.0
+        self._peaks: dict[str, dict[str, MemoryUsage]] = {}
+        self._next_s = 0.0
 
     @property
     def node_mb(self) -> float:
         """Upper bound for a node: its processes need not peak at the same time."""
-        return max(together_mb(parts.values()) for parts in self._most.values())
+        return max(joint_peak_mb(parts.values()) for parts in self._peaks.values())
 
     def part_mb(self, part: str) -> float:
-        return max(parts[part].peak_mb for parts in self._most.values())
+        return max(parts[part].peak_mb for parts in self._peaks.values())
 
-    def look(self, stage: Stage, now_s: float) -> None:
+    def sample(self, stage: Stage, now_s: float) -> None:
         """Ask the kernel, at most once a second: it takes time from the nodes."""
-        if now_s >= self._again_s:
-            self._again_s = now_s + _LOOK_S
-            self.take(stage.memory())
+        if now_s >= self._next_s:
+            self._next_s = now_s + _SAMPLE_S
+            self.add(stage.memory())
 
-    def take(self, found: Mapping[str, Mapping[str, MemoryUsage]]) -> None:
+    def add(self, found: Mapping[str, Mapping[str, MemoryUsage]]) -> None:
         for node, parts in found.items():
-            most = self._most.setdefault(node, {})
-            for part, one in parts.items():
-                most[part] = one.most(most.get(part, MemoryUsage()))
+            peaks = self._peaks.setdefault(node, {})
+            for part, usage in parts.items():
+                peaks[part] = usage.maximum(peaks.get(part, MemoryUsage()))
 
 
 def _check_space(setup: Setup, size_bytes: int) -> None:

@@ -3,95 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import click
 
-from rt.cli.commands.bench import directory_option, rounds_option, show_all
-from rt.cli.options import json_option
-from sequencer.bench.raft import PARTS, Part, RaftBench
+from rt.cli.commands.bench import directory_option, number_option, parts_option, rounds_option, show_all
+from rt.cli.options import json_option, option
+from sequencer.bench.raft import PARTS as RAFT_PARTS
+from sequencer.bench.raft import RaftBench
 from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
-from sequencer.bench.transport import Part as TransportPart
 from sequencer.bench.transport import TransportBench
 
-nodes_option = click.option(
+nodes_option = option(
     "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Number of nodes."
 )
-failovers_option = click.option(
-    "--failovers",
-    default=20,
-    show_default=True,
-    type=click.IntRange(1, 1000),
-    help="Number of leaders to kill.",
-)
+failovers_option = number_option("--failovers", 20, 1, 1000, "Number of leaders to kill.")
+
+# The names of parameters are fields of `RaftBench` and `TransportBench`, which say what they mean.
 
 
 @click.command()
 @directory_option
 @nodes_option
 @rounds_option(3)
-@click.option(
-    "--seconds",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0.05, 3600),
-    help="Duration of each measurement in a round. Seconds.",
-)
+@number_option("--seconds", 5.0, 0.05, 3600, "Duration of each measurement in a round. Seconds.")
 @failovers_option
-@click.option(
-    "--catch-up-mb",
-    default=40.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 1000),
-    help="Size of the state that a node must catch up with. MB.",
-)
-@click.option(
+@number_option("--catch-up-mb", 40.0, 0.1, 1000, "Size of the state that a node must catch up with. MB.")
+@number_option(
     "--snapshot-ms",
-    default=5000,
-    show_default=True,
-    type=click.IntRange(10, 3_600_000),
-    help="Interval of snapshots in the measurement of snapshots. Milliseconds.",
+    5000,
+    10,
+    3_600_000,
+    "Interval of snapshots in the measurement of snapshots. Milliseconds.",
 )
-@click.option(
-    "--part",
-    "parts",
-    multiple=True,
-    type=click.Choice(PARTS),
-    help="Measure only this part. Repeatable. Default: all parts.",
-)
+@parts_option(RAFT_PARTS)
 @json_option
-def raft(
-    directory: str | None,
-    nodes: str,
-    rounds: int,
-    seconds: float,
-    failovers: int,
-    catch_up_mb: float,
-    snapshot_ms: int,
-    parts: Sequence[str],
-    as_json: bool,
-) -> None:
+def raft(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> None:
     """Measure Raft on a cluster of processes: throughput, latency, failover, catch-up."""
-    run = RaftBench(
-        directory,
-        nodes=int(nodes),
-        rounds=rounds,
-        seconds=seconds,
-        failovers=failovers,
-        catch_up_bytes=int(catch_up_mb * 1e6),
-        snapshot_ms=snapshot_ms,
-        parts=cast("Sequence[Part]", parts or PARTS),
-    )
-    show_all(run, as_json=as_json)
+    run = RaftBench(nodes=int(nodes), parts=parts or RAFT_PARTS, **settings)
+    show_all(run.figures(), as_json=as_json)
 
 
 @click.command()
 @directory_option
 @nodes_option
-@click.option(
-    "--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of publishers."
-)
-@click.option(
+@number_option("--publishers", 4, 1, 64, "Number of publishers.")
+@option(
     "--value-bytes",
     default=(1024, 128),
     show_default=True,
@@ -99,84 +56,33 @@ def raft(
     type=click.IntRange(1, 1 << 20),
     help="Size of the messages. Bytes. Repeatable.",
 )
-@click.option(
-    "--seconds",
-    default=30.0,
-    show_default=True,
-    type=click.FloatRange(1, 3600),
-    help="Duration of each measurement. Seconds.",
-)
-@click.option(
+@number_option("--seconds", 30.0, 1, 3600, "Duration of each measurement. Seconds.")
+@option(
     "--rate-hz",
     default=1000.0,
     show_default=True,
     help="Rate at which latency is measured. Messages per second.",
 )
 @failovers_option
-@click.option(
-    "--many",
-    default=200,
-    show_default=True,
-    type=click.IntRange(2, 1000),
-    help="Number of publishers in the measurement of many publishers.",
-)
-@click.option(
+@number_option("--many", 200, 2, 1000, "Number of publishers in the measurement of many publishers.")
+@number_option(
     "--backlog-gb",
-    default=10.0,
-    show_default=True,
-    type=click.FloatRange(0.001, 10_000),
-    help="Size of the messages that wait when the nodes start. GB. The disk needs several times this size.",
+    10.0,
+    0.001,
+    10_000,
+    "Size of the messages that wait when the nodes start. GB. The disk needs several times this size.",
 )
-@click.option(
+@number_option(
     "--starts",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(2, 100_000),
-    help="Number of starts of a publisher while it is offline, in the measurement of offline starts.",
+    1000,
+    2,
+    100_000,
+    "Number of starts of a publisher while it is offline, in the measurement of offline starts.",
 )
-@click.option(
-    "--merging-gb",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.001, 1000),
-    help="Size of the messages that one node merges alone. GB.",
-)
-@click.option(
-    "--part",
-    "parts",
-    multiple=True,
-    type=click.Choice(TRANSPORT_PARTS),
-    help="Measure only this part. Repeatable. Default: all parts.",
-)
+@number_option("--merging-gb", 1.0, 0.001, 1000, "Size of the messages that one node merges alone. GB.")
+@parts_option(TRANSPORT_PARTS)
 @json_option
-def transport(
-    directory: str | None,
-    nodes: str,
-    publishers: int,
-    value_bytes: Sequence[int],
-    seconds: float,
-    rate_hz: float,
-    failovers: int,
-    many: int,
-    backlog_gb: float,
-    starts: int,
-    merging_gb: float,
-    parts: Sequence[str],
-    as_json: bool,
-) -> None:
+def transport(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> None:
     """Measure the transport: throughput, latency, failover, fairness, memory, backlogs, merging on a node."""
-    run = TransportBench(
-        directory,
-        nodes=int(nodes),
-        publishers=publishers,
-        value_bytes=value_bytes,
-        seconds=seconds,
-        rate_hz=rate_hz,
-        failovers=failovers,
-        many=many,
-        backlog_bytes=int(backlog_gb * 1e9),
-        offline_starts=starts,
-        merging_bytes=int(merging_gb * 1e9),
-        parts=cast("Sequence[TransportPart]", parts or TRANSPORT_PARTS),
-    )
-    show_all(run, as_json=as_json)
+    run = TransportBench(nodes=int(nodes), parts=parts or TRANSPORT_PARTS, **settings)
+    show_all(run.figures(), as_json=as_json)

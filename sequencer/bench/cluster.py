@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from rt.bench.processes import cpu_s
 from rt.errors import Timeout
-from sequencer.bench.usage import cpu_s
 from sequencer.localcluster.loopback import free_ports, make_certificates
 from sequencer.localcluster.processes import Answer, Process
 
@@ -87,7 +87,10 @@ class BenchCluster:
         return self.nodes[name].ask("status")
 
     def settle(self) -> tuple[str, list[str]]:
-        """Wait until all running nodes count and have applied the same. Returns the leader and the others."""
+        """Wait until all running nodes are counted and have applied the same index.
+
+        Returns the leader and the other nodes.
+        """
         statuses = self.wait(_is_sound)
         leader = str(statuses[0]["leader"])
         return leader, [name for name in self.nodes if name != leader]

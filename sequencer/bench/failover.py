@@ -19,8 +19,8 @@ import rt
 from rt.bench.measure import Figure
 from rt.errors import Diverged
 from rt.log.scan.message_batch import MessageBatch
-from sequencer.bench.stage import Setup, Stage
-from sequencer.localcluster.nodes import LocalCluster
+from sequencer.bench.stage import STILL_S, Setup, Stage
+from sequencer.localcluster.nodes import differences
 
 GOAL_S: Final = 2.0
 _RATE_MB: Final = 5.0
@@ -31,13 +31,13 @@ _LEAD_BYTES: Final = 1 << 20
 
 def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
     with setup.open() as stage:
-        stage.publishers(publishers, 1024)
+        stage.start_publishers(publishers, 1024)
         stage.ask("flood", lead_bytes=_LEAD_BYTES, rate_mb=_RATE_MB)
         stage.wait_for(lambda: min(stage.merged()), 1, "merges for the slowest publisher")
-        gaps = [kill_leader(stage) for _ in range(kills)]
+        gaps_s = [kill_leader(stage) for _ in range(kills)]
         name = f"{setup.nodes} nodes: leader killed under load"
-        yield Figure(f"{name} until messages flow again", (statistics.median(gaps),), "s", GOAL_S)
-        yield Figure(f"{name}, the longest of {kills}", (max(gaps),), "s")
+        yield Figure(f"{name} until messages flow again", (statistics.median(gaps_s),), "s", GOAL_S)
+        yield Figure(f"{name}, the longest of {kills}", (max(gaps_s),), "s")
         yield from verdict(stage, name)
 
 
@@ -49,9 +49,10 @@ def kill_leader(stage: Stage) -> float:
     ends = stage.published()
     if len(stage.nodes.names) == 1:
         stage.nodes.start(leader)
-    stage.wait(
+    stage.nodes.wait(
         lambda: all(merged > end for merged, end in zip(stage.merged(), ends, strict=True)),
         f"messages to flow after the end of {leader}",
+        timeout_s=STILL_S,
     )
     gap_s = time.monotonic() - begun
     if leader not in stage.nodes.running:
@@ -75,7 +76,7 @@ class MergedAudit:
 
 def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> MergedAudit:
     """Compare a merged log with the number of messages of each session. Numbers start at 0."""
-    wanted: dict[str, int] = {}
+    expected: dict[str, int] = {}
     lost = wrong = 0
     for batch in batches:
         index = batch.session_index
@@ -83,14 +84,14 @@ def audit(batches: Iterable[MessageBatch], published: Mapping[str, int]) -> Merg
             numbers = batch.numbers if index is None else batch.numbers[np.asarray(index) == at]
             if not len(numbers):
                 continue
-            highest = np.maximum.accumulate(np.append(wanted.get(name, 0) - 1, numbers))
+            highest = np.maximum.accumulate(np.append(expected.get(name, 0) - 1, numbers))
             steps = numbers - highest[:-1]
             lost += int((steps[steps > 1] - 1).sum())
             wrong += int((steps < 1).sum())
-            wanted[name] = int(highest[-1]) + 1
-    for name in {*wanted, *published}:
-        behind = published.get(name, 0) - wanted.get(name, 0)
-        lost, wrong = lost + max(behind, 0), wrong + max(-behind, 0)
+            expected[name] = int(highest[-1]) + 1
+    for name in {*expected, *published}:
+        missing = published.get(name, 0) - expected.get(name, 0)
+        lost, wrong = lost + max(missing, 0), wrong + max(-missing, 0)
     return MergedAudit(lost, wrong)
 
 
@@ -104,19 +105,9 @@ def verdict(stage: Stage, name: str) -> Iterator[Figure]:
     stage.wait_merged(total)
     with rt.LogReader(stage.nodes.merged_directory(stage.nodes.names[0])) as reader:
         found = audit(reader.batches(), published)
-    differences = _differences(stage.nodes, total)
+    different = [] if len(stage.nodes.names) == 1 else differences(stage.nodes.compare(), total)
     yield Figure(f"{name}: messages lost", (found.lost,), "messages", 0)
     yield Figure(f"{name}: messages repeated or out of order", (found.wrong,), "messages", 0)
-    yield Figure(f"{name}: merged logs that differ", (len(differences),), "logs", 0)
-    if found.lost or found.wrong or differences:
-        raise Diverged(
-            "the merged logs are not what was published", got="; ".join([str(found), *differences])
-        )
-
-
-def _differences(nodes: LocalCluster, end: int) -> list[str]:
-    if len(nodes.names) == 1:
-        return []
-    compared = nodes.compare()
-    ends = [f"{log.path} ends at {log.end}, not at {end}" for log in compared.logs if log.end != end]
-    return [str(difference) for difference in compared.differences] + ends
+    yield Figure(f"{name}: merged logs that differ", (len(different),), "logs", 0)
+    if found.lost or found.wrong or different:
+        raise Diverged("the merged logs are not what was published", got="; ".join([str(found), *different]))

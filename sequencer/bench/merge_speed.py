@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Final
 
 from replicator.protocol.messages import LogOffset
 from replicator.receive.batch_boundaries import read_marks
-from rt.bench.measure import Figure, ratios
+from rt.bench.measure import Figure, Stopwatch, TimeUsed, ratios, scratch_directory
 from rt.client.publisher import Publisher
 from rt.log.disk import REAL, File
 from rt.log.format.running_checksum import CONTENT_START, ChecksummedBoundary, chain_of_segment
@@ -33,9 +32,10 @@ from rt.log.format.segment import (
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_header, read_identity
+from sequencer.bench.traffic import publish_random
 from sequencer.ipc.data_reports import MergeProgress
-from sequencer.leader import replication_tracker
 from sequencer.leader.merge_planner import Speculation, plan_merge
+from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.merged.merged_log import SYNC_S
 from sequencer.merged.merger import Merger
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
@@ -50,36 +50,24 @@ GOAL: Final = 0.6
 _ROUNDS: Final = 3
 _STREAM: Final = "bench"
 _VALUE_BYTES: Final = 1024
-_TOGETHER: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class TimeUsed:
-    """Seconds of wall-clock and CPU time of one measurement."""
-
-    wall_s: float
-    cpu_s: float
 
 
 def merging(directory: str | None, *, sessions: int, size_bytes: int) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory(prefix="rt-bench-", dir=directory) as root:
-        work = Work.ready(_write_sessions(Path(root), sessions, size_bytes))
+    with scratch_directory(directory) as root:
+        work = MergeWork.plan(_write_sessions(Path(root), sessions, size_bytes))
         ours, copies = [], []
         for _ in range(_ROUNDS):
             ours.append(work.merge(Path(root, "merged")))
             copies.append(work.copy(Path(root, "copied")))
     mb = work.reached.total_bytes / 1e6
     name = f"merging alone, {sessions} sessions"
-    yield Figure(f"{name}: merged", _mb_per_s(mb, ours), "MB/s")
-    yield Figure(f"{name}: the same bytes copied in the kernel", _mb_per_s(mb, copies), "MB/s")
+    yield Figure(f"{name}: merged", tuple(mb / one.wall_s for one in ours), "MB/s")
+    copied = tuple(mb / one.wall_s for one in copies)
+    yield Figure(f"{name}: the same bytes copied in the kernel", copied, "MB/s")
     speeds = ratios([one.wall_s for one in copies], [one.wall_s for one in ours])
     yield Figure(f"{name}: merged over copied", speeds, "x", GOAL)
     yield Figure(f"{name}: CPU of merging", tuple(one.cpu_s / mb * 1000 for one in ours), "s/GB")
     yield Figure(f"{name}: CPU of copying", tuple(one.cpu_s / mb * 1000 for one in copies), "s/GB")
-
-
-def _mb_per_s(mb: float, taken: Sequence[TimeUsed]) -> tuple[float, ...]:
-    return tuple(mb / one.wall_s for one in taken)
 
 
 @dataclass(slots=True)
@@ -101,35 +89,31 @@ class BenchReplicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MergeWork:
     """The write plans that merge all sessions, and the resulting end of the merged log."""
 
     identity: LogIdentity
-    copies: BenchReplicas
-    orders: Sequence[WritePlan]
+    replicas: BenchReplicas
+    plans: Sequence[WritePlan]
     end: LogOffset
     reached: MergeProgress
 
     @classmethod
-    def ready(cls, paths: Sequence[str]) -> Work:
+    def plan(cls, paths: Sequence[str]) -> MergeWork:
         """Plan as the leader of a cluster of one node with these sessions."""
-        state, reported, copies = (
-            SequencerState(os.urandom(16)),
-            replication_tracker.ReplicationTracker(1),
-            BenchReplicas(),
-        )
+        state, tracker, replicas = SequencerState(os.urandom(16)), ReplicationTracker(1), BenchReplicas()
         for path in paths:
-            _report(path, state, reported, copies)
-        orders: list[WritePlan] = []
+            _report(path, state, tracker, replicas)
+        plans: list[WritePlan] = []
         speculation = Speculation(state)
-        while (merge := plan_merge(speculation, reported, time.time_ns())) is not None:
-            outcome = apply(state, merge)
-            assert isinstance(outcome, RangesMerged), outcome
-            orders.append(outcome.order)
-        last = orders[-1]
+        while (merge := plan_merge(speculation, tracker, time.time_ns())) is not None:
+            result = apply(state, merge)
+            assert isinstance(result, RangesMerged), result
+            plans.append(result.order)
+        last = plans[-1]
         reached = MergeProgress(last.instruction, last.chain, last.total_bytes, last.end_position)
         identity = LogIdentity(LogKind.MERGED, state.cluster, _STREAM)
-        return cls(identity, copies, orders, LogOffset(*last.segment, last.end_offset), reached)
+        return cls(identity, replicas, plans, LogOffset(*last.segment, last.end_offset), reached)
 
     def merge(self, path: Path) -> TimeUsed:
         """Merge until everything is durable, then delete the merged log."""
@@ -139,51 +123,45 @@ class Work:
             if merger.failure is not None or merger.written.instruction == self.reached.instruction:
                 is_over.set()
 
-        merger = Merger(str(path), self.identity, self.copies, on_failed=on_written, on_written=on_written)
+        merger = Merger(str(path), self.identity, self.replicas, on_failed=on_written, on_written=on_written)
         try:
-            begun, used_s = time.perf_counter(), time.process_time()
-            merger.start(self.orders, self.end, self.reached)
+            stopwatch = Stopwatch()
+            merger.start(self.plans, self.end, self.reached)
             while merger.sync() != self.reached:
                 if merger.failure is not None:
                     raise merger.failure
                 is_over.wait(SYNC_S)
-            taken = TimeUsed(time.perf_counter() - begun, time.process_time() - used_s)
+            return stopwatch.read()
         finally:
             merger.close()
             shutil.rmtree(path)
-        return taken
 
     def copy(self, path: Path) -> TimeUsed:
         """Copy the same bytes to one file, then delete it."""
-        begun, used_s = time.perf_counter(), time.process_time()
+        stopwatch = Stopwatch()
         with path.open("wb") as target:
-            for session_id, segment in sorted(self.copies.marks):
-                with Path(segment_path(self.copies.paths[session_id], segment)).open("rb") as source:
+            for session_id, segment in sorted(self.replicas.marks):
+                with Path(segment_path(self.replicas.paths[session_id], segment)).open("rb") as source:
                     left = os.fstat(source.fileno()).st_size
                     while left:
                         left -= os.copy_file_range(source.fileno(), target.fileno(), left)
             os.fsync(target.fileno())
-        taken = TimeUsed(time.perf_counter() - begun, time.process_time() - used_s)
+        used = stopwatch.read()
         path.unlink()
-        return taken
+        return used
 
 
 def _write_sessions(root: Path, count: int, size_bytes: int) -> list[str]:
     """Write sessions of random values. Returns their directories."""
-    values = [os.urandom(_VALUE_BYTES) for _ in range(_TOGETHER)]
     paths = []
     for number in range(count):
         with Publisher(root, _STREAM, publisher_id=f"p{number}") as publisher:
-            left = -(-size_bytes // count // _VALUE_BYTES)
-            while left > 0:
-                left -= len(publisher.publish_many(values[:left]))
+            publish_random(publisher, size_bytes // count, _VALUE_BYTES)
             paths.append(publisher.directory)
     return paths
 
 
-def _report(
-    path: str, state: SequencerState, reported: replication_tracker.ReplicationTracker, copies: BenchReplicas
-) -> None:
+def _report(path: str, state: SequencerState, tracker: ReplicationTracker, replicas: BenchReplicas) -> None:
     """Open a session in `state`, and report all of it as durable."""
     identity = read_identity(REAL, path)
     for segment in list_segments(REAL, path):
@@ -192,14 +170,14 @@ def _report(
         opened = apply(state, OpenRun(identity.name, identity.origin, None, segment.run, header.run_id))
         assert isinstance(opened, RunOpened), opened
         marks = [_beginning(header), *read_marks(REAL, path, segment)]
-        reported.on_boundaries(
+        tracker.on_boundaries(
             "n1",
-            replication_tracker.SegmentKey(opened.session_id, *segment),
-            [replication_tracker.BatchBoundary(mark.offset, mark.number, mark.chain) for mark in marks],
+            SegmentKey(opened.session_id, *segment),
+            [BatchBoundary(mark.offset, mark.number, mark.chain) for mark in marks],
         )
-        copies.paths[opened.session_id] = path
-        known = copies.marks[opened.session_id, segment] = BatchIndex()
-        known.add(marks)
+        replicas.paths[opened.session_id] = path
+        index = replicas.marks[opened.session_id, segment] = BatchIndex()
+        index.add(marks)
 
 
 def _beginning(header: SegmentHeader) -> ChecksummedBoundary:

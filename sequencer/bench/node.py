@@ -107,12 +107,12 @@ def load(raft: Raft, *, size: int, in_flight: int, seconds: float) -> Answer:
     _round(raft, command, in_flight, min(0.5, seconds / 5))
     cpu_s, begun = time.process_time(), time.perf_counter()
     latencies = _round(raft, command, in_flight, seconds)
-    taken = time.perf_counter() - begun
+    lasted_s = time.perf_counter() - begun
     latencies.sort()
     count = len(latencies)
     return {
         "count": count,
-        "seconds": taken,
+        "seconds": lasted_s,
         "cpu_s": time.process_time() - cpu_s,
         "p50_ms": 1000 * latencies[count // 2],
         "p99_ms": 1000 * latencies[count * 99 // 100],

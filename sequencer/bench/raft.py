@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final
 
 from rt.bench.measure import Figure
 from rt.errors import Timeout
 from sequencer.bench.cluster import BenchCluster
 from sequencer.localcluster.processes import Answer
 
-Part: TypeAlias = Literal["speed", "idle", "snapshots", "failover", "catch-up", "single"]
-PARTS: Final[tuple[Part, ...]] = get_args(Part)
-
+PARTS: Final = ("speed", "idle", "snapshots", "failover", "catch-up", "single")
+_PARTS_OF_ONE_NODE: Final = {"speed", "idle", "snapshots"}
 _MIB: Final = 2**20
 _NEVER_MS: Final = 10**9
 _WAIT_S: Final = 120.0
@@ -31,22 +30,22 @@ _COMPACT = {"snapshot_ms": 500, "keep_entries": 16, "keep_bytes": _MIB}
 class RaftBench:
     """One run: `rounds` of each measurement, `seconds` each, on `nodes` nodes in `directory`.
 
-    `failovers` leaders are killed. `catch_up_bytes` is the size of the snapshot that a node must receive.
+    `failovers` leaders are killed. `catch_up_mb` is the size of the snapshot that a node must receive.
     `snapshot_ms` is the interval of snapshots in the measurement of snapshots.
     """
 
     directory: str | None
-    nodes: int = 3
-    rounds: int = 3
-    seconds: float = 5.0
-    failovers: int = 20
-    catch_up_bytes: int = 40_000_000
-    snapshot_ms: int = 5000
-    parts: Sequence[Part] = PARTS
+    nodes: int
+    rounds: int
+    seconds: float
+    failovers: int
+    catch_up_mb: float
+    snapshot_ms: int
+    parts: Sequence[str]
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure. Reports each figure when it is known, and leaves no files."""
-        measures: dict[Part, Callable[[], Iterator[Figure]]] = {
+    def figures(self) -> Generator[Figure, None, None]:
+        """Leaves no files."""
+        measures = {
             "speed": self._speed,
             "idle": self._idle,
             "snapshots": self._snapshots,
@@ -55,9 +54,8 @@ class RaftBench:
             "single": self._single,
         }
         for part in self.parts:
-            if self.nodes > 1 or part in {"speed", "idle", "snapshots"}:
-                for figure in measures[part]():
-                    on_figure(figure)
+            if self.nodes > 1 or part in _PARTS_OF_ONE_NODE:
+                yield from measures[part]()
 
     def _cluster(self, nodes: int | None = None, **config: int) -> BenchCluster:
         return BenchCluster(self.directory, nodes or self.nodes, **config)
@@ -117,8 +115,8 @@ class RaftBench:
                 begun = time.monotonic()
                 before = {name: cluster.cpu_s(name) for name in cluster.names}
                 time.sleep(self.seconds)
-                taken = time.monotonic() - begun
-                used = {name: 100 * (cluster.cpu_s(name) - before[name]) / taken for name in cluster.names}
+                lasted_s = time.monotonic() - begun
+                used = {name: 100 * (cluster.cpu_s(name) - before[name]) / lasted_s for name in cluster.names}
                 leading.append(used[leader])
                 following += [used[name] for name in others]
         yield Figure(self._name("idle, CPU of the leader"), tuple(leading), "% of a core", 2)
@@ -150,10 +148,10 @@ class RaftBench:
                 "hands over": (cluster.hand_over, lambda _: None),
             }
             for way, (stop, go_on) in ways.items():
-                taken = [self._failed_over(cluster, stop, go_on) for _ in range(self.failovers)]
+                taken_s = [self._failed_over(cluster, stop, go_on) for _ in range(self.failovers)]
                 name = self._name(f"leader {way}, next commit at a follower")
-                yield Figure(name, tuple(taken), "s", 0.5 if way == "killed" else None)
-                yield Figure(f"{name}, p90", (sorted(taken)[len(taken) * 9 // 10],), "s")
+                yield Figure(name, tuple(taken_s), "s", 0.5 if way == "killed" else None)
+                yield Figure(f"{name}, p90", (sorted(taken_s)[len(taken_s) * 9 // 10],), "s")
 
     def _failed_over(
         self, cluster: BenchCluster, stop: Callable[[str], float], go_on: Callable[[str], None]
@@ -175,21 +173,21 @@ class RaftBench:
         return float(done) - stopped
 
     def _catch_up(self) -> Iterator[Figure]:
-        taken = []
+        taken_s = []
         for _ in range(self.rounds):
             with self._cluster(**_COMPACT) as cluster:
-                taken.append(self._caught_up(cluster))
-        text = f"caught up by a snapshot of {self.catch_up_bytes / 1e6:g} MB"
-        yield Figure(self._name(f"{text}, from the start"), tuple(total for total, _ in taken), "s", 2)
-        yield Figure(self._name(f"{text}, once it is open"), tuple(since for _, since in taken), "s")
+                taken_s.append(self._caught_up(cluster))
+        text = f"caught up by a snapshot of {self.catch_up_mb:g} MB"
+        yield Figure(self._name(f"{text}, from the start"), tuple(total for total, _ in taken_s), "s", 2)
+        yield Figure(self._name(f"{text}, once it is open"), tuple(since for _, since in taken_s), "s")
 
     def _caught_up(self, cluster: BenchCluster) -> tuple[float, float]:
         """Seconds since the process was started, and since it answers."""
         leader, (late, *_) = cluster.settle()
-        behind = cluster.status(late)["log_end"]
+        old_end = cluster.status(late)["log_end"]
         cluster.kill(late)
-        cluster.nodes[leader].ask("grow", timeout_s=_WAIT_S, size=self.catch_up_bytes)
-        while not all(cluster.status(name)["log_start"] > behind for name in cluster.nodes):
+        cluster.nodes[leader].ask("grow", timeout_s=_WAIT_S, size=int(self.catch_up_mb * 1e6))
+        while not all(cluster.status(name)["log_start"] > old_end for name in cluster.nodes):
             self._load(cluster, leader, 16 * 1024, 64, 0.2)  # The log drops whole segments only.
         end = cluster.status(leader)["index"]
         begun = time.monotonic()

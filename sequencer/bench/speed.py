@@ -23,7 +23,7 @@ MB_GOALS: Final = {1024: 120.0}
 """Value bytes merged a second, by the size of messages."""
 MESSAGE_GOALS: Final = {128: 400_000.0}
 _WARM_UP_S: Final = 3.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 def throughput(
@@ -32,15 +32,15 @@ def throughput(
     """Merged and received bytes by message size, with CPU time and memory."""
     for size in value_bytes:
         with setup.open() as stage:
-            stage.publishers(publishers, size)
-            stage.subscriber()
+            stage.start_publishers(publishers, size)
+            stage.start_subscriber()
             stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
             time.sleep(_WARM_UP_S)
-            stage.wait_for(lambda: stage.standing().received, 1, "the subscriber receives")
-            before, begun = stage.standing(), time.monotonic()
+            stage.wait_for(lambda: stage.progress().received, 1, "the subscriber receives")
+            before, begun = stage.progress(), time.monotonic()
             time.sleep(seconds)
-            stage.wait_for(lambda: stage.standing().majority, before.majority + 1, "more is merged")
-            after, lasted_s = stage.standing(), time.monotonic() - begun
+            stage.wait_for(lambda: stage.progress().majority, before.majority + 1, "more is merged")
+            after, lasted_s = stage.progress(), time.monotonic() - begun
             peak_mb = stage.peak_mb()
         name = f"{setup.nodes} nodes, {publishers} publishers of {size} B"
         count = after.majority - before.majority
@@ -56,18 +56,18 @@ def throughput(
 
 def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]:
     with setup.open() as stage:
-        stage.publishers(1, 1024)
-        stage.subscriber()
+        stage.start_publishers(1, 1024)
+        stage.start_subscriber()
         stage.ask("drip", rate_hz=rate_hz)
         time.sleep(_WARM_UP_S)
-        stage.subscribed.ask("forget")
+        stage.subscriber.ask("forget")
         time.sleep(seconds)
-        took_ns: list[int] = []
-        while not took_ns:  # On a busy machine the first message may take longer.
+        latencies_ns: list[int] = []
+        while not latencies_ns:  # On a busy machine the first message may take longer.
             stage.nodes.check_alive()
-            time.sleep(_LOOK_S)
-            took_ns = stage.subscribed.ask("latencies")["ns"]
-    latencies_ms = np.array(took_ns) / 1e6
+            time.sleep(_POLL_S)
+            latencies_ns = stage.subscriber.ask("latencies")["ns"]
+    latencies_ms = np.array(latencies_ns) / 1e6
     name = f"{setup.nodes} nodes, 1 KiB at {rate_hz:g} messages/s: publish to subscriber"
     for percent, goal in ((50, 5.0), (99, 25.0)):
         yield Figure(f"{name}, p{percent}", (float(np.percentile(latencies_ms, percent)),), "ms", goal)
@@ -76,7 +76,7 @@ def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]
 def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
     """Whether publishers that all send at full speed get equal shares."""
     with setup.open() as stage:
-        stage.publishers(publishers, 1024)
+        stage.start_publishers(publishers, 1024)
         # On few busy cores the push processes start slowly. That does not count here.
         stage.ask("fill", size_bytes=1)
         stage.wait_for(lambda: sum(map(bool, stage.merged())), publishers, "publishers that flow")
@@ -85,11 +85,11 @@ def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:
         before, begun = stage.merged(), time.monotonic()
         pauses = Pauses(list(before), [begun] * publishers)
         while (now := time.monotonic()) < begun + seconds:
-            pauses.look(stage.merged(), now)
-            time.sleep(_LOOK_S)
+            pauses.add(stage.merged(), now)
+            time.sleep(_POLL_S)
         stage.wait_for(lambda: sum(map(gt, stage.merged(), before)), publishers, "publishers that go on")
         after, lasted_s = stage.merged(), time.monotonic() - begun
-        pauses.look(after, begun + lasted_s)
+        pauses.add(after, begun + lasted_s)
         peak_mb, push_mb = stage.peak_mb(), stage.push_peak_mb()
     merged = [count - first for count, first in zip(after, before, strict=True)]
     name = f"{setup.nodes} nodes, {publishers} publishers of 1 KiB"
@@ -110,7 +110,7 @@ class Pauses:
     """When each counter was first seen with its value."""
     longest_s: float = field(default=0.0, init=False)
 
-    def look(self, counts: Sequence[int], now_s: float) -> None:
+    def add(self, counts: Sequence[int], now_s: float) -> None:
         for at, count in enumerate(counts):
             self.longest_s = max(self.longest_s, now_s - self.since_s[at])
             if count > self.counts[at]:

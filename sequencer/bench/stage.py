@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from rt.bench.processes import MemoryUsage, ProcessTable, memory
 from rt.errors import RtError, Timeout
-from sequencer.bench.usage import MemoryUsage, children, children_cpu_s, cpu_s, memory
+from sequencer.localcluster.clients import client_settings
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster, Part
 from sequencer.localcluster.processes import Process
@@ -28,11 +29,11 @@ PARTS: Final[tuple[Part, ...]] = ("control", "data")
 STILL_S: Final = 60.0
 """A wait without progress for this long fails."""
 _TOGETHER: Final = 50
-"""Maximum number of publishers in a process."""
+"""Maximum number of publishers in one process."""
 _ASK_S: Final = 120.0
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 _LOG_BYTES_MAX: Final = 1 << 20
-"""How much of the end of each log is kept after a failure."""
+"""Size of the end of each log that is kept after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Stage:
         """Publishers, which are also the names of their sessions."""
         self._root, self._opened = root, opened
         self._publishers: list[Process] = []
-        self._subscribed: Process | None = None
+        self._subscriber: Process | None = None
 
     @property
     def published_root(self) -> Path:
@@ -64,36 +65,23 @@ class Stage:
         return self._root / "published"
 
     @property
-    def subscribed(self) -> Process:
-        assert self._subscribed is not None
-        return self._subscribed
+    def subscriber(self) -> Process:
+        assert self._subscriber is not None
+        return self._subscriber
 
-    def publishers(self, count: int, value_bytes: int) -> None:
+    def start_publishers(self, count: int, value_bytes: int) -> None:
         """Start publishers. They publish nothing yet."""
         for first in range(0, count, _TOGETHER):
             names = [f"p{number}" for number in range(first, min(first + _TOGETHER, count))]
-            tls = [self.nodes.certificate("publisher", name) for name in names]
-            settings = {
-                "kind": "publishers",
-                "root": str(self.published_root),
-                "names": names,
-                "tls": [[str(one.ca), str(one.cert), str(one.key)] for one in tls],
-                "endpoints": self.nodes.endpoints,
-                "value_bytes": value_bytes,
-            }
-            self._publishers.append(self._child(settings, "publishers"))
+            each = [client_settings(self.nodes, "publisher", name, self.published_root) for name in names]
+            settings = {"publishers": each, "value_bytes": value_bytes}
+            self._publishers.append(self._start_child(settings, "publishers"))
             self.names += names
 
-    def subscriber(self) -> None:
+    def start_subscriber(self) -> None:
         """Start a subscriber that reads everything."""
-        tls = self.nodes.certificate("subscriber", "reader")
-        settings = {
-            "kind": "subscriber",
-            "root": str(self._root / "subscribed"),
-            "tls": [str(tls.ca), str(tls.cert), str(tls.key)],
-            "endpoints": self.nodes.endpoints,
-        }
-        self._subscribed = self._child(settings, "subscriber")
+        settings = client_settings(self.nodes, "subscriber", "reader", self._root / "subscribed")
+        self._subscriber = self._start_child({"subscriber": settings}, "subscriber")
 
     # Publishing
 
@@ -116,13 +104,13 @@ class Stage:
 
     # Measuring
 
-    def standing(self) -> ClusterProgress:
-        ends = sorted(self.nodes.merged_position(name) for name in self.nodes.names)
-        received = int(self._subscribed.ask("received")["count"]) if self._subscribed is not None else 0
+    def progress(self) -> ClusterProgress:
+        ends = sorted(map(self.nodes.merged_position, self.nodes.names))
+        received = int(self._subscriber.ask("received")["count"]) if self._subscriber is not None else 0
         return ClusterProgress(ends[(len(ends) - 1) // 2], received, self._cpu_s())
 
     def memory(self) -> dict[str, dict[str, MemoryUsage]]:
-        """Memory of each process of each running node."""
+        """Memory of each process of each running node, by node and part."""
         found: dict[str, dict[str, MemoryUsage]] = {}
         for name in self.nodes.running:
             found[name] = {"supervisor": memory(self.nodes.pids(name)[0])}
@@ -137,29 +125,21 @@ class Stage:
 
     def push_peak_mb(self) -> float:
         """Peak memory of the largest push process."""
-        return max(memory(push).peak_mb for process in self._publishers for push in children(process.pid))
+        table = ProcessTable()
+        return max(memory(push).peak_mb for one in self._publishers for push in table.children(one.pid))
 
     # Waiting
 
-    def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = STILL_S) -> None:
-        """Wait for a condition. Raises `rt.Timeout`, or `ProcessEnded` if a node ends."""
-        deadline = time.monotonic() + timeout_s
-        while not is_met():
-            self.nodes.check_alive()
-            if time.monotonic() > deadline:
-                raise Timeout(f"waited {timeout_s:g} s for {what}")
-            time.sleep(_LOOK_S / 10)
-
-    def wait_for(self, count: Callable[[], int], end: int, what: str, *, still_s: float = STILL_S) -> None:
+    def wait_for(self, count: Callable[[], int], end: int, what: str) -> None:
         """Wait until `count()` reaches `end`. `rt.Timeout`: no progress; `ProcessEnded`: a node ended."""
         best, since = -1, time.monotonic()
         while (now := count()) < end:
             self.nodes.check_alive()
             if now > best:
                 best, since = now, time.monotonic()
-            elif time.monotonic() - since > still_s:
-                raise Timeout(f"{what}: no more for {still_s:g} s", got=f"{best:,}", expected=f"{end:,}")
-            time.sleep(_LOOK_S)
+            elif time.monotonic() - since > STILL_S:
+                raise Timeout(f"{what}: no more for {STILL_S:g} s", got=f"{best:,}", expected=f"{end:,}")
+            time.sleep(_POLL_S)
 
     def wait_merged(self, end: int, *names: str) -> None:
         """Wait until the merged logs of these nodes (default: all) contain all positions below `end`."""
@@ -167,19 +147,21 @@ class Stage:
             self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
 
     def _cpu_s(self) -> dict[str, float]:
-        nodes, publishers = self.nodes, self._publishers
+        nodes, table = self.nodes, ProcessTable()
+        publishers = [process.pid for process in self._publishers]
         used: dict[str, float] = {
-            part: sum(cpu_s(pid) for name in nodes.names for pid in nodes.pids(name, part)) for part in PARTS
+            part: sum(table.cpu_s(pid) for name in nodes.names for pid in nodes.pids(name, part))
+            for part in PARTS
         }
-        everything = sum(cpu_s(nodes.pids(name)[0]) for name in nodes.names)
-        used["publishers"] = sum(cpu_s(process.pid) for process in publishers)
-        used["pushes"] = sum(children_cpu_s(process.pid) for process in publishers)
-        if self._subscribed is not None:
-            used["the subscriber"] = cpu_s(self._subscribed.pid)
-            used["its pull"] = children_cpu_s(self._subscribed.pid)
-        return used | {"all processes": sum(used.values()) + everything}
+        used["publishers"] = sum(map(table.cpu_s, publishers))
+        used["pushes"] = sum(map(table.descendants_cpu_s, publishers))
+        if self._subscriber is not None:
+            used["the subscriber"] = table.cpu_s(self._subscriber.pid)
+            used["its pull"] = table.descendants_cpu_s(self._subscriber.pid)
+        supervisors_s = sum(table.cpu_s(nodes.pids(name)[0]) for name in nodes.names)
+        return used | {"all processes": sum(used.values()) + supervisors_s}
 
-    def _child(self, settings: Mapping[str, Any], name: str) -> Process:
+    def _start_child(self, settings: Mapping[str, Any], name: str) -> Process:
         stderr = self._root / f"{name}.{len(self._publishers)}.log"
         process = Process("sequencer.bench.traffic", settings, stderr)
         self._opened.callback(process.kill)

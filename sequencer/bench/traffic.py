@@ -13,12 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 import rt
+from sequencer.localcluster.clients import open_publisher, open_subscriber
 from sequencer.localcluster.processes import Answer, serve
 
-TOGETHER_BYTES: Final = 256 * 1024
-_LOOK_S: Final = 0.05
+CALL_BYTES: Final = 256 * 1024
+"""Size of the values that are published with one call."""
+_AHEAD_PAUSE_S: Final = 0.05
 """Pause of a publisher that is far enough ahead: a small part of the time that its lead lasts."""
-_PACE_S: Final = 0.01
+_PACED_PAUSE_S: Final = 0.01
+
+
+def publish_random(publisher: rt.Publisher, size_bytes: int, value_bytes: int) -> None:
+    """Publish at least `size_bytes` of random values. Returns when they are synced here."""
+    values = [os.urandom(value_bytes) for _ in range(CALL_BYTES // value_bytes)]
+    left = -(-size_bytes // value_bytes)
+    while left > 0:
+        left -= len(publisher.publish_many(values[:left]))
+    publisher.flush()
 
 
 class TrafficPublishers:
@@ -40,7 +51,7 @@ class TrafficPublishers:
                 self._fill(int(arguments["size_bytes"]))
             case "stop":
                 self._stop()
-                return {"counts": [publisher.next_number for publisher in self._publishers]}
+                return self.answer("published", {})
             case "published":
                 return {"counts": [publisher.next_number for publisher in self._publishers]}
             case "merged":
@@ -62,16 +73,12 @@ class TrafficPublishers:
 
     def _fill(self, size_bytes: int) -> None:
         """Publish `size_bytes` of values with each publisher. Returns when they are synced here."""
-        values = [os.urandom(self._value_bytes) for _ in range(TOGETHER_BYTES // self._value_bytes)]
         for publisher in self._publishers:
-            left = -(-size_bytes // self._value_bytes)
-            while left > 0:
-                left -= len(publisher.publish_many(values[:left]))
-            publisher.flush()
+            publish_random(publisher, size_bytes, self._value_bytes)
 
     def _flood(self, lead_bytes: float, rate_mb: float) -> None:
         # A shorter lead needs smaller calls.
-        count = max(1, min(TOGETHER_BYTES, int(lead_bytes) // 4) // self._value_bytes)
+        count = max(1, min(CALL_BYTES, int(lead_bytes) // 4) // self._value_bytes)
         values = [os.urandom(self._value_bytes) for _ in range(count)]
         lead = max(count, int(lead_bytes / self._value_bytes))
         begun, sent = time.monotonic(), [0] * len(self._publishers)
@@ -85,7 +92,7 @@ class TrafficPublishers:
                 publisher.publish_many(values)
                 sent[at] += count * self._value_bytes
             if is_idle:
-                time.sleep(_PACE_S if rate_mb else _LOOK_S)
+                time.sleep(_PACED_PAUSE_S if rate_mb else _AHEAD_PAUSE_S)
 
     def _drip(self, publisher: rt.Publisher, rate_hz: float) -> None:
         value = os.urandom(self._value_bytes)
@@ -102,7 +109,7 @@ class TrafficSubscriber:
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
         self._count = 0
-        self._took_ns: list[npt.NDArray[np.int64]] = []
+        self._latencies_ns: list[npt.NDArray[np.int64]] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:
@@ -110,38 +117,26 @@ class TrafficSubscriber:
             case "received":
                 return {"count": self._count}
             case "forget":
-                self._took_ns.clear()
+                self._latencies_ns.clear()
             case "latencies":
-                took_ns = list(self._took_ns)
-                return {"ns": np.concatenate(took_ns).tolist() if took_ns else []}
+                latencies_ns = list(self._latencies_ns)
+                return {"ns": np.concatenate(latencies_ns).tolist() if latencies_ns else []}
         return {}
 
     def _read(self) -> None:
         for batch in self._subscriber.batches():
-            self._took_ns.append(time.time_ns() - batch.timestamps_ns)
+            self._latencies_ns.append(time.time_ns() - batch.timestamps_ns)
             self._count += len(batch)
 
 
 def main() -> None:
     """Publish or subscribe until the end of the standard input."""
     settings = json.loads(sys.argv[1])
-    if settings["kind"] == "subscriber":
-        subscriber = rt.Subscriber(
-            settings["root"], "bench", endpoints=settings["endpoints"], tls=rt.TLS(*settings["tls"])
-        )
-        serve(TrafficSubscriber(subscriber).answer)
-        return
-    publishers = [
-        rt.Publisher(
-            settings["root"],
-            "bench",
-            publisher_id=name,
-            endpoints=settings["endpoints"],
-            tls=rt.TLS(*tls),
-        )
-        for name, tls in zip(settings["names"], settings["tls"], strict=True)
-    ]
-    serve(TrafficPublishers(publishers, settings["value_bytes"]).answer)
+    if "subscriber" in settings:
+        serve(TrafficSubscriber(open_subscriber(settings["subscriber"])).answer)
+    else:
+        publishers = [open_publisher(each) for each in settings["publishers"]]
+        serve(TrafficPublishers(publishers, settings["value_bytes"]).answer)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,18 @@ its own cluster; `merging` needs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, assert_never, get_args
+from typing import Final
 
 from rt.bench.measure import Figure
-from sequencer.bench.backlog import backlog
+from sequencer.bench.backlog import backlog, offline_starts
 from sequencer.bench.failover import failover
 from sequencer.bench.merge_speed import merging
-from sequencer.bench.offline_starts import offline_starts
 from sequencer.bench.speed import latency, many, throughput
 from sequencer.bench.stage import Setup
 
-Part: TypeAlias = Literal["throughput", "latency", "failover", "many", "backlog", "offline-starts", "merging"]
-PARTS: Final[tuple[Part, ...]] = get_args(Part)
+PARTS: Final = ("throughput", "latency", "failover", "many", "backlog", "offline-starts", "merging")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +25,28 @@ class TransportBench:
     """One run in `directory`: `publishers` publishers send messages of `value_bytes` to `nodes` nodes."""
 
     directory: str | None
-    nodes: int = 3
-    publishers: int = 4
-    value_bytes: Sequence[int] = (1024, 128)
-    seconds: float = 30.0
-    rate_hz: float = 1000.0
-    failovers: int = 20
-    many: int = 200
-    backlog_bytes: int = 10**10
-    offline_starts: int = 1000
-    merging_bytes: int = 10**9
-    parts: Sequence[Part] = PARTS
+    nodes: int
+    publishers: int
+    value_bytes: Sequence[int]
+    seconds: float
+    rate_hz: float
+    failovers: int
+    many: int
+    backlog_gb: float
+    starts: int
+    merging_gb: float
+    parts: Sequence[str]
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
-        """Measure. Reports each figure when it is known, and leaves no files.
+    def figures(self) -> Generator[Figure, None, None]:
+        """Leaves no files.
 
         If a part fails, the error names a file with all logs: `rt.Timeout`, `rt.Diverged` if messages were
         lost, `ProcessEnded` if a process ended.
         """
         for part in self.parts:
-            for figure in self._figures(part):
-                on_figure(figure)
+            yield from self._measure(part)
 
-    def _figures(self, part: Part) -> Iterator[Figure]:
+    def _measure(self, part: str) -> Iterator[Figure]:
         setup = Setup(self.directory, self.nodes)
         match part:
             case "throughput":
@@ -63,9 +60,10 @@ class TransportBench:
             case "many":
                 return many(setup, publishers=self.many, seconds=self.seconds)
             case "backlog":
-                return backlog(setup, publishers=self.publishers, size_bytes=self.backlog_bytes)
+                return backlog(setup, publishers=self.publishers, size_bytes=int(self.backlog_gb * 1e9))
             case "offline-starts":
-                return offline_starts(setup, starts=self.offline_starts)
+                return offline_starts(setup, starts=self.starts)
             case "merging":
-                return merging(self.directory, sessions=self.publishers, size_bytes=self.merging_bytes)
-        assert_never(part)
+                size_bytes = int(self.merging_gb * 1e9)
+                return merging(self.directory, sessions=self.publishers, size_bytes=size_bytes)
+        raise ValueError(f"unknown part: got {part!r}, expected one of {', '.join(PARTS)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rt.log.check.compare import Comparison
 from sequencer.demo.tally import Total
+from sequencer.localcluster.nodes import differences
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ def check_messages(sent: Mapping[str, Total], got: Mapping[str, Total], fault: s
 
 def check_logs(comparison: Comparison, end: int, damage: Sequence[str]) -> Iterator[Verdict]:
     """Compare the bytes of the merged logs, including the subscriber's copy."""
-    wrong = [str(difference) for difference in comparison.differences]
-    wrong += [f"{log.path} ends at {log.end}, not at {end}" for log in comparison.logs if log.end != end]
+    wrong = differences(comparison, end)
     sizes = {sum(segment.size_bytes for segment in log.kept) for log in comparison.logs}
     same = f"{len(comparison.logs)} merged logs, including the subscriber's copy: {max(sizes):,} bytes each"
     yield Verdict("merged logs byte-identical", not wrong, "; ".join(wrong) or same)

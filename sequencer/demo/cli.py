@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -115,18 +114,15 @@ def _root(keep: Path | None) -> Iterator[Path]:
             raise click.UsageError(f"--keep: {escape(str(keep))} is not empty.")
         yield keep.absolute()
         return
-    root = Path(tempfile.mkdtemp(prefix="rt-demo-"))
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="rt-demo-", ignore_cleanup_errors=True) as root:
+        yield Path(root)
 
 
 def summary(outcome: DemoResult) -> Iterator[str]:
     """The figures and the verdicts, one per line."""
-    yield f"messages    {outcome.messages:,} merged into one order, {format_size(outcome.value_bytes)}"
     from sequencer.demo.run import RATE_HZ
 
+    yield f"messages    {outcome.messages:,} merged into one order, {format_size(outcome.value_bytes)}"
     latency, burst, failover = outcome.latency, outcome.burst, outcome.failover
     if latency is not None:
         yield (

@@ -18,9 +18,10 @@ from typing import Any, Final
 import rt
 from sequencer.demo.source import DemoRecord, share
 from sequencer.demo.tally import SessionTally
+from sequencer.localcluster.clients import open_publisher
 from sequencer.localcluster.processes import Answer, serve
 
-_TOGETHER: Final = 1000
+_CHUNK: Final = 1000
 _WAIT_S: Final = 0.1
 
 
@@ -31,7 +32,7 @@ class DemoPublisher:
         self._publisher, self._records = publisher, records
         self._tally = SessionTally()
         self._failure: Exception | None = None
-        self._hurry = threading.Event()
+        self._burst_started = threading.Event()
         self._burst = {"count": 0, "value_bytes": 0, "start_ns": 0}
         """Counts and time at the start of the burst."""
         self._is_done = False
@@ -47,18 +48,17 @@ class DemoPublisher:
                 self._rate_hz = float(arguments["rate_hz"])
                 self._thread.start()
             case "burst":
-                self._hurry.set()
+                self._burst_started.set()
         return self._status()
 
     def _status(self) -> dict[str, Any]:
-        is_done = self._is_done
         status: dict[str, Any] = {
             "to_come": len(self._records),
             "published": self._tally.count,
             "merged": self._publisher.progress.merged,
-            "is_done": is_done,
+            "is_done": self._is_done,
         }
-        if is_done:
+        if status["is_done"]:
             status |= {"total": asdict(self._tally.total()), "burst": self._burst}
         return status
 
@@ -74,7 +74,7 @@ class DemoPublisher:
     def _publish_steadily(self) -> None:
         due_s = time.monotonic()
         for record in itertools.cycle(self._records):
-            if self._hurry.wait(max(0.0, due_s - time.monotonic())):
+            if self._burst_started.wait(max(0.0, due_s - time.monotonic())):
                 break
             self._publisher.publish(record.value, topic=record.topic)
             self._tally.add([record])
@@ -84,18 +84,18 @@ class DemoPublisher:
         tally = self._tally
         self._burst = {"count": tally.count, "value_bytes": tally.value_bytes, "start_ns": time.time_ns()}
         records = iter(self._records)
-        while some := list(itertools.islice(records, _TOGETHER)):
-            for topic, group in itertools.groupby(some, key=lambda record: record.topic):
+        while chunk := list(itertools.islice(records, _CHUNK)):
+            for topic, group in itertools.groupby(chunk, key=lambda record: record.topic):
                 self._publisher.publish_many([record.value for record in group], topic=topic)
-            tally.add(some)
+            tally.add(chunk)
         self._publisher.flush()
 
     def _wait_merged(self) -> None:
-        last, is_merged = self._tally.count - 1, False
-        while not is_merged:
+        last = self._tally.count - 1
+        while True:
             with contextlib.suppress(rt.Timeout):
                 self._publisher.wait(last, level="merged", timeout=_WAIT_S)
-                is_merged = True
+                return
 
 
 def main() -> None:
@@ -105,13 +105,7 @@ def main() -> None:
         records = share(settings["data"], settings["index"], settings["count"])
     except rt.RtError as error:
         sys.exit(str(error))
-    with rt.Publisher(
-        settings["root"],
-        settings["stream"],
-        publisher_id=settings["session"],
-        endpoints=settings["endpoints"],
-        tls=rt.TLS(*settings["tls"]),
-    ) as publisher:
+    with open_publisher(settings) as publisher:
         serve(DemoPublisher(publisher, records).answer)
 
 

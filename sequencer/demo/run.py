@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from rt.cli.progress_bar import Bar, progress
 from rt.errors import Timeout
 from rt.log.check.verify import verify
 from rt.log.scan.directory import merged_directory
-from rt.net.identity import Role
 from sequencer.demo.checks import Verdict, check_logs, check_messages
 from sequencer.demo.figures import Burst, DeliveryTimes, Failover, Latency, longest_pause_s, sequenced_ns
 from sequencer.demo.tally import Total
+from sequencer.localcluster.clients import client_settings
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
 from sequencer.localcluster.processes import Answer, Process
@@ -72,8 +72,8 @@ class Demo:
         self._root, self._plan, self._say = root, plan, say
         self._stack = ExitStack()
         self._publishers: dict[str, Process] = {}
-        self._last: dict[str, Answer] = {}
-        """The last answer of each publisher."""
+        self._statuses: dict[str, Answer] = {}
+        """The last status of each publisher."""
         self._received = 0
 
     def __enter__(self) -> Self:
@@ -94,14 +94,14 @@ class Demo:
         total = self._publish_all()
         finished = self._subscriber.ask("finish", times=str(self._times_file))
         self._say("comparing the merged logs byte by byte")
-        with self._to_be_judged():
+        with self._report_timeout():
             self._nodes.wait_merged(total)
         verdicts = self._judge(finished, total)
         self._stop()
         times = DeliveryTimes.load(self._times_file)
         return DemoResult(
             total,
-            sum(said["total"]["value_bytes"] for said in self._last.values()),
+            sum(status["total"]["value_bytes"] for status in self._statuses.values()),
             times.latency(*latency_window),
             None if failover is None else self._failover(*failover, times),
             self._burst(int(times.arrived_ns.max(initial=0))),
@@ -124,24 +124,20 @@ class Demo:
         self._nodes.start()
         for index in range(count):
             name = f"publisher-{index + 1}"
-            share = {"session": name, "data": self._plan.data, "index": index, "count": count}
-            self._publishers[name] = self._spawn("publish", "publisher", name, "publishers", **share)
-        self._subscriber = self._spawn("subscribe", "subscriber", "subscriber", "subscriber")
+            share = {"data": self._plan.data, "index": index, "count": count}
+            self._publishers[name] = self._start_client("publish", "publisher", name, **share)
+        self._subscriber = self._start_client("subscribe", "subscriber", "subscriber")
         for name, publisher in self._publishers.items():
-            self._last[name] = publisher.ask("status", timeout_s=LOAD_S_MAX)
+            self._statuses[name] = publisher.ask("status", timeout_s=LOAD_S_MAX)
         leader = self._nodes.wait_ready()
-        self._say(f"{', '.join(self._nodes.names)} are up behind mutual TLS, {leader} leads")
+        self._say(f"{', '.join(self._nodes.names)} are up with mutual TLS, {leader} leads")
 
-    def _spawn(self, module: str, role: Role, name: str, place: str, **settings: object) -> Process:
-        tls = self._nodes.certificate(role, name)
-        told = {
-            "root": str(self._root / place),
-            "stream": STREAM,
-            "endpoints": self._nodes.endpoints,
-            "tls": [str(tls.ca), str(tls.cert), str(tls.key)],
-            **settings,
-        }
-        process = Process(f"sequencer.demo.{module}", told, self._root / f"{name}.log")
+    def _start_client(
+        self, module: str, role: Literal["publisher", "subscriber"], name: str, **settings: object
+    ) -> Process:
+        root = self._root / ("publishers" if role == "publisher" else "subscriber")
+        everything = client_settings(self._nodes, role, name, root, **settings)
+        process = Process(f"sequencer.demo.{module}", everything, self._root / f"{name}.log")
         return self._stack.enter_context(process)
 
     def _publish_steadily(self) -> tuple[int, int]:
@@ -152,11 +148,11 @@ class Demo:
         self._until(lambda: self._all_merged(0), "the first message of each publisher to be merged")
         self._say(f"publishing {RATE_HZ:,} messages/s for {self._plan.steady_s:g} s, for latency")
         settled_s = time.monotonic() + SETTLE_S_MAX
-        self._until(lambda: self._on_their_way() <= SETTLED_MESSAGES or time.monotonic() > settled_s, "rest")
-        start_ns, (before, _, _) = time.time_ns(), self._look()
+        self._until(lambda: self._unread() <= SETTLED_MESSAGES or time.monotonic() > settled_s, "rest")
+        start_ns, (before, _, _) = time.time_ns(), self._ask_progress()
         with progress("steady", total=int(self._plan.steady_s * RATE_HZ), unit="msg") as bar:
             self._hold(self._plan.steady_s, bar)
-        self._until(lambda: self._published() > before, "messages whose latency counts")
+        self._until(lambda: self._sum("published") > before, "messages whose latency counts")
         return start_ns, time.time_ns()
 
     def _kill_leader(self) -> tuple[str, str, int, int]:
@@ -166,7 +162,7 @@ class Demo:
         killed_ns = time.time_ns()
         self._nodes.kill(leader)
         self._leader("another node to lead")
-        published = max(said["published"] for said in self._last.values())
+        published = max(status["published"] for status in self._statuses.values())
         received = self._received
         self._until(
             lambda: self._all_merged(published) and self._received > received,
@@ -174,7 +170,7 @@ class Demo:
         )
         self._hold(AFTERMATH_S)
         end_ns = time.time_ns()
-        took_over = self._nodes.leader() or "nobody"
+        took_over = self._nodes.leader() or "no node"
         self._say(f"{took_over} took over; {leader} is started again and catches up")
         self._nodes.start(leader)
         return leader, took_over, killed_ns, end_ns
@@ -187,8 +183,8 @@ class Demo:
 
     def _publish_all(self) -> int:
         """Have all publish their share at full speed. Returns the number of messages of the whole run."""
-        to_come = sum(said["to_come"] for said in self._last.values())
-        expected = to_come + sum(said["published"] for said in self._last.values())
+        to_come = self._sum("to_come")
+        expected = to_come + self._sum("published")
         self._say(f"publishing {to_come:,} messages as fast as it goes, for throughput")
         for publisher in self._publishers.values():
             publisher.ask("burst")
@@ -198,25 +194,25 @@ class Demo:
                 for what in ("published", "merged", "received")
             }
             self._until(self._is_done, "all messages to be merged", shown)
-            total = sum(int(said["total"]["count"]) for said in self._last.values())
-            with self._to_be_judged():
+            total = sum(int(status["total"]["count"]) for status in self._statuses.values())
+            with self._report_timeout():
                 self._until(lambda: self._received >= total, "all messages to be read", shown)
         return total
 
     @contextmanager
-    def _to_be_judged(self) -> Iterator[None]:
-        """A timeout is only printed: the verdicts report what is missing."""
+    def _report_timeout(self) -> Iterator[None]:
+        """Only print a timeout: the verdicts report what is missing."""
         try:
             yield
         except Timeout as error:
             self._say(str(error))
 
     def _is_done(self) -> bool:
-        return all(said["is_done"] for said in self._last.values())
+        return all(status["is_done"] for status in self._statuses.values())
 
     def _judge(self, finished: Answer, total: int) -> list[Verdict]:
-        sent = {name: Total(**said["total"]) for name, said in self._last.items()}
-        got = {name: Total(**said) for name, said in finished["totals"].items()}
+        sent = {name: Total(**status["total"]) for name, status in self._statuses.items()}
+        got = {name: Total(**status) for name, status in finished["totals"].items()}
         comparison = self._nodes.compare(self._copy)
         with progress("verifying", unit="B") as bar:
             report = verify(self._nodes.merged_directory(self._nodes.names[0]), on_progress=bar.reach)
@@ -235,51 +231,49 @@ class Demo:
 
     # Waiting
 
-    def _published(self) -> int:
-        return sum(int(said["published"]) for said in self._last.values())
+    def _sum(self, count: str) -> int:
+        """The sum of a count in the last statuses of all publishers."""
+        return sum(int(status[count]) for status in self._statuses.values())
 
-    def _on_their_way(self) -> int:
-        return self._published() - self._received
+    def _unread(self) -> int:
+        return self._sum("published") - self._received
 
     def _all_merged(self, number: int) -> bool:
-        return all(said["merged"] > number for said in self._last.values())
+        return all(status["merged"] > number for status in self._statuses.values())
 
-    def _look(self) -> tuple[int, int, int]:
+    def _ask_progress(self) -> tuple[int, int, int]:
         """Ask every process for its progress. Returns the published, merged and received messages."""
         self._nodes.check_alive()
         for name, publisher in self._publishers.items():
-            self._last[name] = publisher.ask("status")
+            self._statuses[name] = publisher.ask("status")
         self._received = self._subscriber.ask("status")["received"]
-        published, merged = (
-            sum(said[what] for said in self._last.values()) for what in ("published", "merged")
-        )
-        return published, merged, self._received
+        return self._sum("published"), self._sum("merged"), self._received
 
     def _until(self, is_met: Callable[[], bool], what: str, bars: dict[str, Bar] | None = None) -> None:
         """Wait until the condition holds. Raises `rt.Timeout` without progress for `STILL_S_MAX`."""
-        before, moved_s = self._look(), time.monotonic()
+        before, moved_s = self._ask_progress(), time.monotonic()
         while not is_met():
             time.sleep(_POLL_S)
-            now = self._look()
+            now = self._ask_progress()
             for bar, done, last in zip((bars or {}).values(), now, before, strict=False):
                 bar.add(done - last)
             if now[1:] != before[1:]:
                 moved_s = time.monotonic()
             elif time.monotonic() - moved_s > STILL_S_MAX:
-                raise Timeout(f"waited for {what}", got=self._standstill(), expected=f"{STILL_S_MAX:g} s")
+                raise Timeout(f"waited for {what}", got=self._describe(), expected=f"{STILL_S_MAX:g} s")
             before = now
 
-    def _standstill(self) -> str:
-        published, merged, received = self._look()
+    def _describe(self) -> str:
+        published, merged, received = self._ask_progress()
         words = [f"{name}: {self._nodes.last_words(name, 3)}" for name in self._nodes.names]
         return "\n".join([f"{published} published, {merged} merged, {received} received", *words])
 
     def _hold(self, seconds: float, bar: Bar | None = None) -> None:
-        """Wait. `bar` shows what is published meanwhile."""
-        end_s, (before, _, _) = time.monotonic() + seconds, self._look()
+        """Wait. `bar` shows what is published in that time."""
+        end_s, (before, _, _) = time.monotonic() + seconds, self._ask_progress()
         while (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(_POLL_S, left_s))
-            published, _, _ = self._look()
+            published, _, _ = self._ask_progress()
             if bar is not None:
                 bar.add(published - before)
             before = published
@@ -298,11 +292,10 @@ class Demo:
         )
 
     def _burst(self, end_ns: int) -> Burst:
-        totals = [said["total"] for said in self._last.values()]
-        begun = [said["burst"] for said in self._last.values()]
+        statuses = self._statuses.values()
         count, value_bytes = (
-            sum(one[what] for one in totals) - sum(one[what] for one in begun)
+            sum(status["total"][what] - status["burst"][what] for status in statuses)
             for what in ("count", "value_bytes")
         )
-        start_ns = min(one["start_ns"] for one in begun)
+        start_ns = min(status["burst"]["start_ns"] for status in statuses)
         return Burst(count, value_bytes, max(0, end_ns - start_ns) / 1e9)

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 import rt
-from sequencer.demo.tally import SessionTally, by_session
+from sequencer.demo.tally import SessionTally, by_session, find_fault
+from sequencer.localcluster.clients import open_subscriber
 from sequencer.localcluster.processes import Answer, serve
 
 
@@ -55,11 +56,8 @@ class DemoSubscriber:
             self._failure = error
 
     def _take(self, batch: Any, now_ns: int) -> None:
-        wanted = np.arange(self._received, self._received + len(batch))
-        wrong = np.flatnonzero(batch.positions != wanted)
-        if len(wrong) and not self._fault:
-            at = int(wrong[0])
-            self._fault = f"position {batch.positions[at]} where {wanted[at]} must follow"
+        if not self._fault:
+            self._fault = find_fault("position", batch.positions, self._received)
         self._stamps_ns.append(batch.timestamps_ns.copy())
         self._arrived_ns.append(np.full(len(batch), now_ns))
         for session, part in by_session(batch):
@@ -69,14 +67,7 @@ class DemoSubscriber:
 
 def main() -> None:
     """Subscribe from the first message on, until SIGTERM."""
-    settings = json.loads(sys.argv[1])
-    with rt.Subscriber(
-        settings["root"],
-        settings["stream"],
-        endpoints=settings["endpoints"],
-        tls=rt.TLS(*settings["tls"]),
-        position="earliest",
-    ) as subscriber:
+    with open_subscriber(json.loads(sys.argv[1]), position="earliest") as subscriber:
         serve(DemoSubscriber(subscriber).answer)
 
 

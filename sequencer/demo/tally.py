@@ -48,19 +48,16 @@ class SessionTally:
         """Add the next messages."""
         lengths = np.array([len(record.value) for record in records], np.uint32)
         codes = np.array([_topic_code(record.topic) for record in records], np.uint32)
-        self._take(lengths, codes, b"".join(record.value for record in records))
+        self._add(lengths, codes, b"".join(record.value for record in records))
 
     def add_batch(self, batch: MessageBatch) -> None:
         """Add the messages of a batch, all of this session."""
-        wanted = np.arange(self.count, self.count + len(batch))
-        wrong = np.flatnonzero(batch.numbers != wanted)
-        if len(wrong) and not self._fault:
-            at = int(wrong[0])
-            self._fault = f"number {batch.numbers[at]} where {wanted[at]} must follow"
+        if not self._fault:
+            self._fault = find_fault("number", batch.numbers, self.count)
         names = np.array([_topic_code(name) for name in batch.topic_names], np.uint32)
         codes = names.repeat(len(batch)) if batch.topic_index is None else names[batch.topic_index]
         offsets = batch.value_offsets
-        self._take(
+        self._add(
             np.diff(offsets).astype(np.uint32), codes, batch.value_bytes[int(offsets[0]) : int(offsets[-1])]
         )
 
@@ -68,13 +65,19 @@ class SessionTally:
         digest = self._values.hexdigest() + self._frames.hexdigest()
         return Total(self.count, self.value_bytes, digest, self._fault)
 
-    def _take(
+    def _add(
         self, lengths: npt.NDArray[np.uint32], codes: npt.NDArray[np.uint32], values: bytes | memoryview
     ) -> None:
         self.count += len(lengths)
         self.value_bytes += len(values)
         self._values.update(values)
         self._frames.update(np.stack([lengths, codes], axis=1).tobytes())
+
+
+def find_fault(what: str, got: npt.NDArray[np.int64], start: int) -> str:
+    """The first error in a column that must count from `start` without gap or repeat. Empty: none."""
+    wrong = np.flatnonzero(got != np.arange(start, start + len(got)))
+    return f"{what} {got[wrong[0]]} where {start + wrong[0]} must follow" if len(wrong) else ""
 
 
 def by_session(batch: MessageBatch) -> list[tuple[str, MessageBatch]]:

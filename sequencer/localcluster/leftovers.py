@@ -1,4 +1,4 @@
-"""Leaves no process behind: everything that was started, and what it started, is killed at the end.
+"""Kills everything that a run started, and what that started, at its end.
 
 A publisher's push process outlives the publisher by design. So each process of a run carries a mark in its
 environment, which its children inherit, and by which all of them are found.
@@ -32,7 +32,7 @@ def nothing_left() -> Iterator[None]:
             del os.environ[_VARIABLE]
         else:
             os.environ[_VARIABLE] = before
-        while found := marked(mark):
+        while found := processes_with(f"{_VARIABLE}={mark}"):
             # All stop before one dies, so that no supervisor sees and reports the death of its child.
             for sent in (signal.SIGSTOP, signal.SIGKILL):
                 for pid in found:
@@ -41,13 +41,12 @@ def nothing_left() -> Iterator[None]:
             time.sleep(_PAUSE_S)
 
 
-def marked(mark: str) -> list[int]:
-    """The other processes that run with the mark."""
-    wanted = f"{_VARIABLE}={mark}".encode()
+def processes_with(variable: str) -> list[int]:
+    """The other processes that have `variable`, a name and a value, in their environment."""
     found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(OSError):
-            is_ours = wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0")
-            if is_ours and int(entry) != os.getpid():
-                found.append(int(entry))
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if variable.encode() in environment and pid != os.getpid():
+                found.append(pid)
     return found

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn, Self, TypeAlias
 
+from rt.bench.processes import ProcessTable
 from rt.errors import LogNotFound, Timeout
 from rt.log.check.compare import Comparison, compare
 from rt.log.check.status import read_status
@@ -40,6 +41,7 @@ Part: TypeAlias = Literal["node", "control", "data"]
 
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
+_MODULE: Final = "sequencer.localcluster.nodes"
 _STOP_S: Final = 60.0
 """A node gives each of its two children 10 s."""
 
@@ -140,14 +142,7 @@ class LocalCluster:
             self._logs[name].start()
             with self._logs[name].path.open("ab") as log:
                 self._running[name] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-m",
-                        "sequencer.localcluster.nodes",
-                        "node",
-                        *self._arguments(name),
-                    ],
+                    [sys.executable, "-P", "-m", _MODULE, "node", *self._arguments(name)],
                     env=self._environment(name),
                     stdin=subprocess.PIPE,
                     stdout=log,
@@ -177,16 +172,12 @@ class LocalCluster:
     def kill(self, *names: str, part: Part = "node") -> None:
         """Kill -9, all at nearly the same time. The node restarts a killed part."""
         with contextlib.ExitStack() as opened:
-            gone = [
-                fd
-                for name in names
-                for pid in self.pids(name, part)
-                if (fd := _opened(pid, opened)) is not None
-            ]
-            for fd in gone:
+            pids = [pid for name in names for pid in self.pids(name, part)]
+            handles = [fd for pid in pids if (fd := _open_process(pid, opened)) is not None]
+            for fd in handles:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-            for fd in gone:
+            for fd in handles:
                 select.select([fd], [], [])
         if part == "node":
             for name in names:
@@ -207,11 +198,9 @@ class LocalCluster:
 
     def pids(self, name: str, part: Part = "node") -> list[int]:
         """The processes of a running node, itself first; or its process for `part`, if that runs."""
-        process = self._running[name].pid
-        children = _children(process)
-        return (
-            [process, *children] if part == "node" else [pid for pid in children if _last_word(pid) == part]
-        )
+        node = self._running[name].pid
+        children = ProcessTable().children(node)
+        return [node, *children] if part == "node" else [pid for pid in children if _role(pid) == part]
 
     # Waiting
 
@@ -241,13 +230,13 @@ class LocalCluster:
 
     def wait_merged(self, position: int, *names: str, timeout_s: float = WAIT_S) -> None:
         """Wait until these nodes (default: all that run) have merged everything below `position`."""
-        behind = list(names or self.running)
+        late = list(names or self.running)
 
-        def is_there() -> bool:
-            behind[:] = [name for name in behind if self.merged_position(name) < position]
-            return not behind
+        def is_merged() -> bool:
+            late[:] = [name for name in late if self.merged_position(name) < position]
+            return not late
 
-        self.wait(is_there, f"merged logs that end at {position} or later", timeout_s=timeout_s)
+        self.wait(is_merged, f"merged logs that end at {position} or later", timeout_s=timeout_s)
 
     def wait_ended(self, name: str, *, timeout_s: float = WAIT_S) -> int:
         """Wait until a node that cannot continue has ended by itself; its exit status."""
@@ -315,7 +304,13 @@ class LocalCluster:
         return "\n".join(f"{name}: {self.last_words(name, 5)}" for name in self.names)
 
 
-def _opened(pid: int, opened: contextlib.ExitStack) -> int | None:
+def differences(comparison: Comparison, end: int) -> list[str]:
+    """What is wrong with merged logs that must be equal and end at `end`."""
+    ends = [f"{log.path} ends at {log.end}, not at {end}" for log in comparison.logs if log.end != end]
+    return [*map(str, comparison.differences), *ends]
+
+
+def _open_process(pid: int, opened: contextlib.ExitStack) -> int | None:
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -324,19 +319,8 @@ def _opened(pid: int, opened: contextlib.ExitStack) -> int | None:
     return fd
 
 
-def _children(parent: int) -> list[int]:
-    """The running child processes of `parent`."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            state, ppid = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[:2]
-            if int(ppid) == parent and state != "Z":
-                found.append(int(entry))
-    return found
-
-
-def _last_word(pid: int) -> str:
-    """The last argument of its command line: the role of a node's child."""
+def _role(pid: int) -> str:
+    """The role of a node's child: the last argument of its command line. Empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2].decode()
     except OSError:

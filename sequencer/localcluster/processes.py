@@ -23,7 +23,7 @@ from rt.errors import RtError, Timeout
 
 Answer: TypeAlias = dict[str, Any]
 _READ_BYTES = 65536
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class ProcessEnded(RtError):
@@ -45,7 +45,7 @@ class Process:
                 process_group=0,
             )
         self._read = b""
-        self._asked = 0
+        self._request_id = 0
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +97,8 @@ class Process:
 
     def post(self, do: str, **arguments: Any) -> None:
         """Send a request. `answer` returns its answer later."""
-        self._asked += 1
-        line = json.dumps({"do": do, "ask": self._asked, **arguments}).encode() + b"\n"
+        self._request_id += 1
+        line = json.dumps({"do": do, "ask": self._request_id, **arguments}).encode() + b"\n"
         stdin = self._child.stdin
         assert stdin is not None
         try:
@@ -114,7 +114,7 @@ class Process:
                 self._fill(deadline)
             line, _, self._read = self._read.partition(b"\n")
             answer: Answer = json.loads(line)
-            if answer.pop("ask") == self._asked:
+            if answer.pop("ask") == self._request_id:
                 return answer
 
     def _fill(self, deadline: float) -> None:
@@ -145,28 +145,28 @@ def serve(answer: Callable[[str, Answer], Answer]) -> None:
 
     An error of `answer(do, arguments)` ends the process.
     """
-    asked: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
-    signal.signal(signal.SIGTERM, lambda *_: asked.put(None))
+    requests: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+    signal.signal(signal.SIGTERM, lambda *_: requests.put(None))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
-    threading.Thread(target=_listen, args=[asked], name="stdin", daemon=True).start()
-    while (question := _next(asked)) is not None:
-        do, number = question.pop("do"), question.pop("ask")
-        reply = {"ask": number, **answer(do, question)}
+    threading.Thread(target=_listen, args=[requests], name="stdin", daemon=True).start()
+    while (request := _next(requests)) is not None:
+        do, number = request.pop("do"), request.pop("ask")
+        reply = {"ask": number, **answer(do, request)}
         os.write(1, json.dumps(reply).encode() + b"\n")
 
 
-def _next(asked: queue.SimpleQueue[Answer | None]) -> Answer | None:
+def _next(requests: queue.SimpleQueue[Answer | None]) -> Answer | None:
     """The next request. A signal just before a wait is handled only after it, so no wait is long."""
     while True:
         with contextlib.suppress(queue.Empty):
-            return asked.get(timeout=_LOOK_S)
+            return requests.get(timeout=_POLL_S)
 
 
-def _listen(asked: queue.SimpleQueue[Answer | None]) -> None:
+def _listen(requests: queue.SimpleQueue[Answer | None]) -> None:
     """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
     read = b""
     while piece := os.read(0, _READ_BYTES):
         *lines, read = (read + piece).split(b"\n")
         for line in lines:
-            asked.put(json.loads(line))
-    os.kill(os.getpid(), signal.SIGKILL)  # The parent is gone.
+            requests.put(json.loads(line))
+    os.kill(os.getpid(), signal.SIGKILL)  # The parent has ended.

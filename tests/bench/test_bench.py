@@ -26,7 +26,7 @@ def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) ->
 
 
 def test_a_memory_run_gives_the_growth(tmp_path: Path) -> None:
-    figure = LogBench(str(tmp_path), rounds=1, size_bytes=2**20).run_memory(20_000_000)
+    (figure,) = LogBench(str(tmp_path), rounds=1, size_bytes=2**20).memory_figures(20_000_000)
     assert figure.unit == "MB"
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""What the benchmark of the transport decides: verdicts on merged logs, pauses, memory, what is said."""
+"""The benchmark of the transport: verdicts on merged logs, pauses, memory, errors, merging alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rt
+from rt.bench.processes import MemoryUsage, ProcessTable, joint_peak_mb, memory
 from rt.errors import Timeout
 from rt.log.scan.message_batch import MessageBatch
 from rt.testing.merged import MergedLogBuilder
 from sequencer.bench.backlog import Peaks
 from sequencer.bench.failover import MergedAudit, audit
-from sequencer.bench.merge_speed import BenchReplicas, Work
+from sequencer.bench.merge_speed import BenchReplicas, MergeWork
 from sequencer.bench.speed import Pauses
 from sequencer.bench.stage import logs_kept
-from sequencer.bench.usage import MemoryUsage, children, memory, together_mb
 from sequencer.localcluster.processes import ProcessEnded
 
 NAMES = ("a", "b", "c")
@@ -69,13 +69,13 @@ def audit_dumbly(rows: Sequence[tuple[int, int]], published: dict[str, int]) -> 
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=8), max_size=5),
     st.dictionaries(st.sampled_from(NAMES), st.integers(0, 8)),
 )
-def test_an_audit_finds_what_the_dumbest_one_finds(runs, published) -> None:
+def test_an_audit_agrees_with_a_naive_one(runs, published) -> None:
     rows = [row for run in runs for row in run]
     batches = [a_batch(run, 0) for run in runs]
     assert audit(batches, published) == audit_dumbly(rows, published)
 
 
-def test_a_real_merged_log_passes_and_one_that_lacks_the_end_of_a_session_does_not(tmp_path: Path) -> None:
+def test_a_merged_log_without_the_end_of_a_session_fails_the_audit(tmp_path: Path) -> None:
     paths = []
     for name, count in (("a", 30), ("b", 12)):
         with rt.Publisher(tmp_path, "s", publisher_id=name) as publisher:
@@ -94,45 +94,45 @@ def test_a_real_merged_log_passes_and_one_that_lacks_the_end_of_a_session_does_n
 
 def test_the_longest_pause_counts_one_that_lasts_and_one_that_is_over() -> None:
     pauses = Pauses([0, 0], [0.0, 0.0])
-    pauses.look([1, 0], 1.0)
-    pauses.look([2, 1], 4.0)
+    pauses.add([1, 0], 1.0)
+    pauses.add([2, 1], 4.0)
     assert pauses.longest_s == 4.0
-    pauses.look([3, 1], 6.0)
+    pauses.add([3, 1], 6.0)
     assert pauses.longest_s == 4.0
-    pauses.look([4, 1], 9.0)
+    pauses.add([4, 1], 9.0)
     assert pauses.longest_s == 5.0
 
 
-def test_what_processes_share_counts_once() -> None:
-    assert together_mb([MemoryUsage(100, 30), MemoryUsage(60, 40)]) == 70 + 20 + 40
+def test_shared_memory_of_processes_counts_once() -> None:
+    assert joint_peak_mb([MemoryUsage(100, 30), MemoryUsage(60, 40)]) == 70 + 20 + 40
 
 
 def test_a_process_that_was_started_again_keeps_the_peak_of_the_one_before() -> None:
     peaks = Peaks()
-    peaks.take(
+    peaks.add(
         {
             "n1": {"control": MemoryUsage(50, 10), "data": MemoryUsage(200, 10)},
             "n2": {"data": MemoryUsage(90, 10)},
         }
     )
-    peaks.take({"n1": {"control": MemoryUsage(60, 10), "data": MemoryUsage(80, 10)}})
+    peaks.add({"n1": {"control": MemoryUsage(60, 10), "data": MemoryUsage(80, 10)}})
     assert (peaks.part_mb("data"), peaks.node_mb) == (200, 50 + 190 + 10)
 
 
-def test_a_child_and_its_memory_are_found_until_it_is_gone() -> None:
+def test_a_child_and_its_memory_are_found_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert child.pid in children(os.getpid())
+        assert child.pid in ProcessTable().children(os.getpid())
         assert memory(child.pid).peak_mb > 0
         child.communicate()
-    assert child.pid not in children(os.getpid())
+    assert child.pid not in ProcessTable().children(os.getpid())
     assert memory(child.pid) == MemoryUsage()
 
 
-# What is said of a failure
+# Failures
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "expected"),
     [
         (
             Timeout("waited for it", got="n1: one\ntwo\nn2: three", expected="60 s"),
@@ -148,24 +148,24 @@ def test_a_child_and_its_memory_are_found_until_it_is_gone() -> None:
         ),
     ],
 )
-def test_a_failure_is_said_in_one_line_that_names_a_file_with_all_logs(error, said, tmp_path: Path) -> None:
+def test_a_failure_is_one_line_that_names_a_file_with_all_logs(error, expected, tmp_path: Path) -> None:
     root, kept = tmp_path / "root", tmp_path / "kept"
     root.mkdir()
     kept.mkdir()
-    (root / "n1.log").write_text("what n1 says\n")
-    (root / "publishers.0.log").write_text("what publishers say\n")
+    (root / "n1.log").write_text("the log of n1\n")
+    (root / "publishers.0.log").write_text("the log of publishers\n")
     with pytest.raises(type(error)) as raised, logs_kept(root, str(kept)):
         raise error
     (file,) = kept.iterdir()
     line = str(raised.value)
-    assert said in line
+    assert expected in line
     assert str(file) in line
     assert "\n" not in line
-    assert "what n1 says\n" in file.read_text()
-    assert "what publishers say\n" in file.read_text()
+    assert "the log of n1\n" in file.read_text()
+    assert "the log of publishers\n" in file.read_text()
 
 
-def test_what_goes_well_keeps_no_logs(tmp_path: Path) -> None:
+def test_a_success_keeps_no_logs(tmp_path: Path) -> None:
     (tmp_path / "n1.log").write_text("")
     with logs_kept(tmp_path, str(tmp_path)):
         pass
@@ -183,19 +183,20 @@ def test_the_orders_merge_all_that_the_sessions_hold_in_the_order_of_a_leader(tm
                 publisher.publish_many([b"x" * 1000] * 3)
                 publisher.flush()
             paths.append(publisher.directory)
-    work = Work.ready(paths)
+    work = MergeWork.plan(paths)
     assert work.reached.position == 36
-    assert len({segment for _, segment in work.copies.marks}) > 1
-    assert sorted(work.copies.paths.values()) == sorted(paths)
+    assert len({segment for _, segment in work.replicas.marks}) > 1
+    assert sorted(work.replicas.paths.values()) == sorted(paths)
     work.merge(tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_merging_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_failed_merge_raises(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="p") as publisher:
         publisher.publish(b"x")
         publisher.flush()
-        work = Work.ready([publisher.directory])
-    broken = Work(work.identity, BenchReplicas(work.copies.paths, {}), work.orders, work.end, work.reached)
+        work = MergeWork.plan([publisher.directory])
+    replicas = BenchReplicas(work.replicas.paths, {})
+    broken = MergeWork(work.identity, replicas, work.plans, work.end, work.reached)
     with pytest.raises(rt.RtError):
         broken.merge(tmp_path / "merged")

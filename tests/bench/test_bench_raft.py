@@ -52,7 +52,7 @@ def test_three_nodes_give_every_figure_and_remove_their_files(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_one_node_gives_what_one_can(tmp_path: Path) -> None:
+def test_one_node_gives_the_figures_of_one_node(tmp_path: Path) -> None:
     found = figures("--directory", str(tmp_path), "--nodes", "1", "--part", "speed", "--part", "failover")
     assert len(found) == 6
     assert all(figure["median"] > 0 for figure in found.values())

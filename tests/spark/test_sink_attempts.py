@@ -76,7 +76,7 @@ def test_a_task_that_died_half_done_is_finished_elsewhere_in_the_order_it_began_
     assert sink.written("half", 0, 2 * COUNT) == rows_of(1, COUNT) + rows_of(2, COUNT)
 
 
-def test_what_a_dead_disk_brings_late_is_not_published_again(sink: Sink, tmp_path: Path) -> None:
+def test_late_rows_of_a_dead_disk_are_not_published_again(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "late", "seed": 3, "partition": 1}
     dead(sink, tmp_path / "one", **rows, lost=True)
     assert done(sink, tmp_path / "two", **rows, shuffle=1) == [0, COUNT]
@@ -99,9 +99,7 @@ def test_attempts_that_run_at_once_publish_each_row_once_in_one_order(sink: Sink
     assert sink.written("twins", 2, COUNT) in orders
 
 
-def test_a_task_that_has_other_rows_the_second_time_publishes_nothing_and_says_so(
-    sink: Sink, tmp_path: Path
-) -> None:
+def test_a_repeated_task_with_other_rows_is_refused_and_publishes_nothing(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "other", "seed": 4}
     dead(sink, tmp_path / "one", **rows, die_at=10)
     with pytest.raises(rt.WriteConflict, match="the write was repeated with other rows") as error:
@@ -111,7 +109,7 @@ def test_a_task_that_has_other_rows_the_second_time_publishes_nothing_and_says_s
     assert sink.written("other", 0, COUNT) == rows_of(4, COUNT)
 
 
-def test_a_ledger_that_was_lost_is_noticed_before_rows_count_as_merged(sink: Sink, tmp_path: Path) -> None:
+def test_a_lost_ledger_is_an_error_before_rows_count_as_merged(sink: Sink, tmp_path: Path) -> None:
     rows = {"name": "ledger", "seed": 5}
     done(sink, tmp_path / "one", **rows, finish=True)
     (sink.ledger / "ledger").rename(sink.ledger / "ledger-before")

@@ -1,12 +1,12 @@
-"""The options of writes: what they mean, and what is said about those that mean nothing."""
+"""The options of writes: their meaning, and the errors for invalid ones."""
 
 from __future__ import annotations
 
 import pytest
 
 import rt
+from rt.spark.options import ClusterSource
 from rt.spark.sink.options import WriteOptions, parse_write_options
-from rt.spark.source.options import ClusterSource
 
 GIVEN = {
     "endpoints": "n1:5002, n2:5002",
@@ -20,7 +20,7 @@ GIVEN = {
 NODES = ClusterSource(("n1:5002", "n2:5002"), "trades", "/ca", "/cert", "/key")
 
 
-def test_options_are_told_by_name_whatever_their_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     more = {"VERSION": "3", "Topic": " t ", "dedupid": "spark", "deliveryTimeoutMs": "1500", "path": "/disk"}
     wanted = WriteOptions(NODES, "copy", "/shared", "/disk", 3, " t ", "spark", 1.5)
     assert parse_write_options(GIVEN | more, streaming=False) == wanted
@@ -52,6 +52,6 @@ def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> 
         ({"legder": "/x"}, "Did you mean ledger"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(change: dict[str, str], error: str) -> None:
+def test_an_invalid_write_option_is_refused_by_name(change: dict[str, str], error: str) -> None:
     with pytest.raises(rt.InvalidOption, match=error):
         parse_write_options(GIVEN | change, streaming=True)

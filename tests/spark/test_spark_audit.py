@@ -57,13 +57,13 @@ def test_a_log_that_keeps_its_promises_has_no_problem(feeds: Feeds) -> None:
     assert {who.session for one in found for who in one.declared.values()} == {"a", "b", "c"}
 
 
-def test_a_segment_that_is_missing_between_others_is_told(feeds: Feeds) -> None:
+def test_a_missing_segment_between_others_is_reported(feeds: Feeds) -> None:
     first, _, third, _ = all_found(feeds)
     (problem,) = join([first, third])
     assert problem.what == f"starts at {third.first} where {first.end} must follow"
 
 
-def test_a_session_that_goes_on_elsewhere_is_told(feeds: Feeds) -> None:
+def test_a_session_that_continues_at_another_place_is_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, (first, last) = next(iter(found[2].drawn.items()))
     block = first.block._replace(source_offset=first.block.source_offset + 8)
@@ -73,7 +73,7 @@ def test_a_session_that_goes_on_elsewhere_is_told(feeds: Feeds) -> None:
     assert problem.path.endswith("log.0.2")
 
 
-def test_other_bytes_of_a_session_are_told(feeds: Feeds) -> None:
+def test_other_bytes_of_a_session_are_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, (first, last) = next(iter(found[3].drawn.items()))
     found[3].drawn[number] = (replace(first, block=first.block._replace(chain_start=7)), last)
@@ -81,7 +81,7 @@ def test_other_bytes_of_a_session_are_told(feeds: Feeds) -> None:
     assert "with the chain 0x00000007" in problem.what
 
 
-def test_a_number_that_is_left_out_or_there_twice_is_told(feeds: Feeds) -> None:
+def test_a_missing_or_repeated_number_is_reported(feeds: Feeds) -> None:
     for step in (-1, 1):
         found = all_found(feeds)
         number, (first, last) = next(iter(found[1].drawn.items()))
@@ -91,7 +91,7 @@ def test_a_number_that_is_left_out_or_there_twice_is_told(feeds: Feeds) -> None:
         assert f"number {header.first} of session" in problem.what
 
 
-def test_another_declaration_of_a_session_is_told(feeds: Feeds) -> None:
+def test_another_declaration_of_a_session_is_reported(feeds: Feeds) -> None:
     found = all_found(feeds)
     number, who = next(iter(found[1].declared.items()))
     found[1].declared[number] = replace(who, incarnation=bytes(16))
@@ -145,9 +145,7 @@ def batch_end(session: str) -> int:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_told_with_its_file_whichever_copy_it_is_in(
-    feeds: Feeds, tmp_path: Path, seed: int
-) -> None:
+def test_a_flipped_bit_is_reported_with_its_file_in_any_copy(feeds: Feeds, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     other = shutil.copytree(feeds.path, tmp_path / "other")
     segment = draw.choice(segments(feeds))
@@ -163,7 +161,7 @@ def test_a_flipped_bit_is_told_with_its_file_whichever_copy_it_is_in(
     assert alone.problems[0].offset <= place
 
 
-def test_a_damaged_copy_is_told_and_another_one_followed_in_its_stead(feeds: Feeds, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_reported_and_another_one_verified_instead(feeds: Feeds, tmp_path: Path) -> None:
     other = shutil.copytree(feeds.path, tmp_path / "other")
     found = all_found(feeds)
     for roll, spoil in (
@@ -180,7 +178,7 @@ def test_a_damaged_copy_is_told_and_another_one_followed_in_its_stead(feeds: Fee
     assert list(join(found)) == []
 
 
-def test_what_is_cut_off_is_told(feeds: Feeds, tmp_path: Path) -> None:
+def test_a_truncated_copy_is_reported(feeds: Feeds, tmp_path: Path) -> None:
     other = shutil.copytree(feeds.path, tmp_path / "other")
     segment = SegmentId(0, 1)
     size = copy_of(feeds.path, segment).size_bytes

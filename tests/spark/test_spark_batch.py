@@ -131,18 +131,18 @@ def test_sql_finds_the_source_by_its_name(spark: SparkSession, feeds: Feeds, row
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"startingOffset": "5"}, "Did you mean startingOffsets? The options are"),
         ({"endingOffsets": "999999"}, "endingOffsets is at position 999999, but the log ends with"),
     ],
 )
-def test_what_is_wrong_is_said_to_the_user(
-    spark: SparkSession, feeds: Feeds, options: dict[str, str], said: str
+def test_an_error_reaches_the_user(
+    spark: SparkSession, feeds: Feeds, options: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(PySparkException) as error:
         spark.read.format("rt").options(**options).load(feeds.path).collect()
-    assert said in str(error.value)
+    assert expected in str(error.value)
 
 
 def test_trimmed_messages_are_an_error_that_names_both_positions_or_are_left_out(

@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from rt.bench.measure import scratch_directory
 from rt.bench.spark import SparkBench
 
 
 @pytest.mark.slow
 def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
-    bench = SparkBench(str(tmp_path), rounds=1, warm_ups=0, size_bytes=2**20, stream_seconds=0.2)
-    figures = list(bench.figures_of(spark))
-    bench.close()
+    with scratch_directory(str(tmp_path)) as root:
+        bench = SparkBench(root, rounds=1, warm_ups=0, size_bytes=2**20, stream_seconds=0.2)
+        figures = list(bench.figures_of(spark))
     assert len({figure.name for figure in figures}) == len(figures) == 22
     assert all(figure.median > 0 for figure in figures if figure.unit != "s/GB")
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,8 @@ from rt.spark.data_source import latest_position
 from rt.spark.export.exporter import Exporter, ExportSettings
 from rt.spark.export.filesystem import Filesystem, HadoopFilesystem, LocalFilesystem, open_storage
 from rt.spark.export.target import ExportedPart, ExportTarget
-from rt.spark.source.options import ClusterSource, DirectorySource
+from rt.spark.options import ClusterSource
+from rt.spark.source.options import DirectorySource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -57,7 +58,7 @@ def mounted(spark: SparkSession, directory: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["local", "hadoop"])
-def test_every_message_is_exported_once_and_the_next_run_goes_on_behind_it(
+def test_every_message_is_exported_once_and_the_next_run_continues_after_it(
     spark: SparkSession, feeds: Feeds, tmp_path: Path, kind: str
 ) -> None:
     target = tmp_path / "a target"
@@ -86,7 +87,7 @@ def test_every_message_is_exported_once_and_the_next_run_goes_on_behind_it(
     assert [tuple(row) for row in rows] == truth(feeds.rows())
 
 
-def test_topics_that_are_no_names_of_directories_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+def test_topics_that_cannot_name_directories_get_different_ones(spark: SparkSession, tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     topics = ["a/b", "..", "a=b%", "1", "t" * 1024, "t" * 1023 + "u", "é" * 512]
     for number, topic in enumerate(topics):
@@ -98,7 +99,7 @@ def test_topics_that_are_no_names_of_directories_are_told_apart(spark: SparkSess
     feeds.close()
 
 
-def test_what_was_trimmed_before_it_was_exported_is_an_error_or_left_out(
+def test_messages_trimmed_before_their_export_are_an_error_or_skipped(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     storage = LocalFilesystem(str(tmp_path / "target"))
@@ -126,9 +127,7 @@ def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds,
     other.close()
 
 
-def test_what_is_exported_from_nodes_is_held_until_it_is(
-    spark: SparkSession, sink: Sink, tmp_path: Path
-) -> None:
+def test_nodes_hold_messages_until_they_are_exported(spark: SparkSession, sink: Sink, tmp_path: Path) -> None:
     files = {name: path for name, path in sink.reading("archive").items() if name in {"ca", "cert", "key"}}
     where = ClusterSource(tuple(sink.nodes.endpoints), sink.nodes.stream, **files)
     target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))

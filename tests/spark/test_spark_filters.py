@@ -87,7 +87,7 @@ def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
         In(POSITION, (1, None)),
     ],
 )
-def test_what_says_nothing_here_is_left_to_spark(one: Filter) -> None:
+def test_an_unsupported_filter_is_left_to_spark(one: Filter) -> None:
     pushed, left = push_filters([one], PushedFilters())
     assert left == [one]
     assert pushed == PushedFilters()
@@ -95,7 +95,7 @@ def test_what_says_nothing_here_is_left_to_spark(one: Filter) -> None:
 
 def test_a_schema_is_some_of_the_columns() -> None:
     assert check_columns([("value", "binary"), ("timestamp_ns", "bigint")]) == ("value", "timestamp_ns")
-    for fields, said in [
+    for fields, expected in [
         ([("key", "binary")], "unknown column 'key'. The columns are position bigint"),
         ([("value", "string")], "the wrong type for column value: got string, expected binary. Cast it"),
         ([("value", "binary")] * 2, "a duplicate column"),
@@ -103,4 +103,4 @@ def test_a_schema_is_some_of_the_columns() -> None:
     ]:
         with pytest.raises(rt.InvalidOption) as error:
             check_columns(fields)
-        assert said in str(error.value)
+        assert expected in str(error.value)

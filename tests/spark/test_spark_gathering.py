@@ -121,7 +121,7 @@ def test_one_batch_above_the_bound_is_cut() -> None:
     assert max(part.nbytes for part in made) <= 1.01 * BYTES_MAX
 
 
-def test_what_is_asked_for_without_values_has_none(feeds: Feeds) -> None:
+def test_a_projection_without_values_has_none(feeds: Feeds) -> None:
     feeds.fill(40)
     names = ("position", "topic")
     (batch,) = gather(batches(feeds.path, 40, values=False), names)

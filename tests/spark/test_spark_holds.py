@@ -33,7 +33,7 @@ def nodes() -> Iterator[LocalCluster]:
         shutil.rmtree(root)
 
 
-def test_what_a_consumers_checkpoint_does_not_cover_is_kept_until_it_does(
+def test_nodes_retain_messages_until_a_consumers_checkpoint_covers_them(
     spark: SparkSession, nodes: LocalCluster, tmp_path: Path
 ) -> None:
     tls = nodes.certificate("subscriber", "reader")

@@ -204,11 +204,11 @@ def test_each_message_is_exported_once(spark: SparkSession, victim: Victim) -> N
         got = sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
         assert got == wanted, f"{target.name}, seed {victim.seed}"
 
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "rt", "export", str(victim.target), "--status", "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    status = json.loads(said.stdout)
+    status = json.loads(result.stdout)
     assert (status["end"], status["lag"], status["is_moved"]) == (len(wanted), 0, True)

@@ -9,7 +9,7 @@ import pytest
 
 import rt
 from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
-from rt.spark.sink.writer import BATCH_WRITES, next_number, version_of
+from rt.spark.sink.writer import BATCH_WRITES
 
 
 @pytest.fixture
@@ -24,14 +24,13 @@ def order(first: int, rows: int, mark: int = 0) -> PartitionSpan:
 def test_of_many_attempts_one_has_the_order_that_counts(ledger: Ledger) -> None:
     with ThreadPoolExecutor(8) as pool:
         claims = list(pool.map(lambda mark: ledger.claim(0, 3, order(5, 4, mark)), range(8)))
-    (winner,) = [claimed for claimed, was_here in claims if not was_here]
-    assert {claimed for claimed, _ in claims} == {winner}
+    (winner,) = set(claims)
     assert (ledger.partitions(0), ledger.order(0, 3), ledger.order(0, 4)) == ({3}, winner, None)
     assert (winner.count, winner.end) == (4, 9)
     assert ledger.started() == [0]
 
 
-def test_a_batch_is_done_once_and_what_lies_behind_it_is_forgotten(ledger: Ledger) -> None:
+def test_a_batch_is_done_once_and_earlier_ones_are_deleted(ledger: Ledger) -> None:
     assert ledger.done() == CompletedBatch()
     for batch in range(3):
         ledger.claim(batch, 0, order(batch, 1))
@@ -64,32 +63,32 @@ def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
 
 
 def test_numbers_go_on_where_the_last_batch_ended(ledger: Ledger) -> None:
-    assert next_number(ledger, "query", 0, 2) == 0
+    assert ledger.next_number("query", 0, 2) == 0
     ledger.finish(CompletedBatch("query", 0, {2: 10}))
-    assert next_number(ledger, "query", 1, 2) == 10
-    assert next_number(ledger, "query", 1, 5) == 0
+    assert ledger.next_number("query", 1, 2) == 10
+    assert ledger.next_number("query", 1, 5) == 0
     with pytest.raises(rt.WriteConflict, match="another query writes"):
-        next_number(ledger, "other", 1, 2)
+        ledger.next_number("other", 1, 2)
     with pytest.raises(rt.WriteConflict, match="batch 0 is done already, without partition 3"):
-        next_number(ledger, "query", 0, 3)
+        ledger.next_number("query", 0, 3)
 
 
 def test_a_batch_out_of_its_turn_is_refused(ledger: Ledger) -> None:
     ledger.finish(CompletedBatch("query", 4, {0: 10}))
     with pytest.raises(rt.WriteConflict, match="batch 3 comes after batch 4"):
-        next_number(ledger, "query", 3, 0)
+        ledger.next_number("query", 3, 0)
     ledger.claim(5, 0, order(10, 1))
     with pytest.raises(rt.WriteConflict, match="batch 5 was started and is not finished"):
-        next_number(ledger, "query", 6, 0)
+        ledger.next_number("query", 6, 0)
 
 
-def test_a_batch_write_gets_the_next_number_or_finishes_what_was_begun(ledger: Ledger) -> None:
-    assert version_of(ledger, None) == 0
-    assert version_of(ledger, 20260131) == 20260131
+def test_a_batch_write_gets_the_next_number_or_finishes_an_unfinished_one(ledger: Ledger) -> None:
+    assert ledger.choose_version(None) == 0
+    assert ledger.choose_version(20260131) == 20260131
     ledger.claim(7, 0, PartitionSpan(BATCH_WRITES, 0, bytes(16)))
-    assert version_of(ledger, 7) == 7
-    for wanted in (None, 8):
+    assert ledger.choose_version(7) == 7
+    for version in (None, 8):
         with pytest.raises(rt.WriteConflict, match="7 was started and is not finished"):
-            version_of(ledger, wanted)
+            ledger.choose_version(version)
     ledger.finish(CompletedBatch(BATCH_WRITES, 7, {0: 1}))
-    assert (version_of(ledger, None), version_of(ledger, 7)) == (8, 7)
+    assert (ledger.choose_version(None), ledger.choose_version(7)) == (8, 7)

@@ -132,7 +132,7 @@ def test_a_certificate_that_cannot_be_used_is_named(
         spark.read.format("rt").options(**wrong).load().count()
 
 
-def test_what_nodes_are_asked_with_is_checked_before_anything_is_read(nodes: RangeNodes) -> None:
+def test_options_for_nodes_are_checked_before_anything_is_read(nodes: RangeNodes) -> None:
     from rt.spark.data_source import RtDataSource
 
     source = RtDataSource({**options(nodes), "stream": ""})

@@ -1,12 +1,16 @@
-"""What options mean, and how wrong ones are refused."""
+"""The options of reading: their meaning, and the errors for invalid ones."""
+
+from pathlib import Path
 
 import pytest
 
 import rt
+from rt.spark.options import ClusterSource
+from rt.spark.sink import options as sink_options
 from rt.spark.source.options import (
     MAX_PARTITION_BYTES,
+    NAMES,
     AtTime,
-    ClusterSource,
     DirectorySource,
     ReadOptions,
     parse_options,
@@ -15,6 +19,12 @@ from rt.spark.source.options import (
 
 LOG = {"path": "/log"}
 NODES = {"endpoints": "n1:5002, n2:5002", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
+
+
+def test_the_page_on_spark_describes_every_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    names = {*NAMES, *sink_options.NAMES}
+    assert {name for name in names if f"`{name}`" not in page} == {"log"}, "log is another name of path"
 
 
 def test_a_path_is_enough() -> None:
@@ -27,7 +37,7 @@ def test_nodes_want_their_stream_and_three_files() -> None:
     assert parse_options(NODES).where == ClusterSource(("n1:5002", "n2:5002"), "s", "/ca", "/cert", "/key")
 
 
-def test_names_are_taken_in_any_case() -> None:
+def test_names_of_read_options_are_case_insensitive() -> None:
     options = parse_options({"PATH": "/log", "STARTINGoffsets": "5", "failondataloss": "FALSE"})
     assert (options.start, options.fail_on_data_loss) == (5, False)
 
@@ -44,7 +54,7 @@ def test_names_are_taken_in_any_case() -> None:
         (" 7 ", 7),
     ],
 )
-def test_a_query_starts_where_it_is_told(value: str, start: object) -> None:
+def test_a_query_starts_at_starting_offsets(value: str, start: object) -> None:
     assert parse_options({**LOG, "startingOffsets": value}).start == start
 
 
@@ -75,7 +85,7 @@ def test_topics_are_a_list_or_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({}, "neither path nor endpoints is given"),
         ({**LOG, "startingOffset": "1"}, "unknown option 'startingOffset'. Did you mean startingOffsets"),
@@ -114,12 +124,12 @@ def test_topics_are_a_list_or_json() -> None:
         ({**LOG, "startingOffsetsByTimestampStrategy": "x"}, "expected error or latest"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line_that_names_the_option(
-    given: dict[str, str], said: str
+def test_an_invalid_read_option_is_refused_in_one_line_that_names_it(
+    given: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(rt.InvalidOption) as error:
         parse_options(given)
-    assert said in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
     assert isinstance(error.value, ValueError)
 

@@ -26,7 +26,7 @@ def test_spark_finds_our_source_there() -> None:
     assert RtDataSource.name() == "rt"
 
 
-def test_what_reads_from_nodes_is_found_as_an_entry_point() -> None:
+def test_the_reader_of_nodes_is_found_as_an_entry_point() -> None:
     (found,) = entry_points(group="rt.logs", name="nodes")
     assert found.load().__name__ == "RemoteLog"
 
@@ -39,6 +39,6 @@ def test_options_plans_and_local_reading_load_nothing_heavy(module: str) -> None
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_tests_install_what_the_extra_names() -> None:
+def test_the_tests_install_the_extra() -> None:
     extra = PYPROJECT["project"]["optional-dependencies"]["spark"]
     assert [one for one in extra if one not in PYPROJECT["dependency-groups"]["test"]] == []

@@ -48,7 +48,7 @@ def test_a_part_holds_no_more_than_it_may() -> None:
     assert {part.end - part.start for part in parts} == {1000}
 
 
-def test_one_block_is_cut_inside_where_more_parts_are_wanted() -> None:
+def test_one_block_is_split_for_more_partitions() -> None:
     assert plan_parts(even(1), 0, 100, min_parts=4, max_part_bytes=10**9) == [
         PositionRange(0, 25),
         PositionRange(25, 50),
@@ -86,7 +86,7 @@ def test_a_limit_of_bytes_ends_where_they_are_used_up() -> None:
     assert end_within(iter(even(10)), 0, 120, 10**9) == 120
 
 
-def test_no_more_of_an_outline_is_taken_than_is_needed() -> None:
+def test_no_more_of_an_outline_is_read_than_needed() -> None:
     waypoints = iter(even(1000))
     end_within(waypoints, 0, 100_000, 2500)
     assert next(waypoints).position == 400

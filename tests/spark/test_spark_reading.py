@@ -97,26 +97,26 @@ def test_bounds_are_positions_or_times(feeds: Feeds) -> None:
     assert positions(feeds.path, endingTimestamp=str(2**42)) == list(range(len(rows)))
 
 
-def test_filters_that_spark_hands_down_narrow_what_is_planned(feeds: Feeds) -> None:
+def test_filters_from_spark_narrow_the_plan(feeds: Feeds) -> None:
     filters = [IsNotNull(("position",)), GreaterThanOrEqual(("position",), 30)]
     wanted = [row.position for row in feeds.rows(30)]
     assert positions(feeds.path, filters) == wanted
     assert positions(feeds.path, [EqualTo(("session",), "nobody")]) == []
 
 
-def test_spark_finds_no_filter_pushdown_where_it_wants_none(feeds: Feeds) -> None:
+def test_spark_finds_no_filter_pushdown_if_it_is_off(feeds: Feeds) -> None:
     planning = reader(feeds.path)
     assert planning.pushFilters.__func__ is DataSourceReader.pushFilters
 
 
-def test_a_query_without_rows_has_no_part_and_reads_what_is_none_of_ours(feeds: Feeds) -> None:
+def test_a_query_without_rows_has_no_partitions_and_ignores_foreign_ones(feeds: Feeds) -> None:
     planning = reader(feeds.path, startingOffsets="latest")
     assert planning.partitions() == []
     assert list(planning.read(InputPartition(None))) == []
     assert list(planning.read(None)) == []  # type: ignore[arg-type]
 
 
-def test_what_goes_to_executors_is_small_and_holds_nothing_open(feeds: Feeds) -> None:
+def test_pickled_readers_are_small_and_hold_nothing_open(feeds: Feeds) -> None:
     planning = reader(feeds.path)
     (part,) = planning.partitions()
     assert len(pickle.dumps(part)) < 200
@@ -138,7 +138,7 @@ def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "options", "said"),
+    ("schema", "options", "expected"),
     [
         (ALL, {"failOnDataLoss": "maybe"}, "failOnDataLoss cannot be 'maybe': expected true or false"),
         ((("key", BinaryType()),), {}, "the schema has an unknown column 'key'"),
@@ -158,12 +158,12 @@ def test_a_read_that_is_given_up_leaves_no_file_open(tmp_path: Path) -> None:
         (ALL, {"consumer": "reader1"}, "consumer needs endpoints"),
     ],
 )
-def test_what_is_wrong_is_one_line_that_says_so(
-    feeds: Feeds, schema: Schema, options: dict[str, str], said: str
+def test_a_read_error_is_one_line(
+    feeds: Feeds, schema: Schema, options: dict[str, str], expected: str
 ) -> None:
     with pytest.raises(rt.RtError) as error:
         reader(feeds.path, schema, **options).partitions()
-    assert said in str(error.value)
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -178,7 +178,7 @@ def test_a_path_of_a_log_is_needed_before_anything_is_read() -> None:
         RtDataSource({}).schema()
 
 
-def test_a_log_that_was_trimmed_when_it_is_planned_or_read_is_told_of_or_passed(tmp_path: Path) -> None:
+def test_messages_trimmed_before_planning_or_reading_are_an_error_or_skipped(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(20)
     feeds.roll()
@@ -187,10 +187,10 @@ def test_a_log_that_was_trimmed_when_it_is_planned_or_read_is_told_of_or_passed(
     (part,) = planned.partitions()
     careless = reader(feeds.path, POSITION, startingOffsets="5", failOnDataLoss="false")
     feeds.trim(1)
-    said = f"the query needs position 5, but the log starts again at position {first.stop}: "
-    with pytest.raises(rt.Gap, match=said):
+    expected = f"the query needs position 5, but the log starts again at position {first.stop}: "
+    with pytest.raises(rt.Gap, match=expected):
         list(planned.read(part))
-    with pytest.raises(rt.Gap, match=said):
+    with pytest.raises(rt.Gap, match=expected):
         planned.partitions()
     rows = [row for batch in careless.read(part) for row in batch["position"].to_pylist()]
     assert rows == list(second)

@@ -69,7 +69,7 @@ def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_no_message_can_hold_is_refused(
+def test_nulls_and_times_out_of_range_are_refused(
     tmp_path: Path, columns: dict[str, pa.Array], error: str
 ) -> None:
     with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidMessage, match=error):

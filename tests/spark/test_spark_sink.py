@@ -47,7 +47,7 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
         ("select 'a' value", {"key": "/none.key"}, "/none.key"),
     ],
 )
-def test_what_cannot_be_published_is_refused_with_a_word_that_helps(
+def test_columns_that_cannot_be_published_are_refused_with_a_hint(
     spark: SparkSession, sink: Sink, query: str, more: dict[str, str], error: str
 ) -> None:
     with pytest.raises(PySparkException, match=error):

@@ -105,7 +105,7 @@ def test_both_limits_count(feeds: Feeds) -> None:
     stream.stop()
 
 
-def test_what_is_there_now_is_what_was_there_when_the_query_began(feeds: Feeds) -> None:
+def test_available_now_ends_where_the_log_ended_when_the_query_began(feeds: Feeds) -> None:
     first = feeds.fill(5).stop
     stream = reader(feeds)
     stream.prepareForTriggerAvailableNow()
@@ -146,7 +146,7 @@ def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
     careless.stop()
 
 
-def test_a_start_behind_the_batch_that_is_made_again_is_an_error(feeds: Feeds) -> None:
+def test_a_start_after_the_repeated_batch_is_an_error(feeds: Feeds) -> None:
     feeds.fill(20)
     stream = reader(feeds)
     with pytest.raises(rt.Gap, match="the query needs position 3, but the log starts again at position 9"):
@@ -192,7 +192,7 @@ def test_a_consumer_holds_what_its_checkpoint_does_not_cover(monkeypatch: pytest
     assert fake.held == [("reader1", 7), ("reader1", 20)]
 
 
-def test_who_is_no_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_without_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch)
     stream.initialOffset()
@@ -200,7 +200,9 @@ def test_who_is_no_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert fake.held == []
 
 
-def test_a_hold_that_no_node_hears_is_said_again_with_the_next_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hold_that_reached_no_node_is_sent_again_with_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch, consumer="reader1")
     fake.failure = Unreachable("all nodes are away")
@@ -253,7 +255,7 @@ def stream(spark: SparkSession, feeds: Feeds, **options: object) -> DataFrame:
 
 
 @pytest.mark.slow
-def test_micro_batches_hold_what_they_may_and_a_restart_goes_on_behind_them(
+def test_micro_batches_keep_their_limit_and_a_restart_continues_after_them(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     first = feeds.fill(60).stop
@@ -279,7 +281,7 @@ def test_micro_batches_hold_what_they_may_and_a_restart_goes_on_behind_them(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_below_the_log_fails_the_query_or_goes_on_behind_the_gap(
+def test_a_checkpoint_below_the_log_fails_the_query_or_continues_after_the_gap(
     spark: SparkSession, feeds: Feeds, tmp_path: Path
 ) -> None:
     first = feeds.fill(10).stop

@@ -5,13 +5,14 @@ Services add benchmarks as entry points of `rt.benchmarks`, so that rt never imp
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, TypeVar
 
 import click
 
-from rt.bench.measure import Figure, one_core
+from rt.bench.measure import Figure, one_core, scratch_directory
 from rt.cli.main import EntryPointGroup
 from rt.cli.options import json_option, option
 from rt.errors import RtError
@@ -26,21 +27,29 @@ def bench() -> None:
     """Measure the speed of rt on this machine."""
 
 
-def show(figure: Figure, *, as_json: bool) -> None:
-    """One line on stdout."""
-    click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
+def show_all(figures: Generator[Figure, None, None], *, as_json: bool) -> None:
+    """Measure, with a line on stdout for each figure as soon as it is known."""
+    with contextlib.closing(figures):
+        for figure in figures:
+            click.echo(json.dumps(figure.as_dict()) if as_json else figure.as_line())
 
 
-class Benchmark(Protocol):
-    """A group of measurements."""
+def number_option(name: str, default: float, least: float, most: int, text: str) -> Callable[[F], F]:
+    """An option for a number from `least` to `most`; a whole one if `default` and `least` are."""
+    kind: click.IntRange | click.FloatRange = click.FloatRange(least, most)
+    if isinstance(default, int) and isinstance(least, int):
+        kind = click.IntRange(least, most)
+    return option(name, default=default, show_default=True, type=kind, help=text)
 
-    def run(self, report: Callable[[Figure], None], /) -> None:
-        """Measure, and pass each figure to `report` as soon as it is known."""
+
+def rounds_option(default: int) -> Callable[[F], F]:
+    return number_option("--rounds", default, 1, 1000, "Number of rounds of each measurement.")
 
 
-def show_all(benchmark: Benchmark, *, as_json: bool) -> None:
-    """Run a benchmark, with a line on stdout for each figure."""
-    benchmark.run(lambda figure: show(figure, as_json=as_json))
+def parts_option(parts: Sequence[str]) -> Callable[[F], F]:
+    """The parameter is named `parts`."""
+    text = "Measure only this part. Repeatable. Default: all parts."
+    return option("--part", "parts", multiple=True, type=click.Choice(parts), help=text)
 
 
 directory_option = option(
@@ -52,28 +61,10 @@ directory_option = option(
 core_option = option("--core", default=0, show_default=True, help="Processor to run on. -1: all processors.")
 
 
-def rounds_option(default: int) -> Callable[[F], F]:
-    """`--rounds`, as every benchmark has it."""
-    bound = click.IntRange(1, 1000)
-    return option(
-        "--rounds",
-        default=default,
-        show_default=True,
-        type=bound,
-        help="Number of rounds of each measurement.",
-    )
-
-
 @click.command()
 @directory_option
 @rounds_option(5)
-@option(
-    "--size-mb",
-    default=256,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Size of the values in the log of a round. MiB.",
-)
+@number_option("--size-mb", 256, 1, 1_000_000, "Size of the values in the log of a round. MiB.")
 @core_option
 @option(
     "--memory-gb",
@@ -86,24 +77,15 @@ def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: 
     """Measure publishing, reading and verifying log files, without network."""
     from rt.bench.log import LogBench
 
-    run = LogBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
-    with one_core(None if core < 0 else core):
-        if memory_gb:
-            show(run.run_memory(int(memory_gb * 1e9)), as_json=as_json)
-        else:
-            show_all(run, as_json=as_json)
+    with one_core(None if core < 0 else core), scratch_directory(directory) as root:
+        run = LogBench(root, rounds, size_mb * 2**20)
+        show_all(run.memory_figures(int(memory_gb * 1e9)) if memory_gb else run.figures(), as_json=as_json)
 
 
 @click.command()
 @directory_option
 @rounds_option(5)
-@option(
-    "--size-mb",
-    default=1024,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Size of the values in each log. MiB.",
-)
+@number_option("--size-mb", 1024, 1, 1_000_000, "Size of the values in each log. MiB.")
 @json_option
 def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> None:
     """Measure reading merged logs in a local Spark session. It needs the extra spark, and Java."""
@@ -113,70 +95,46 @@ def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> No
         raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
     from rt.bench.spark import SparkBench
 
-    run = SparkBench(directory, rounds=rounds, size_bytes=size_mb * 2**20)
-    show_all(run, as_json=as_json)
+    with scratch_directory(directory) as root:
+        show_all(SparkBench(root, rounds, size_mb * 2**20).figures(), as_json=as_json)
 
 
 @click.command()
 @directory_option
 @rounds_option(20)
-@option(
-    "--items",
-    default=1_000_000,
-    show_default=True,
-    type=click.IntRange(100, 100_000_000),
-    help="Number of elements of each object.",
-)
+@number_option("--items", 1_000_000, 100, 100_000_000, "Number of elements of each object.")
 @json_option
 def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> None:
     """Measure checkpoints of large objects after a few changes."""
     from rt.bench.objects import ObjectsBench
 
-    show_all(ObjectsBench(directory, rounds=rounds, items=items), as_json=as_json)
+    with scratch_directory(directory) as root:
+        show_all(ObjectsBench(root, rounds, items).figures(), as_json=as_json)
 
 
 @click.command()
 @directory_option
 @rounds_option(10)
-@option(
-    "--queries",
-    "count",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(10, 1_000_000),
-    help="Number of running queries.",
-)
+@number_option("--queries", 10_000, 10, 1_000_000, "Number of running queries.")
 @json_option
-def queries(directory: str | None, rounds: int, count: int, as_json: bool) -> None:
+def queries(directory: str | None, rounds: int, queries: int, as_json: bool) -> None:
     """Measure checkpoints and throughput of an engine with many queries."""
     from rt.bench.queries import QueriesBench
 
-    show_all(QueriesBench(directory, rounds=rounds, queries=count), as_json=as_json)
+    with scratch_directory(directory) as root:
+        show_all(QueriesBench(root, rounds, queries).figures(), as_json=as_json)
 
 
 @click.command()
 @directory_option
 @rounds_option(5)
-@option(
-    "--events",
-    default=1_000_000,
-    show_default=True,
-    type=click.IntRange(1000, 1_000_000_000),
-    help="Number of events in a round.",
-)
-@option(
-    "--streams",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000),
-    help="Number of streams in one host, each with a consumer.",
-)
+@number_option("--events", 1_000_000, 1000, 1_000_000_000, "Number of events in a round.")
+@number_option("--streams", 10_000, 1, 1_000_000, "Number of streams in one host, each with a consumer.")
 @core_option
 @json_option
 def streams(directory: str | None, rounds: int, events: int, streams: int, core: int, as_json: bool) -> None:
     """Measure the delivery of events by a stream agent, without network."""
     from rt.bench.streams import StreamsBench
 
-    with one_core(None if core < 0 else core):
-        run = StreamsBench(directory, rounds=rounds, events=events, streams=streams)
-        show_all(run, as_json=as_json)
+    with one_core(None if core < 0 else core), scratch_directory(directory) as root:
+        show_all(StreamsBench(root, rounds, events, streams).figures(), as_json=as_json)

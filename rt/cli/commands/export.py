@@ -167,7 +167,8 @@ def _settings(
     given: dict[str, str | None], part_mb: int, linger_seconds: float, *, skip_lost: bool
 ) -> ExportSettings:
     from rt.spark.export.exporter import ExportSettings
-    from rt.spark.source.options import ClusterSource, parse_options
+    from rt.spark.options import ClusterSource
+    from rt.spark.source.options import parse_options
 
     where = parse_options({name: value for name, value in given.items() if value}).where
     hold = None

@@ -76,17 +76,14 @@ class RecordingLineage(SourceLineage):
         self._is_new = False
 
     def declare(self, session_id: int, declaration: Declaration) -> str | None:
-        """See the base class."""
         self._found.declared[session_id] = declaration
         return super().declare(session_id, declaration)
 
     def enter(self, block: BlockHeader) -> str | None:
-        """See the base class."""
         self._entered, self._is_new = block, True
         return super().enter(block)
 
     def batch(self, header: BatchHeader) -> str | None:
-        """See the base class."""
         block, found = self._entered, self._found
         assert block is not None
         before = found.drawn.get(block.session_id)

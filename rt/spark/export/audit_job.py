@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,14 +58,11 @@ def audit(directories: Sequence[str], spark: SparkSession) -> AuditResult:
     result.
     """
     logs = [read_status(directory) for directory in directories]
-    problems = list(_identities(logs))
-    work = _work(logs)
-    problems += _lengths(logs)
-    looked_at: list[FoundSegment | None] = []
-    if work:
+    problems = [*_check_identities(logs), *_check_lengths(logs)]
+    found: list[FoundSegment] = []
+    if work := _plan_work(logs):
         tasks = spark.sparkContext.parallelize(work, len(work))
-        looked_at = tasks.map(lambda task: audit_segment(*task)).collect()
-    found = [one for one in looked_at if one is not None]
+        found = list(filter(None, tasks.map(lambda task: audit_segment(*task)).collect()))
     found.sort(key=lambda one: one.segment)
     problems += [problem for one in found for problem in one.problems]
     problems += join(found)
@@ -87,7 +85,7 @@ def audit_segment(segment: SegmentId, copies: list[SegmentCopy]) -> FoundSegment
     longest, *others = copies
     path = segment_path(longest.directory, segment)
     with storage_errors(path, "auditing a segment"):
-        found = _followed(segment, longest)
+        found = _verify(segment, longest)
         if others and (found is None or not found.is_whole):
             instead = audit_segment(segment, others)
             if instead is not None and found is not None:
@@ -100,7 +98,7 @@ def audit_segment(segment: SegmentId, copies: list[SegmentCopy]) -> FoundSegment
     return found
 
 
-def _followed(segment: SegmentId, copy: SegmentCopy) -> FoundSegment | None:
+def _verify(segment: SegmentId, copy: SegmentCopy) -> FoundSegment | None:
     """Read and verify a copy; None if it is trimmed."""
     path = segment_path(copy.directory, segment)
     try:
@@ -116,7 +114,7 @@ def _followed(segment: SegmentId, copy: SegmentCopy) -> FoundSegment | None:
         return _unreadable(segment, path, "missing, or emptied")
     try:
         found = FoundSegment(segment, path, header.first, header.first)
-        _scrub(found, header, file, copy)
+        _check(found, header, file, copy)
         found.is_whole = not found.problems
         return None if found.problems and _is_trimmed(copy.directory, segment) else found
     finally:
@@ -127,7 +125,7 @@ def _unreadable(segment: SegmentId, path: str, what: str) -> FoundSegment:
     return FoundSegment(segment, path, 0, 0, problems=[BrokenSegment(what, path, 0)], is_whole=False)
 
 
-def _scrub(found: FoundSegment, header: SegmentHeader, file: File, copy: SegmentCopy) -> None:
+def _check(found: FoundSegment, header: SegmentHeader, file: File, copy: SegmentCopy) -> None:
     def report(offset: int, what: str) -> None:
         found.problems.append(BrokenSegment(what, found.path, offset))
 
@@ -135,13 +133,13 @@ def _scrub(found: FoundSegment, header: SegmentHeader, file: File, copy: Segment
         found.bad_messages.append(BrokenSegment(what, found.path, offset, Severity.BAD_MESSAGE))
 
     sources = RecordingLineage(found)
-    scrub = SegmentCheck(file, header, name="", sources=sources, index={}, report=report, report_bad=bad)
+    check = SegmentCheck(file, header, name="", sources=sources, index={}, report=report, report_bad=bad)
     problem = "cut off"
-    for scan in scrub.walk(copy.size_bytes):
+    for scan in check.walk(copy.size_bytes):
         problem = scan.problem or problem
-    if scrub.scanner.boundary < copy.size_bytes:
-        report(scrub.scanner.offset, f"{problem}; whole up to {copy.size_bytes} once")
-    found.end, found.message_count = scrub.scanner.next, scrub.tally.message_count
+    if check.scanner.boundary < copy.size_bytes:
+        report(check.scanner.offset, f"{problem}; whole up to {copy.size_bytes} once")
+    found.end, found.message_count = check.scanner.next, check.tally.message_count
     found.read_bytes = copy.size_bytes
 
 
@@ -169,7 +167,7 @@ def _compare(found: FoundSegment, longest: SegmentCopy, other: SegmentCopy) -> N
         found.problems.append(BrokenSegment(what, paths[1], offset))
 
 
-def _work(logs: Sequence[LogStatus]) -> list[tuple[SegmentId, list[SegmentCopy]]]:
+def _plan_work(logs: Sequence[LogStatus]) -> list[tuple[SegmentId, list[SegmentCopy]]]:
     """Every retained segment with its copies, the longest first."""
     work = []
     for segment in sorted({one.id for log in logs for one in log.kept}):
@@ -180,7 +178,7 @@ def _work(logs: Sequence[LogStatus]) -> list[tuple[SegmentId, list[SegmentCopy]]
     return work
 
 
-def _identities(logs: Sequence[LogStatus]) -> list[BrokenSegment]:
+def _check_identities(logs: Sequence[LogStatus]) -> list[BrokenSegment]:
     for log in logs:
         if log.identity.kind is not LogKind.MERGED:
             kind = log.identity.kind.name.lower()
@@ -195,23 +193,22 @@ def _identities(logs: Sequence[LogStatus]) -> list[BrokenSegment]:
     ]
 
 
-def _lengths(logs: Sequence[LogStatus]) -> list[BrokenSegment]:
+def _check_lengths(logs: Sequence[LogStatus]) -> list[BrokenSegment]:
     """Sealed or completely trimmed copies must be as long as the longest."""
     problems = []
-    known = {segment.id: segment.size_bytes for log in logs for segment in log.segments}
+    longest: dict[SegmentId, int] = defaultdict(int)
     for log in logs:
         for segment in log.segments:
-            known[segment.id] = max(known[segment.id], segment.size_bytes)
+            longest[segment.id] = max(longest[segment.id], segment.size_bytes)
     for log in logs:
         for segment in log.kept:
-            if segment.state is SegmentState.SEALED and segment.size_bytes != known[segment.id]:
-                what = f"sealed at {segment.size_bytes} bytes, another copy has {known[segment.id]}"
+            if segment.state is SegmentState.SEALED and segment.size_bytes != longest[segment.id]:
+                what = f"sealed at {segment.size_bytes} bytes, another copy has {longest[segment.id]}"
                 path = os.path.join(log.path, segment.id.file_name)
                 problems.append(BrokenSegment(what, path, segment.size_bytes))
     return problems
 
 
 def _is_trimmed(directory: str, segment: SegmentId) -> bool:
-    found = (one for one in read_status(directory).segments if one.id == segment)
-    state = next(found, None)
-    return state is None or state.state is SegmentState.TRIMMED
+    found = [one.state for one in read_status(directory).segments if one.id == segment]
+    return found in ([], [SegmentState.TRIMMED])

@@ -16,14 +16,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from rt.errors import Corrupt, Gap
 from rt.events import SkipForward
 from rt.spark.export.target import ExportedPart, ExportTarget
+from rt.spark.options import ClusterSource
 from rt.spark.source.log_source import LogSource, open_log
-from rt.spark.source.options import ClusterSource, DirectorySource
+from rt.spark.source.options import DirectorySource
 from rt.spark.source.partitioner import end_within
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ SCHEMA: Final = (
     "position bigint, timestamp timestamp, timestamp_ns bigint, session string, run bigint, number bigint, "
     "topic string, value binary"
 )
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 _DATE: Final = "date_from_unix_date(cast(floor(timestamp_ns / 86400000000000) as int))"
 _DIRECTORY: Final = (
     f"if(octet_length(topic) <= {TOPIC_BYTES_MAX}, topic, concat(left(topic, 20), '~', sha2(topic, 256)))"
@@ -79,8 +81,7 @@ class Exporter:
         """Export part by part, and yield each when it is complete. With `once`, up to the current end of the
         log.
         """
-        log = open_log(self._settings.where)
-        try:
+        with closing(open_log(self._settings.where)) as log:
             part = self._target.open()
             low, high = log.bounds()
             position = low if part is None else part.end
@@ -97,8 +98,6 @@ class Exporter:
                 yield (part := self._export(log, position, end))
                 position = part.end
                 self._hold(log, position)
-        finally:
-            log.close()
 
     def _next_end(self, log: LogSource, position: int, last: int | None) -> int | None:
         """Where the next part ends, once it is large enough; None if `last` is exported."""
@@ -113,14 +112,14 @@ class Exporter:
                 due = time.monotonic() + settings.linger_seconds if due is None else due
                 if within < end or last is not None or time.monotonic() >= due:
                     return within
-            self._wait(_LOOK_SECONDS)
+            self._wait(_POLL_SECONDS)
         return None
 
     def _export(self, log: LogSource, start: int, end: int) -> ExportedPart:
         """Export the positions from `start` to `end`, or those that are not trimmed."""
         low, high = log.bounds()
         if start < low:
-            self._lost(start, min(low, end))
+            self._report_loss(start, min(low, end))
         target = self._target
         frame = self._rows(max(start, low), end)
         url = target.storage.url(target.staging)
@@ -133,15 +132,16 @@ class Exporter:
         if isinstance(where, DirectorySource):
             options = {"path": where.path}
         else:
-            options = {
-                "endpoints": ",".join(where.endpoints),
-                **{name: getattr(where, name) for name in ("stream", "ca", "cert", "key")},
-            }
-        frame = self._spark.read.format("rt").schema(SCHEMA).options(**options)
-        frame = frame.option("startingOffsets", str(start)).option("endingOffsets", str(end))
-        loss = "false" if self._settings.skip_lost else "true"
+            options = {**asdict(where), "endpoints": ",".join(where.endpoints)}
+        options |= {
+            "startingOffsets": str(start),
+            "endingOffsets": str(end),
+            "failOnDataLoss": "false" if self._settings.skip_lost else "true",
+        }
         return (
-            frame.option("failOnDataLoss", loss)
+            self._spark.read.format("rt")
+            .schema(SCHEMA)
+            .options(**options)
             .load()
             .selectExpr(
                 *("position", "timestamp", "timestamp_ns", "session", "run", "number", "value"),
@@ -151,7 +151,7 @@ class Exporter:
         )
 
     def _check(self, url: str, start: int, end: int) -> int:
-        """The number of written rows. `rt.Corrupt` unless there is one per position."""
+        """Returns the number of written rows. `rt.Corrupt` unless there is one per position."""
         (found,) = (
             self._spark.read.schema("position bigint")
             .option("recursiveFileLookup", "true")
@@ -176,7 +176,7 @@ class Exporter:
         if self._settings.hold is not None:
             log.hold(self._settings.hold, position)
 
-    def _lost(self, start: int, end: int) -> None:
+    def _report_loss(self, start: int, end: int) -> None:
         event = SkipForward(start, end, "trimmed")
         if not self._settings.skip_lost:
             raise Gap(

@@ -7,10 +7,13 @@ Paths are relative to the target and use `/`. Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
+import shutil
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -157,8 +160,6 @@ class LocalFilesystem:
                     directory = os.path.dirname(directory)
 
     def remove(self, path: str) -> None:
-        import shutil
-
         target = self._path(path)
         with storage_errors(target, "removing files"):
             if os.path.isdir(target):
@@ -194,7 +195,7 @@ class HadoopFilesystem:
         found: list[str] = []
         with _hadoop_errors(self.url(path), "listing files"):
             if not self._fs.exists(self._path(path)):
-                return found
+                return []
             each = self._fs.listFiles(self._path(path), True)
             while each.hasNext():
                 found.append(str(each.next().getPath().toString()).removeprefix(self._prefix))
@@ -215,13 +216,11 @@ class HadoopFilesystem:
                 stream.close()
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Filesystem`."""
         aside = self._write_aside(path, content)
         self.remove(path)  # Most of these file systems rename over no file.
         self.move(aside, path)
 
     def create(self, path: str, content: bytes) -> bool:
-        """See `Filesystem`."""
         if self.exists(path):
             return False
         aside = self._write_aside(path, content)
@@ -264,17 +263,12 @@ class HadoopFilesystem:
         return self._jvm.org.apache.hadoop.fs.Path(self.url(path))
 
 
-class _hadoop_errors:  # noqa: N801 - it is used like a function
-    """Converts Java exceptions to `rt.StorageFailed`."""
+@contextlib.contextmanager
+def _hadoop_errors(where: str, doing: str) -> Iterator[None]:
+    """Convert Java exceptions to `rt.StorageFailed`."""
+    from py4j.protocol import Py4JJavaError
 
-    def __init__(self, where: str, doing: str) -> None:
-        self._where, self._doing = where, doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        from py4j.protocol import Py4JJavaError
-
-        if isinstance(error, Py4JJavaError):
-            raise StorageFailed(self._doing, where=self._where, got=str(error.java_exception)) from error
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise StorageFailed(doing, where=where, got=str(error.java_exception)) from error

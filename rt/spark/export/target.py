@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Sequence
@@ -28,8 +27,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from rt.errors import Corrupt, WriteConflict
-from rt.log.format.checksum import crc32c
 from rt.spark.export.filesystem import Filesystem
+from rt.spark.sink.create_once import decode_record, encode_record
 
 STATE: Final = "_rt"
 _PARTS_KEPT: Final = 100
@@ -60,7 +59,6 @@ class ExportTarget:
 
     @property
     def staging(self) -> str:
-        """The directory where this exporter writes."""
         return f"{STATE}/staging/{self._id}"
 
     def last(self) -> ExportedPart | None:
@@ -90,10 +88,8 @@ class ExportTarget:
         )
         self.storage.sync([source for source, _ in part.moves])
         owner = self.storage.read(f"{STATE}/exporter")
-        line = json.dumps(asdict(part)).encode()
-        if owner != self._id.encode() or not self.storage.create(
-            f"{_name(part)}.json", line + b"\n%08x\n" % crc32c(line)
-        ):
+        content = encode_record(asdict(part))
+        if owner != self._id.encode() or not self.storage.create(f"{_name(part)}.json", content):
             raise WriteConflict(
                 "another exporter has taken over this target",
                 where=self.storage.url(""),
@@ -101,7 +97,7 @@ class ExportTarget:
             )
         self._move(part)
         self.storage.remove(f"{STATE}/staging")
-        self._forget()
+        self._remove_old()
         return part
 
     def is_moved(self, part: ExportedPart) -> bool:
@@ -123,22 +119,21 @@ class ExportTarget:
                 )
         self.storage.write(f"{_name(part)}.moved", b"")
 
-    def _forget(self) -> None:
+    def _remove_old(self) -> None:
         for name in _parts(self.storage)[:-_PARTS_KEPT]:
             self.storage.remove(f"{STATE}/{name}")
             self.storage.remove(f"{STATE}/{name.removesuffix('.json')}.moved")
 
     def _read(self, name: str) -> ExportedPart:
         path = f"{STATE}/{name}"
-        line, _, checksum = (self.storage.read(path) or b"").partition(b"\n")
-        if checksum != b"%08x\n" % crc32c(line):
+        record = decode_record(self.storage.read(path) or b"")
+        if record is None:
             raise Corrupt(
                 "the description of an exported part fails its checksum",
                 path=self.storage.url(path),
                 offset=0,
                 hint="Restore it, or export to another target.",
             )
-        record = json.loads(line)
         return ExportedPart(
             **{**record, "moves": tuple((source, target) for source, target in record["moves"])}
         )

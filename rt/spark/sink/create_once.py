@@ -1,12 +1,18 @@
-"""Creates files exactly once, whole and durable, on a disk that several processes share."""
+"""Creates files exactly once, whole and durable, on a disk that several processes share.
+
+A record is a file with a line of JSON and its CRC-32C.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
+
+from rt.log.format.checksum import crc32c
 
 ASIDE: Final = ".aside-"
 """The prefix of the names of temporary files."""
@@ -36,8 +42,25 @@ def make_once(path: str, content: bytes) -> bool:
         sync(directory)
 
 
+def encode_record(record: dict[str, Any]) -> bytes:
+    line = json.dumps(record).encode()
+    return line + b"\n%08x\n" % crc32c(line)
+
+
+def decode_record(content: bytes) -> dict[str, Any] | None:
+    """None if the checksum is wrong."""
+    line, _, checksum = content.partition(b"\n")
+    if checksum != b"%08x\n" % crc32c(line):
+        return None
+    record: dict[str, Any] = json.loads(line)
+    return record
+
+
 def make_directories(path: str) -> None:
-    """Create a directory and its missing parents, durably. `OSError`."""
+    """Create a directory and its missing parents, durably. `OSError`.
+
+    With the permissions of the umask, unlike `rt.log.disk`: other users may read what Spark writes.
+    """
     for missing in reversed([*_missing(path)]):
         with contextlib.suppress(FileExistsError):
             os.mkdir(missing)

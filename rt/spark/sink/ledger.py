@@ -7,7 +7,7 @@
         24      4  bytes of the query's id
         28      4  CRC-32C of bytes 0-27 and of what follows
         32         16 bytes a row: `rt.spark.sink.row_order`; then the query's id
-    <ledger>/<name>/<batch>.done            the batch is merged: a line of JSON and its CRC-32C
+    <ledger>/<name>/<batch>.done            the batch is merged: a record (`rt.spark.sink.create_once`)
 
 Invariants:
 - A file is created once, and is whole and durable before its name exists. The first writer wins (a hard
@@ -20,19 +20,18 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import shutil
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from rt.errors import Corrupt, WriteConflict
 from rt.log.disk import storage_errors
 from rt.log.format.checksum import crc32c
-from rt.spark.sink.create_once import make_once
+from rt.spark.sink.create_once import decode_record, encode_record, make_once
 from rt.spark.sink.row_order import DIGEST_BYTES, Digests
 
 _MAGIC: Final = b"RTORDER1"
@@ -42,7 +41,7 @@ _DONE: Final = ".done"
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpan:
-    """The rows of a partition in a batch, as its first attempt had them."""
+    """The rows of a partition in a batch, in the order of its first attempt."""
 
     query: str
     first: int
@@ -78,17 +77,15 @@ class Ledger:
         batches = [int(name.removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE)]
         if not batches:
             return CompletedBatch()
-        path = self._done_path(max(batches))
-        with storage_errors(path, "reading what was written"):
+        path = os.path.join(self.path, f"{max(batches)}{_DONE}")
+        with storage_errors(path, "reading a finished batch"):
             try:
-                with open(path, "rb") as file:
-                    content = file.read()
+                content = Path(path).read_bytes()
             except FileNotFoundError:  # A later one was completed meanwhile.
                 return self.done()
-        line, _, checksum = content.partition(b"\n")
-        if checksum != b"%08x\n" % crc32c(line):
+        record = decode_record(content)
+        if record is None:
             raise _damaged(path)
-        record = json.loads(line)
         return CompletedBatch(
             record["query"], record["batch"], {int(one): end for one, end in record["ends"].items()}
         )
@@ -107,21 +104,18 @@ class Ledger:
         path = os.path.join(self.path, str(batch), str(partition))
         with storage_errors(path, "reading an order of rows"):
             try:
-                with open(path, "rb") as file:
-                    return _decoded(file.read(), path)
+                return _decode(Path(path).read_bytes(), path)
             except FileNotFoundError:
                 return None
 
-    def claim(self, batch: int, partition: int, order: PartitionSpan) -> tuple[PartitionSpan, bool]:
-        """Record the order of a partition durably. Returns the order that counts, and whether it existed
-        before.
-        """
+    def claim(self, batch: int, partition: int, order: PartitionSpan) -> PartitionSpan:
+        """Record the order of a partition durably. Returns the order that counts: an earlier one, if any."""
         query = order.query.encode()
         content = bytes(order.digests) + query
         head = _HEADER.pack(_MAGIC, order.first, order.count, len(query))
         checksum = crc32c(content, crc32c(head)).to_bytes(4, "little")
         if self._make(os.path.join(str(batch), str(partition)), head + checksum + content):
-            return order, False
+            return order
         claimed = self.order(batch, partition)
         if claimed is None:
             raise WriteConflict(
@@ -129,13 +123,67 @@ class Ledger:
                 where=self.path,
                 hint="No action is needed: this attempt was too late.",
             )
-        return claimed, True
+        return claimed
+
+    def choose_version(self, version: int | None) -> int:
+        """The number of a batch write; None: the next one. `rt.WriteConflict` unless it may run now."""
+        done, started = self.done(), self.started()
+        if version is None and started:
+            raise WriteConflict(
+                f"write {started[0]} was started and is not finished",
+                where=self.path,
+                hint=f"Repeat it with version={started[0]} and the same rows, or use another name.",
+            )
+        if version is None:
+            return done.batch + 1
+        self._check_turn(done, version)
+        return version
+
+    def next_number(self, query: str, batch: int, partition: int) -> int:
+        """The first number of a partition that was not started in this batch. `rt.WriteConflict`."""
+        done = self.done()
+        if done.query not in {"", query}:
+            raise self.other_query(done.query, query)
+        self._check_turn(done, batch)
+        if batch == done.batch:
+            raise WriteConflict(
+                f"batch {batch} is done already, without partition {partition}",
+                where=self.path,
+                hint="Write it with the same number of partitions, or use another name.",
+            )
+        return done.ends.get(partition, 0)
+
+    def _check_turn(self, done: CompletedBatch, batch: int) -> None:
+        if batch < done.batch:
+            raise WriteConflict(
+                f"batch {batch} comes after batch {done.batch}, which is done",
+                where=self.path,
+                hint="Was the checkpoint restored? Use another name, or a higher version.",
+            )
+        started = self.started()
+        if started and started != [batch]:
+            raise WriteConflict(
+                f"batch {started[0]} was started and is not finished",
+                where=self.path,
+                got=f"batch {batch}",
+                hint="Repeat it with the same rows, or use another name.",
+            )
+
+    def other_query(self, known: str, query: str) -> WriteConflict:
+        """The error for two queries, or a query and batch writes, under one name."""
+        return WriteConflict(
+            "another query writes, or has written, under that name",
+            where=self.path,
+            got=query,
+            expected=known,
+            hint="Give each its own name. A query with a new checkpoint is another one: it publishes from "
+            "its beginning.",
+        )
 
     def finish(self, done: CompletedBatch) -> None:
         """Record that a batch is completely merged, and delete the earlier ones. May be repeated."""
         ends = {str(partition): end for partition, end in sorted(done.ends.items())}
-        line = json.dumps({"query": done.query, "batch": done.batch, "ends": ends}).encode()
-        content = line + b"\n%08x\n" % crc32c(line)
+        content = encode_record({"query": done.query, "batch": done.batch, "ends": ends})
         if not self._make(f"{done.batch}{_DONE}", content) and self.done() != done:
             raise WriteConflict(
                 f"batch {done.batch} is done already, with other content",
@@ -145,34 +193,29 @@ class Ledger:
         self._forget_before(done.batch)
 
     def _forget_before(self, batch: int) -> None:
-        with storage_errors(self.path, "removing what is done"):
+        with storage_errors(self.path, "removing finished batches"):
             for name in self._names():
                 path = os.path.join(self.path, name)
                 if name.isdecimal() and int(name) < batch:
                     shutil.rmtree(path, ignore_errors=True)
                 elif name.endswith(_DONE) and int(name.removesuffix(_DONE)) < batch:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.remove(path)
+                    Path(path).unlink(missing_ok=True)
 
     def _names(self, below: str = "") -> list[str]:
         path = os.path.join(self.path, below)
-        with storage_errors(path, "listing what was written"):
+        with storage_errors(path, "listing a ledger"):
             try:
                 return os.listdir(path)
             except FileNotFoundError:
                 return []
 
-    def _done_path(self, batch: int) -> str:
-        return os.path.join(self.path, f"{batch}{_DONE}")
-
     def _make(self, name: str, content: bytes) -> bool:
-        """Create a file durably; False if it exists already."""
         path = os.path.join(self.path, name)
-        with storage_errors(path, "noting what is written"):
+        with storage_errors(path, "recording a write"):
             return make_once(path, content)
 
 
-def _decoded(data: bytes, path: str) -> PartitionSpan:
+def _decode(data: bytes, path: str) -> PartitionSpan:
     start = _HEADER.size + 4
     if len(data) < start:
         raise _damaged(path)
@@ -187,7 +230,7 @@ def _decoded(data: bytes, path: str) -> PartitionSpan:
 
 def _damaged(path: str) -> Corrupt:
     return Corrupt(
-        "what a writer has noted fails its checksum",
+        "a file of the ledger fails its checksum",
         path=path,
         offset=0,
         hint="Restore it, or use another name.",

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import itertools
 import logging
 import os
 import secrets
@@ -27,16 +27,15 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
 
 from rt.client.publisher import Publisher
 from rt.errors import CertificateError, DirectoryLocked, Fenced, RtError, Timeout, WriteConflict
 from rt.log.disk import storage_errors
 from rt.names import name_from_host
+from rt.spark.sink.create_once import make_once
 from rt.spark.sink.ledger import PartitionSpan
 from rt.spark.sink.options import WriteOptions
 from rt.spark.sink.spool import SpooledRow
@@ -49,61 +48,70 @@ logger = logging.getLogger("rt.spark")
 HOST_LENGTH_MAX: Final = 32
 _DISK_FILE: Final = "disk"
 _SLOTS: Final = 8
-"""How many attempts of a partition may run on a host at once; processes of earlier ones may still be
-ending.
-"""
-_LOOK_SECONDS: Final = 0.05
-_BEHIND_SECONDS: Final = 30.0
+"""How many attempts of a partition may run on a host at once. Earlier ones may still be ending."""
+_POLL_SECONDS: Final = 0.05
+_LAG_SECONDS: Final = 30.0
 """How long the queried nodes may lag behind what is known to be merged."""
+_LOST_LEDGER: Final = (
+    "The ledger was lost or restored, or another writer uses this dedup id. Use another name."
+)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionTarget:
-    """Where a partition's rows go: the certificate's name, and the dedup id with its suffix."""
+class PartitionPublisher:
+    """Publishes partition `partition` of the writer that `options` name.
 
-    owner: str
-    dedup_id: str
-    partition: str
-
-
-def place_of(options: WriteOptions, tls: TLS, partition: int) -> PartitionTarget:
-    """`rt.CertificateError` unless the certificate is a publisher's with the configured dedup id."""
-    ids = sorted(tls.identity.dedup_ids)
-    meant = options.dedup_id or (ids[0] if len(ids) == 1 else None)
-    if tls.identity.role != "publisher" or meant not in ids:
-        raise CertificateError(
-            "the certificate cannot be used to write from Spark",
-            where=options.nodes.cert,
-            got=", ".join(tls.identity.uris),
-            expected=f"a publisher's with the dedup id {options.dedup_id or '(any; with several: dedupId)'}",
-            hint="`rt certs issue DIR --stream S --role publisher --name N --dedup-id ID` makes one.",
-        )
-    suffix = f"{options.name}.{partition}"
-    return PartitionTarget(tls.identity.name, f"{meant}~{suffix}", suffix)
-
-
-def spool_directory(options: WriteOptions) -> str:
-    """On the executor's own disk."""
-    return os.path.abspath(options.path or os.path.join(tempfile.gettempdir(), "rt-spark"))
-
-
-def deliver(
-    options: WriteOptions, tls: TLS, place: PartitionTarget, order: PartitionSpan, rows: Iterable[SpooledRow]
-) -> None:
-    """Publish the rows of a partition in `order`. Returns when all are merged.
-
-    `rt.WriteConflict`; what `Publisher` raises; `rt.Timeout`: the task may be retried.
+    `rt.CertificateError` unless the certificate is a publisher's with the configured dedup id.
     """
-    deadline = time.monotonic() + options.delivery_seconds
-    next_number = _wait_for_next_number(options, tls, place, order.first, deadline)
-    if order.first <= next_number < order.end:
-        # An earlier attempt merged the numbers below, with the same rows.
-        rows = islice(rows, next_number - order.first, None)
-        publisher = _open(options, tls, place)
+
+    def __init__(self, options: WriteOptions, tls: TLS, partition: int) -> None:
+        ids = sorted(tls.identity.dedup_ids)
+        dedup_id = options.dedup_id or (ids[0] if len(ids) == 1 else None)
+        if tls.identity.role != "publisher" or dedup_id not in ids:
+            expected = options.dedup_id or "(any; with several: dedupId)"
+            raise CertificateError(
+                "the certificate cannot be used to write from Spark",
+                where=options.nodes.cert,
+                got=", ".join(tls.identity.uris),
+                expected=f"a publisher's with the dedup id {expected}",
+                hint="`rt certs issue DIR --stream S --role publisher --name N --dedup-id ID` makes one.",
+            )
+        self._options, self._tls = options, tls
+        self._partition = f"{options.name}.{partition}"
+        self._dedup_id = f"{dedup_id}~{self._partition}"
+        self._deadline = 0.0
+
+    def check_untouched(self, first: int) -> None:
+        """For a partition that was never started: `rt.WriteConflict` if the nodes have merged more."""
+        self._start_clock()
+        next_number = self._wait_for_next_number(first)
+        if next_number > first:
+            raise self._conflict(
+                "rows would be dropped as duplicates: the nodes are ahead of the ledger", next_number, first
+            )
+
+    def deliver(self, order: PartitionSpan, rows: Iterable[SpooledRow]) -> None:
+        """Publish the rows of the partition in `order`. Returns when all are merged.
+
+        `rt.WriteConflict`; what `Publisher` raises; `rt.Timeout`: the task may be retried.
+        """
+        self._start_clock()
+        next_number = self._wait_for_next_number(order.first)
+        if order.first <= next_number < order.end:
+            # An earlier attempt merged the numbers below, with the same rows.
+            self._publish(itertools.islice(rows, next_number - order.first, None), next_number, order.end)
+            next_number = self._wait_for_next_number(order.end)
+        if next_number != order.end:
+            raise self._conflict("the nodes have merged more than the ledger records", next_number, order.end)
+
+    def _start_clock(self) -> None:
+        self._deadline = time.monotonic() + self._options.delivery_seconds
+
+    def _publish(self, rows: Iterable[SpooledRow], first: int, end: int) -> None:
+        publisher = self._open()
         try:
-            last = _publish(publisher, rows, next_number)
-            assert last == order.end - 1, (last, order.end)
-            publisher.wait(last, "merged", max(0.0, deadline - time.monotonic()))
+            last = _publish(publisher, rows, first)
+            assert last == end - 1, (last, end)
+            publisher.wait(last, "merged", max(0.0, self._deadline - time.monotonic()))
         except Fenced:
             logger.warning("session_abandoned path=%s", publisher.directory)
             publisher.close(linger=0)
@@ -111,29 +119,82 @@ def deliver(
             raise
         finally:
             publisher.close(linger=0)
-        next_number = _wait_for_next_number(options, tls, place, order.end, deadline)
-    if next_number != order.end:
-        raise WriteConflict(
-            f"the nodes have merged more for the dedup id {place.dedup_id} than the ledger records",
-            where=options.ledger,
-            got=f"next number {next_number}",
-            expected=f"{order.end}",
-            hint="The ledger was lost or restored, or another writer uses this dedup id. Use another name.",
+
+    def _open(self) -> Publisher:
+        """A session of this executor that no other attempt has open."""
+        directory, options = spool_directory(self._options), self._options
+        disk = disk_name(directory)
+        for slot in range(_SLOTS):
+            try:
+                return Publisher(
+                    directory,
+                    options.nodes.stream,
+                    publisher_id=f"{self._tls.identity.name}~{self._partition}.{disk}.{slot}",
+                    dedup_id=self._dedup_id,
+                    endpoints=options.nodes.endpoints,
+                    tls=self._tls,
+                    fsync="never",
+                    linger_ms=5.0,
+                )
+            except DirectoryLocked:
+                if slot == _SLOTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _wait_for_next_number(self, least: int) -> int:
+        """The next number that the nodes expect, as soon as it is `least` or more.
+
+        Nodes may lag, so all are asked in turn. `rt.Timeout`, `rt.WriteConflict`.
+        """
+        from rt.net.rest_client import ask_next_number
+
+        endpoints, deadline = self._options.nodes.endpoints, self._deadline
+        lag_deadline = min(deadline, time.monotonic() + _LAG_SECONDS)
+        for at in itertools.cycle(range(len(endpoints))):
+            try:
+                turn = endpoints[at:] + endpoints[:at]
+                next_number = asyncio.run(ask_next_number(turn, self._tls, self._dedup_id))
+            except RtError as error:
+                if time.monotonic() > deadline:
+                    where = self._options.nodes
+                    raise Timeout("no node reported what is merged", where=where, got=str(error)) from error
+                lag_deadline = max(lag_deadline, min(deadline, time.monotonic() + _LAG_SECONDS))
+                logger.warning("nodes_unreachable error=%r", str(error))
+                time.sleep(_POLL_SECONDS * 10)
+                continue
+            if next_number >= least:
+                return next_number
+            if time.monotonic() > lag_deadline:
+                hint = "The ledger belongs to another cluster. Use another name."
+                what = "the nodes have merged less than the ledger records"
+                raise self._conflict(what, next_number, f"{least} at least", hint)
+            time.sleep(_POLL_SECONDS)
+        raise AssertionError("unreachable")
+
+    def _conflict(self, what: str, got: int, expected: object, hint: str = _LOST_LEDGER) -> WriteConflict:
+        return WriteConflict(
+            f"{what} for the dedup id {self._dedup_id}",
+            where=self._options.ledger,
+            got=f"next number {got}",
+            expected=str(expected),
+            hint=hint,
         )
 
 
-def check_untouched(options: WriteOptions, tls: TLS, place: PartitionTarget, first: int) -> None:
-    """Check before a partition is first started: `rt.WriteConflict` if the nodes have merged more already."""
-    deadline = time.monotonic() + options.delivery_seconds
-    next_number = _wait_for_next_number(options, tls, place, first, deadline)
-    if next_number > first:
-        raise WriteConflict(
-            f"rows would be dropped as duplicates: the dedup id {place.dedup_id} is ahead of the ledger",
-            where=options.ledger,
-            got=f"next number {next_number}",
-            expected=f"{first}",
-            hint="The ledger was lost or restored, or another writer uses this dedup id. Use another name.",
-        )
+def spool_directory(options: WriteOptions) -> str:
+    """On the executor's own disk."""
+    return os.path.abspath(options.path or os.path.join(tempfile.gettempdir(), "rt-spark"))
+
+
+def disk_name(directory: str) -> str:
+    """The disk's name: its host and a random part. It is created once per directory."""
+    path = Path(directory, _DISK_FILE)
+    with storage_errors(str(path), "naming a disk"):
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text("ascii")
+        host = name_from_host(socket.gethostname())[:HOST_LENGTH_MAX]
+        make_once(str(path), f"{host}-{secrets.token_hex(6)}".encode("ascii"))
+        return path.read_text("ascii")
 
 
 def _publish(publisher: Publisher, rows: Iterable[SpooledRow], first: int) -> int:
@@ -145,93 +206,3 @@ def _publish(publisher: Publisher, rows: Iterable[SpooledRow], first: int) -> in
         number = publisher.publish(value, topic, timestamp_ns)
     publisher.flush()
     return number
-
-
-def _open(options: WriteOptions, tls: TLS, place: PartitionTarget) -> Publisher:
-    """A session of this executor that no other attempt has open."""
-    directory = spool_directory(options)
-    disk = disk_name(directory)
-    for slot in range(_SLOTS):
-        try:
-            return Publisher(
-                directory,
-                options.nodes.stream,
-                publisher_id=f"{place.owner}~{place.partition}.{disk}.{slot}",
-                dedup_id=place.dedup_id,
-                endpoints=options.nodes.endpoints,
-                tls=tls,
-                fsync="never",
-                linger_ms=5.0,
-            )
-        except DirectoryLocked:
-            if slot == _SLOTS - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def disk_name(directory: str) -> str:
-    """The disk's name: its host and a random part. It is created once per directory."""
-    path = os.path.join(directory, _DISK_FILE)
-    with storage_errors(path, "naming a disk"):
-        os.makedirs(directory, exist_ok=True)
-        for _ in range(2):
-            with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
-                return file.read()
-            host = name_from_host(socket.gethostname())[:HOST_LENGTH_MAX]
-            aside = f"{path}.{secrets.token_hex(8)}"
-            with open(aside, "x", encoding="ascii") as file:
-                file.write(f"{host}-{secrets.token_hex(6)}")
-            with contextlib.suppress(FileExistsError):
-                os.link(aside, path)
-            os.remove(aside)
-    raise AssertionError("unreachable")
-
-
-def _wait_for_next_number(
-    options: WriteOptions, tls: TLS, place: PartitionTarget, least: int, deadline: float
-) -> int:
-    """The next number that the nodes expect, as soon as it is `least` or more.
-
-    Nodes may lag, so all are asked in turn. `rt.Timeout`, `rt.WriteConflict`.
-    """
-    patience = min(deadline, time.monotonic() + _BEHIND_SECONDS)
-    for endpoints in _turns(options.nodes.endpoints):
-        try:
-            next_number = _next_number(endpoints, tls, place.dedup_id)
-        except RtError as error:
-            if time.monotonic() > deadline:
-                raise Timeout(
-                    "no node reported what is merged", where=options.nodes, got=str(error)
-                ) from error
-            patience = max(patience, min(deadline, time.monotonic() + _BEHIND_SECONDS))
-            logger.warning("nodes_unreachable error=%r", str(error))
-            time.sleep(_LOOK_SECONDS * 10)
-            continue
-        if next_number >= least:
-            return next_number
-        if time.monotonic() > patience:
-            raise WriteConflict(
-                f"the nodes have merged less for the dedup id {place.dedup_id} than the ledger records",
-                where=options.ledger,
-                got=f"next number {next_number}",
-                expected=f"{least} at least",
-                hint="The ledger belongs to another cluster. Use another name.",
-            )
-        time.sleep(_LOOK_SECONDS)
-    raise AssertionError("unreachable")
-
-
-def _turns(endpoints: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Rotations of the endpoints, indefinitely, so that each is first in turn."""
-    at = 0
-    while True:
-        yield endpoints[at:] + endpoints[:at]
-        at = (at + 1) % len(endpoints)
-
-
-def _next_number(endpoints: tuple[str, ...], tls: TLS, dedup_id: str) -> int:
-    from rt.net.rest_client import ask, check
-
-    answer = asyncio.run(ask(endpoints, tls, "GET", f"/dedup-rt-clients?name={quote(dedup_id)}"))
-    found = json.loads(check(answer).body)
-    return int(found[0]["wanted"]) if found else 0

@@ -42,14 +42,14 @@ def digests_of(
     )
 
 
-def order_of(wanted: Digests, got: Digests, *, where: str) -> NDArray[np.int64] | None:
-    """For each row of the order `wanted`, its index in `got`; None if the order is the same.
+def order_of(expected: Digests, got: Digests, *, where: str) -> NDArray[np.int64] | None:
+    """For each row of the order `expected`, its index in `got`; None if the order is the same.
 
     Equal rows are matched in order. `rt.WriteConflict` unless both have the same rows.
     """
-    if wanted == got:
+    if expected == got:
         return None
-    first, now = np.frombuffer(wanted, _DIGEST), np.frombuffer(got, _DIGEST)
+    first, now = np.frombuffer(expected, _DIGEST), np.frombuffer(got, _DIGEST)
     if len(first) != len(now):
         raise _conflict(where, f"{len(now)} rows", f"{len(first)}")
     by_first, by_now = _sorted(first), _sorted(now)
@@ -65,12 +65,12 @@ def _sorted(digests: NDArray[np.void]) -> NDArray[np.int64]:
     return np.lexsort((digests["low"], digests["high"]))
 
 
-def _conflict(where: str, got: str, wanted: str) -> WriteConflict:
+def _conflict(where: str, got: str, expected: str) -> WriteConflict:
     return WriteConflict(
         "the write was repeated with other rows than the first time",
         where=where,
         got=got,
-        expected=wanted,
+        expected=expected,
         hint="A partition must have the same rows whenever it is computed: without rand(), uuid() or the "
         "current time, in the same number of partitions. To give up the unfinished write, use another name.",
     )

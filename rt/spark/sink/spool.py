@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +29,7 @@ _KINDS: Final = {
 }
 _HINT: Final = 'Select what is published: df.select("value", "topic", "timestamp").'
 _SPOOLED: Final = pa.schema([("value", pa.binary()), ("topic", pa.string()), ("timestamp_ns", pa.int64())])
-_TOGETHER: Final = 1024
+_CHUNK: Final = 1024
 """The number of rows that are reordered at once."""
 
 
@@ -82,12 +81,12 @@ class Spool:
         with storage_errors(self._directory, "spooling rows"):
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
-                    ready = self._ready(batch)
-                    values, topics, stamps = ready.columns
+                    prepared = self._prepare(batch)
+                    values, topics, stamps = prepared.columns
                     self.digests += digests_of(
                         values.to_pylist(), topics.cast(pa.binary()).to_pylist(), stamps.to_pylist()
                     )
-                    out.write_batch(ready)
+                    out.write_batch(prepared)
             self._file.flush()
 
     def rows(self, order: NDArray[np.int64] | None) -> Iterator[SpooledRow]:
@@ -99,12 +98,10 @@ class Spool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def _ready(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The three columns as they are spooled; missing timestamps are null."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name, column in columns.items():
@@ -143,11 +140,11 @@ def _mapped_rows(mapped: mmap.mmap, order: NDArray[np.int64] | None) -> Iterator
             return
         batches = [batch for batch in stream if batch.num_rows]
     ends = np.cumsum([batch.num_rows for batch in batches])
-    for at in range(0, len(order), _TOGETHER):
-        for row in order[at : at + _TOGETHER].tolist():
-            which = int(ends.searchsorted(row, "right"))
-            within = row - (int(ends[which - 1]) if which else 0)
-            yield SpooledRow(*(column[within].as_py() for column in batches[which].columns))
+    for start in range(0, len(order), _CHUNK):
+        for row in order[start : start + _CHUNK].tolist():
+            batch_index = int(ends.searchsorted(row, "right"))
+            at = row - (int(ends[batch_index - 1]) if batch_index else 0)
+            yield SpooledRow(*(column[at].as_py() for column in batches[batch_index].columns))
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[SpooledRow]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rt.spark")
 
 BATCH_WRITES: Final = "batch writes"
-"""Used as the query's id in a series of batch writes."""
+"""The query's id in a series of batch writes."""
 
 
 @dataclass
@@ -63,38 +63,37 @@ class _Writer:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of this writer's name."""
         return Ledger(self.options.ledger, self.options.name)
 
     def write_part(self, query: str, batch: int, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
         """Publish the rows of this task's partition. All are merged on return."""
         from rt.net.tls import TLS
-        from rt.spark.sink.partition_publisher import check_untouched, deliver, place_of, spool_directory
+        from rt.spark.sink.partition_publisher import PartitionPublisher, spool_directory
         from rt.spark.sink.spool import Spool
 
         freeze_modules()
         options, nodes, ledger = self.options, self.options.nodes, self.ledger
         partition = _context().partitionId()
         tls = TLS(ca=nodes.ca, cert=nodes.cert, key=nodes.key)
-        place = place_of(options, tls, partition)
+        publisher = PartitionPublisher(options, tls, partition)
         where = f"partition {partition} of batch {batch} of {options.name}"
         with Spool(spool_directory(options), options.topic) as spool:
             spool.fill(batches)
             order = ledger.order(batch, partition)
             if order is None:
-                first = next_number(ledger, query, batch, partition)
+                first = ledger.next_number(query, batch, partition)
                 try:
-                    check_untouched(options, tls, place, first)
+                    publisher.check_untouched(first)
                 except WriteConflict:
                     if ledger.order(batch, partition) is None:  # Otherwise another attempt has just started.
                         raise
-                order, _ = ledger.claim(batch, partition, PartitionSpan(query, first, bytes(spool.digests)))
+                order = ledger.claim(batch, partition, PartitionSpan(query, first, bytes(spool.digests)))
             if order.query != query:
-                raise other_query(ledger, order.query, query)
+                raise ledger.other_query(order.query, query)
             permutation = order_of(order.digests, spool.digests, where=where)
             if permutation is not None:
                 logger.warning("rows_reordered where=%r", where)
-            deliver(options, tls, place, order, spool.rows(permutation))
+            publisher.deliver(order, spool.rows(permutation))
         return PartitionWritten(query, partition, order.first, order.end)
 
     def finish(self, batch: int, messages: list[WriterCommitMessage | None]) -> None:
@@ -119,14 +118,12 @@ class _Writer:
 class RtWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        self.batch = version_of(self.ledger, options.version)
+        self.batch = self.ledger.choose_version(options.version)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
-        """The rows of a partition, on an executor."""
         return self.write_part(BATCH_WRITES, self.batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
         self.finish(self.batch, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
@@ -135,10 +132,7 @@ class RtWriter(_Writer, DataSourceArrowWriter):
 
 
 class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """The sink of a streaming query."""
-
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
-        """The rows of a partition of a micro-batch, on an executor."""
         query, batch = (
             _context().getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId")
         )
@@ -149,70 +143,11 @@ class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
         return self.write_part(query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """All tasks of a micro-batch are done."""
         self.finish(batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Published rows stay. Spark repeats the batch."""
         logger.warning("batch_failed name=%s batch=%d", self.options.name, batchId)
-
-
-def version_of(ledger: Ledger, wanted: int | None) -> int:
-    """The number of a batch write. `rt.WriteConflict` unless it may be written or repeated now."""
-    done, started = ledger.done(), ledger.started()
-    if wanted is None:
-        wanted = done.batch + 1
-        if started:
-            raise WriteConflict(
-                f"write {started[0]} was started and is not finished",
-                where=ledger.path,
-                hint=f"Repeat it with version={started[0]} and the same rows, or use another name.",
-            )
-    _check_turn(ledger, done, started, wanted)
-    return wanted
-
-
-def next_number(ledger: Ledger, query: str, batch: int, partition: int) -> int:
-    """The first number of a partition that was not started in this batch. `rt.WriteConflict`."""
-    done, started = ledger.done(), ledger.started()
-    if done.query not in {"", query}:
-        raise other_query(ledger, done.query, query)
-    _check_turn(ledger, done, started, batch)
-    if batch == done.batch:
-        raise WriteConflict(
-            f"batch {batch} is done already, without partition {partition}",
-            where=ledger.path,
-            hint="Write it with the same number of partitions, or use another name.",
-        )
-    return done.ends.get(partition, 0)
-
-
-def other_query(ledger: Ledger, known: str, query: str) -> WriteConflict:
-    """The error for two queries, or a query and batch writes, under one name."""
-    return WriteConflict(
-        "another query writes, or has written, under that name",
-        where=ledger.path,
-        got=query,
-        expected=known,
-        hint="Give each its own name. A query with a new checkpoint is another one: it publishes from its "
-        "beginning.",
-    )
-
-
-def _check_turn(ledger: Ledger, done: CompletedBatch, started: list[int], batch: int) -> None:
-    if batch < done.batch:
-        raise WriteConflict(
-            f"batch {batch} comes after batch {done.batch}, which is done",
-            where=ledger.path,
-            hint="Was the checkpoint restored? Use another name, or a higher version.",
-        )
-    if started and started != [batch]:
-        raise WriteConflict(
-            f"batch {started[0]} was started and is not finished",
-            where=ledger.path,
-            got=f"batch {batch}",
-            hint="Repeat it with the same rows, or use another name.",
-        )
 
 
 def _context() -> TaskContext:

@@ -89,20 +89,9 @@ def _record_batch(
     return pa.RecordBatch.from_arrays([_COLUMNS[name](pieces) for name in columns], schema=schema)
 
 
-def _positions(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return _integers(_joined([piece.positions for piece in pieces]))
-
-
-def _numbers(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return _integers(_joined([piece.numbers for piece in pieces]))
-
-
-def _runs(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return _integers(_joined([piece.runs for piece in pieces]))
-
-
-def _timestamps_ns(pieces: Sequence[MessageBatch]) -> pa.Array:
-    return _integers(_joined([piece.timestamps_ns for piece in pieces]))
+def _integer_column(name: str) -> Callable[[Sequence[MessageBatch]], pa.Array]:
+    """How to make a column from the attribute `name` of batches."""
+    return lambda pieces: _integers(_joined([getattr(piece, name) for piece in pieces]))
 
 
 def _timestamps(pieces: Sequence[MessageBatch]) -> pa.Array:
@@ -202,12 +191,12 @@ def _strings(texts: Sequence[str]) -> pa.Array:
 
 
 _COLUMNS: Final[dict[str, Callable[[Sequence[MessageBatch]], Any]]] = {
-    "position": _positions,
+    "position": _integer_column("positions"),
     "timestamp": _timestamps,
     "session": _sessions,
-    "run": _runs,
-    "number": _numbers,
+    "run": _integer_column("runs"),
+    "number": _integer_column("numbers"),
     "topic": _topics,
     "value": _values,
-    "timestamp_ns": _timestamps_ns,
+    "timestamp_ns": _integer_column("timestamps_ns"),
 }

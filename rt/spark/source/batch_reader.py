@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from rt.errors import InvalidOption
-from rt.events import SkipForward
+from rt.errors import Gap, InvalidOption
+from rt.events import BadMessage, SkipForward
 from rt.log.read.projection import Projection
 from rt.spark.source.columns import check_columns
-from rt.spark.source.data_loss import beyond_end, loss_handler
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
-from rt.spark.source.log_source import LogSource, open_log
+from rt.spark.source.log_source import LogSource, find_timestamp, open_log
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
 from rt.spark.source.python_workers import freeze_modules
-from rt.spark.source.timestamp_seek import first_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,50 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger("rt.spark")
+
+_LOSS_HINT: Final = "Set failOnDataLoss=false to continue without them."
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """Reports messages of the log `where` that a query requested and that are missing. No loss is silent.
+
+    `fail`, the option failOnDataLoss: raise `rt.Gap`; otherwise log a warning.
+    """
+
+    where: object
+    fail: bool
+
+    def on_loss(self, event: SkipForward | BadMessage) -> None:
+        if self.fail:
+            raise _gap(event, self.where)
+        logger.warning("data_loss where=%s event=%s", self.where, event)
+
+    def on_beyond_end(self, what: str, position: int, end: int) -> None:
+        """`what` is at `position`, after the end of the log."""
+        event = SkipForward(end, position, "not there")
+        if self.fail:
+            raise Gap(
+                f"{what} is at position {position}, but the log ends with {end}",
+                event=event,
+                where=self.where,
+                hint=f"Is it another log, or a copy that lags? {_LOSS_HINT}",
+            )
+        logger.warning("data_loss where=%s event=%s", self.where, event)
+
+
+def _gap(event: SkipForward | BadMessage, where: object) -> Gap:
+    if isinstance(event, BadMessage):
+        what = f"messages {event.start} to {event.end - 1} cannot be decoded: {event.reason}"
+        return Gap(what, event=event, where=f"{event.path}, offset {event.offset}", hint=_LOSS_HINT)
+    count = event.resumed - event.wanted
+    return Gap(
+        f"the query needs position {event.wanted}, but the log starts again at position {event.resumed}: "
+        f"{count} messages are missing ({event.reason})",
+        event=event,
+        where=where,
+        hint=_LOSS_HINT,
+    )
 
 
 class RtPartition(InputPartition):
@@ -54,14 +98,7 @@ class RangesReader:
         self.options = options
         self.columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
         self.interest = Projection(values="value" in self.columns, topics=options.topics)
-
-    def on_loss(self, event: Any) -> None:
-        """Raise or log, as `failOnDataLoss` says."""
-        loss_handler(self.options.where, fail=self.options.fail_on_data_loss)(event)
-
-    def beyond_end(self, what: str, position: int, end: int) -> None:
-        """Raise or log, as `failOnDataLoss` says, for a position after the end of the log."""
-        beyond_end(what, position, end, self.options.where, fail=self.options.fail_on_data_loss)
+        self.loss = LossPolicy(options.where, options.fail_on_data_loss)
 
     def plan(self, log: LogSource, start: int, end: int) -> list[InputPartition]:
         """Partitions of the range from `start` to `end`, without trimmed messages."""
@@ -83,13 +120,10 @@ class RangesReader:
 
         if not isinstance(partition, RtPartition):
             return
-        log = open_log(self.options.where)
-        freeze_modules()
-        try:
-            batches = log.read(partition.start, partition.end, self.interest, self.on_loss)
+        with closing(open_log(self.options.where)) as log:
+            freeze_modules()
+            batches = log.read(partition.start, partition.end, self.interest, self.loss.on_loss)
             yield from gather(batches, self.columns)
-        finally:
-            log.close()
 
 
 class RtReader(RangesReader, DataSourceReader):
@@ -105,25 +139,21 @@ class RtReader(RangesReader, DataSourceReader):
         if options.max_offsets_per_trigger or options.max_bytes_per_trigger:
             logger.warning("maxOffsetsPerTrigger and maxBytesPerTrigger have no effect in a batch query")
         self.interest = pushed.interest
-        log = open_log(options.where)
-        freeze_modules()
-        try:
+        with closing(open_log(options.where)) as log:
+            freeze_modules()
             low, high = log.bounds()
             start = resolve(options.start, log, options, low, high)
             end = resolve(options.end, log, options, low, high)
             for what, position in (("startingOffsets", start), ("endingOffsets", end)):
                 if position > high:
-                    self.beyond_end(what, position, high)
+                    self.loss.on_beyond_end(what, position, high)
             # Trimmed positions that a filter excludes are no loss.
             start, end = max(start, pushed.start), min(end, pushed.end, high)
             if start < min(low, end):
-                self.on_loss(SkipForward(start, min(low, end), "trimmed"))
+                self.loss.on_loss(SkipForward(start, min(low, end), "trimmed"))
             return self.plan(log, max(start, low), end)
-        finally:
-            log.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, on an executor."""
         return self.read_range(partition)
 
 
@@ -151,7 +181,7 @@ def resolve(bound: Bound, log: LogSource, options: ReadOptions, low: int, high: 
         case "latest":
             return high
         case AtTime(timestamp_ns, option):
-            position = first_at(log, low, high, timestamp_ns, _ignore)
+            position = find_timestamp(log, low, high, timestamp_ns, _ignore)
             if position >= high and option == "startingTimestamp" and not options.latest_if_no_time:
                 raise InvalidOption(
                     "no message has a timestamp at or after startingTimestamp",

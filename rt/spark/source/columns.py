@@ -7,6 +7,7 @@ only if selected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from rt.errors import InvalidOption
@@ -50,3 +51,9 @@ def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     if not names or len(set(names)) != len(names):
         raise InvalidOption("the schema is empty or has a duplicate column", hint=f"The columns are {known}.")
     return names
+
+
+def timestamp_ns(when: datetime) -> int:
+    """Nanoseconds since the Unix epoch. `when` must have a time zone."""
+    since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000

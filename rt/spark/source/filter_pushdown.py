@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from datetime import datetime
+from typing import Any, TypeVar
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.read.projection import TIMESTAMP_HIGH_NS, TIMESTAMP_LOW_NS, Projection
-from rt.spark.source.columns import COLUMNS
+from rt.spark.source.columns import COLUMNS, timestamp_ns
 
 _Filter = TypeVar("_Filter")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +29,23 @@ class PushedFilters:
 
 
 def push_filters(filters: Iterable[_Filter], pushed: PushedFilters) -> tuple[PushedFilters, list[_Filter]]:
-    """Narrow `pushed` by `filters`, all of which must hold. Also returns the filters that Spark has to
-    apply.
-    """
+    """Narrow `pushed` by `filters`, all of which must hold. Also returns those that Spark has to apply."""
     left = []
     for each in filters:
-        narrowed, is_done = _push(each, pushed)
-        if narrowed is not None:
-            pushed = narrowed
+        pushed, is_done = _push(each, pushed)
         if not is_done:
             left.append(each)
     return pushed, left
 
 
-def _push(one: Any, pushed: PushedFilters) -> tuple[PushedFilters | None, bool]:
+def _push(one: Any, pushed: PushedFilters) -> tuple[PushedFilters, bool]:
     """Narrow `pushed` by one filter, if it is supported. Also returns whether Spark need not apply it."""
     kind = type(one).__name__
     attribute: Sequence[str] = getattr(one, "attribute", ())
     if len(attribute) != 1 or attribute[0] not in COLUMNS:
-        return None, False
+        return pushed, False
     if kind == "IsNotNull":
-        return None, True  # No column has nulls.
+        return pushed, True  # No column has nulls.
     low, high = _interval(kind, getattr(one, "value", None))
     match attribute[0]:
         case "position":
@@ -63,7 +58,7 @@ def _push(one: Any, pushed: PushedFilters) -> tuple[PushedFilters | None, bool]:
             return _with(pushed, sessions=_both(pushed.interest.sessions, names)), False
         case "topic" if (names := _names(kind, one)) is not None:
             return _with(pushed, topics=_both(pushed.interest.topics, names)), False
-    return None, False
+    return pushed, False
 
 
 def _interval(kind: str, value: Any) -> tuple[Any, Any]:
@@ -80,12 +75,10 @@ def _interval(kind: str, value: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _push_position(
-    kind: str, low: Any, high: Any, pushed: PushedFilters
-) -> tuple[PushedFilters | None, bool]:
+def _push_position(kind: str, low: Any, high: Any, pushed: PushedFilters) -> tuple[PushedFilters, bool]:
     low, high = _whole(low), _whole(high)
     if low is None and high is None:
-        return None, False
+        return pushed, False
     start = pushed.start if low is None else low + (kind == "GreaterThan")
     end = pushed.end if high is None else high + (kind != "LessThan")
     return replace(pushed, start=max(pushed.start, start), end=min(pushed.end, end)), kind != "In"
@@ -131,5 +124,4 @@ def _nanoseconds(value: Any, beyond_ns: int) -> int | None:
     """
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
-    apart = value.astimezone(UTC) - _EPOCH
-    return (apart.days * 86_400 + apart.seconds) * 1_000_000_000 + apart.microseconds * 1000 + beyond_ns
+    return timestamp_ns(value) + beyond_ns

@@ -47,7 +47,6 @@ class LocalLog:
             )
 
     def bounds(self) -> tuple[int, int]:
-        """See `LogSource`."""
         if self._tail is None:
             self._tail = LogReader(self.path, position="latest", on_event=_ignore, disk=self._disk)
         self._leap(self._tail)
@@ -73,19 +72,16 @@ class LocalLog:
                 tail.seek(synced.end)
 
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
-        """See `LogSource`."""
         return outline(self._disk, self.path, start, end)
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Iterator[MessageBatch]:
-        """See `LogSource`."""
-        return RangeReader(
-            self.path, start, end, interest=interest, on_loss=on_loss, disk=self._disk
-        ).batches()
+        reader = RangeReader(self.path, start, end, interest=interest, on_loss=on_loss, disk=self._disk)
+        return reader.batches()
 
     def hold(self, name: str, position: int) -> None:
-        """See `LogSource`. A directory has no holds, and `rt.spark.source.options` does not allow them."""
+        """A directory has no holds, and `rt.spark.source.options` does not allow them."""
 
     def close(self) -> None:
         if self._tail is not None:

@@ -1,22 +1,26 @@
 """Where rows come from: a log directory, or the nodes of a cluster.
 
 Reading from nodes needs the replicator, and rt imports no service. So it is the entry point `nodes` of the
-group `rt.logs`, called with the fields of `rt.spark.source.options.ClusterSource`.
+group `rt.logs`, called with the fields of `rt.spark.options.ClusterSource`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from itertools import chain, pairwise
 from typing import Final, Protocol
+
+import numpy as np
 
 from rt.errors import RtError
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
 from rt.log.read.waypoint import Waypoint
 from rt.log.scan.message_batch import MessageBatch
+from rt.spark.options import ClusterSource
 from rt.spark.source.local_log import LocalLog
-from rt.spark.source.options import ClusterSource, DirectorySource
+from rt.spark.source.options import DirectorySource
 
 LOGS_GROUP: Final = "rt.logs"
 
@@ -52,7 +56,7 @@ class LogSource(Protocol):
         """
 
     def close(self) -> None:
-        """Release files and connections. Must allow a second call."""
+        """Must allow a second call."""
 
 
 def open_log(where: DirectorySource | ClusterSource) -> LogSource:
@@ -70,3 +74,19 @@ def open_log(where: DirectorySource | ClusterSource) -> LogSource:
         where.endpoints, where.stream, ca=where.ca, cert=where.cert, key=where.key
     )
     return source
+
+
+def find_timestamp(log: LogSource, start: int, end: int, timestamp_ns: int, on_loss: LossHandler) -> int:
+    """The first position from `start` to `end` with a timestamp at or after `timestamp_ns`, else `end`.
+
+    The outline's timestamps are used only to skip. The answer is read and verified.
+    """
+    interest = Projection(values=False, timestamp_low_ns=timestamp_ns)
+    for before, after in pairwise(chain([Waypoint(start, 0)], log.outline(start, end))):
+        low, high = max(before.position, start), min(after.position, end)
+        if low < high and (after.timestamp_high_ns is None or after.timestamp_high_ns >= timestamp_ns):
+            for batch in log.read(low, high, interest, on_loss):
+                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
+                if len(at):
+                    return int(batch.positions[at[0]])
+    return end

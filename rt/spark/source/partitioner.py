@@ -40,8 +40,8 @@ def plan_parts(
     for index in range(1, count):
         # The remaining bytes go to the remaining partitions, so that each gets a position.
         low, high = cuts[-1] + 1, end - (count - index)
-        wanted = first + total * index // count
-        cuts.append(min(max(_cut(waypoints, wanted, total // count), low), high))
+        target_bytes = first + total * index // count
+        cuts.append(min(max(_cut(waypoints, target_bytes, total // count), low), high))
     return [PositionRange(*pair) for pair in zip(cuts, [*cuts[1:], end], strict=True)]
 
 

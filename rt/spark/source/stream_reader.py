@@ -63,13 +63,11 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     @property
     def log(self) -> LogSource:
-        """The log, opened at its first use."""
         if self._log is None:
             self._log = open_log(self.options.where)
         return self._log
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Where a new query starts."""
         if self._first is None:
             low, high = self.log.bounds()
             first = resolve(self.options.start, self.log, self.options, low, high)
@@ -100,7 +98,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         low, high = self.log.bounds()
         end = high if self._last is None else min(high, self._last)
         if first > high:
-            self.beyond_end("the query", first, high)
+            self.loss.on_beyond_end("the query", first, high)
             return _offset(first)
         if isinstance(limit, ReadMaxRows):
             end = min(end, max(first, low) + limit.max_rows)
@@ -110,22 +108,20 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         return _offset(max(end, first))
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """The partitions of a micro-batch."""
         first, last = _position(start), _position(end)
         low, high = self.log.bounds()
         if first > last:
             # After a restart, the new start may lie after the batch that is repeated.
-            self.on_loss(SkipForward(last, first, "the query restarted after it"))
+            self.loss.on_loss(SkipForward(last, first, "the query restarted after it"))
             return []
         if last > high:
-            self.beyond_end("the checkpoint", last, high)
+            self.loss.on_beyond_end("the checkpoint", last, high)
             last = max(first, high)
         if first < min(low, last):
-            self.on_loss(SkipForward(first, min(low, last), "trimmed"))
+            self.loss.on_loss(SkipForward(first, min(low, last), "trimmed"))
         return self.plan(self.log, max(first, low), last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition, on an executor."""
         return self.read_range(partition)
 
     def commit(self, end: dict[str, int]) -> None:
@@ -141,7 +137,6 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
             logger.warning("hold_not_moved consumer=%s error=%r", self.options.consumer, str(error))
 
     def stop(self) -> None:
-        """Release files and connections."""
         if self._log is not None:
             self._log.close()
             self._log = None

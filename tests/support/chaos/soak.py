@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,10 @@ from chaos.soak_judge import MemorySample, growth, judge, judge_disk, judge_memo
 from chaos.soak_notes import Run, Skipped
 from chaos.wired_nodes import CLIENTS, WiredNodes
 from rt.bench.measure import Figure
+from rt.bench.processes import age_s, memory
 from rt.errors import Diverged, RtError, Timeout
-from sequencer.bench.usage import age_s, anonymous_mb
 from sequencer.localcluster.leftovers import nothing_left
-from sequencer.localcluster.nodes import Part
+from sequencer.localcluster.nodes import Part, differences
 from sequencer.localcluster.processes import ProcessEnded
 
 STREAM: Final = "soak"
@@ -55,7 +55,7 @@ class Soak:
     publishers: int = 3
     kinds: Collection[Kind] = KINDS
 
-    def run(self, on_figure: Callable[[Figure], None]) -> None:
+    def figures(self) -> Generator[Figure, None, None]:
         """Play and judge; `rt.Diverged` if a promise was broken, `rt.Timeout` if it never comes to rest.
 
         The error names the seed and where everything is kept.
@@ -63,8 +63,7 @@ class Soak:
         root = Path(tempfile.mkdtemp(prefix="rt", dir=self.directory))
         try:
             with nothing_left(), WiredNodes(root, self.nodes, stream=STREAM) as nodes:
-                for figure in Play(self, nodes).figures():
-                    on_figure(figure)
+                yield from Play(self, nodes).figures()
         except RtError as error:
             error.hint = f"The seed is {self.seed}; logs, notes and directories are in {root}"
             raise
@@ -216,7 +215,7 @@ class Play:
         for name in self._nodes.running:
             for part in _PARTS:
                 for pid in self._nodes.pids(name, part):
-                    sample = MemorySample((now_s, age_s(pid), anonymous_mb(pid)))
+                    sample = MemorySample((now_s, age_s(pid), memory(pid).anonymous_mb))
                     self._memory.setdefault(f"{name} {part}", []).append(sample)
 
     def _verdict(self, end: int) -> Iterator[str]:
@@ -226,11 +225,7 @@ class Play:
         yield from judge(published, received, end)
         # What was skipped leaves a gap in a copy that keeps its own; the nodes' logs have none.
         whole = [one.copy for one in self._subscribers if one.is_trimmed_as_nodes or not one.has_skipped]
-        compared = nodes.compare(*whole)
-        yield from map(str, compared.differences)
-        for log in compared.logs:
-            if log.end != end:
-                yield f"{log.path} ends at {log.end}, not at {end}"
+        yield from differences(nodes.compare(*whole), end)
         yield from judge_memory(self._memory, soak.seconds)
         bound = max(LIMIT_BYTES) + HOLD_LIMIT_BYTES + max(ROLL_BYTES)
         yield from judge_disk(self._kept, bound, "the merged log")

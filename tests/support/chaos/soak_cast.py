@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from chaos.soak_notes import Published, Received, Run, Skipped, read_published, read_received
 from chaos.wired_nodes import WiredNodes
 from rt.errors import RtError
 from rt.log.scan.directory import merged_directory
 from rt.sidecar.pull_settings import Retention
+from sequencer.localcluster.clients import client_settings
 from sequencer.localcluster.processes import Process
 
 BEGIN_S: Final = 120.0
@@ -26,13 +27,13 @@ _tags = itertools.count(1)
 class Part(ABC):
     """One publisher or subscriber: at most one of its lives runs."""
 
-    def __init__(self, nodes: WiredNodes, kind: str, name: str) -> None:
+    def __init__(self, nodes: WiredNodes, kind: Literal["publisher", "subscriber"], name: str) -> None:
         self.name = name
         self.process: Process | None = None
-        self._nodes, self._kind = nodes, kind
+        self._nodes = nodes
         self._home = nodes.root / name
         self._home.mkdir()
-        self._tls = nodes.certificate("publisher" if kind == "publisher" else "subscriber", name)
+        self._settings = client_settings(nodes, kind, name, self._home, kind=kind)
 
     @abstractmethod
     def start(self) -> None:
@@ -50,16 +51,7 @@ class Part(ABC):
         return self.process.ask(do, timeout_s=BEGIN_S, **arguments)
 
     def _begin(self, notes: Path, **settings: Any) -> None:
-        everything = {
-            "kind": self._kind,
-            "name": self.name,
-            "root": str(self._home),
-            "stream": self._nodes.stream,
-            "endpoints": self._nodes.endpoints,
-            "tls": [str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key)],
-            "notes": str(notes),
-            **settings,
-        }
+        everything = {**self._settings, "notes": str(notes), **settings}
         self.process = Process(_MODULE, everything, self._nodes.root / f"{self.name}.log")
 
 

@@ -50,7 +50,7 @@ def soak(
         publishers=publishers,
         kinds=cast("Sequence[Kind]", kinds or KINDS),
     )
-    show_all(run, as_json=as_json)
+    show_all(run.figures(), as_json=as_json)
 
 
 if __name__ == "__main__":

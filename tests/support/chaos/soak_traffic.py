@@ -17,6 +17,7 @@ from typing import Any, Final
 import rt
 from chaos.soak_notes import tag_of, value_of
 from rt.events import Event, SkipForward
+from sequencer.localcluster.clients import open_publisher, open_subscriber
 from sequencer.localcluster.processes import Answer, serve
 
 _TOGETHER: Final = 20
@@ -45,12 +46,8 @@ class Publishing:
         self._settings, self._notes = settings, notes
         self._tag, self._draw = int(settings["tag"]), random.Random(settings["tag"])
         self._finishing = threading.Event()
-        self._publisher = rt.Publisher(
-            settings["root"],
-            settings["stream"],
-            publisher_id=settings["name"],
-            endpoints=settings["endpoints"],
-            tls=rt.TLS(*settings["tls"]),
+        self._publisher = open_publisher(
+            settings,
             roll_bytes=256 * 1024,
             fsync=self._draw.choice(["batch", "interval", "never"]),
             compression=self._draw.choice([None, "zstd"]),
@@ -118,11 +115,8 @@ class Subscribing:
         self._notes = notes
         self._is_named = bool(settings["is_named"])
         self._unacknowledged = 0
-        self._subscriber = rt.Subscriber(
-            settings["root"],
-            settings["stream"],
-            endpoints=settings["endpoints"],
-            tls=rt.TLS(*settings["tls"]),
+        self._subscriber = open_subscriber(
+            settings,
             position=settings["position"],
             on_event=self._note_event,
             retention=settings["retention"],

@@ -16,6 +16,7 @@ from rt.errors import RtError
 from rt.events import Event, Reset
 from rt.log.scan.directory import merged_directory
 from rt.net.rest_client import ask, check
+from sequencer.localcluster.clients import client_settings
 from sequencer.localcluster.processes import Process, ProcessEnded
 
 PROBLEMS_MAX: Final = 20
@@ -28,8 +29,11 @@ class StackPublisher:
 
     def __init__(self, nodes: WiredNodes, name: str, reached: Sequence[str], seed: int) -> None:
         self.name, self.reached = name, list(reached)
-        self._nodes, self._seed = nodes, seed
-        self._tls = nodes.certificate("publisher", name)
+        self._nodes = nodes
+        endpoints = nodes.endpoints_of(name, *reached)
+        self._settings = client_settings(
+            nodes, "publisher", name, nodes.root / name, endpoints=endpoints, seed=seed, pause_s=0.1
+        )
         self._process: Process | None = None
 
     @property
@@ -39,18 +43,9 @@ class StackPublisher:
 
     def start(self) -> None:
         """Begin another life, which goes on with the numbers of the one before."""
-        settings = {
-            "name": self.name,
-            "root": str(self._nodes.root / self.name),
-            "stream": self._nodes.stream,
-            "endpoints": self._nodes.endpoints_of(self.name, *self.reached),
-            "tls": [str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key)],
-            "seed": self._seed,
-            "pause_s": 0.1,
-        }
         (self._nodes.root / self.name).mkdir(exist_ok=True)
         log = self._nodes.root / f"{self.name}.log"
-        self._process = Process("chaos.stack_publisher", settings, log)
+        self._process = Process("chaos.stack_publisher", self._settings, log)
 
     def kill(self) -> None:
         """Kill -9."""

@@ -14,6 +14,7 @@ import threading
 from typing import Any, Final
 
 import rt
+from sequencer.localcluster.clients import open_publisher
 from sequencer.localcluster.processes import Answer, serve
 
 _TOGETHER_MAX: Final = 20
@@ -32,14 +33,7 @@ class StackPublisherProcess:
         self._draw = random.Random(f"{settings['seed']} {settings['name']}")
         self._pause_s = float(settings["pause_s"])
         self._finishing = threading.Event()
-        self._publisher = rt.Publisher(
-            settings["root"],
-            settings["stream"],
-            publisher_id=settings["name"],
-            endpoints=settings["endpoints"],
-            tls=rt.TLS(*settings["tls"]),
-            roll_bytes=64 * 1024,
-        )
+        self._publisher = open_publisher(settings, roll_bytes=64 * 1024)
         self._flushed = self._publisher.next_number
         self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
         self._thread.start()
