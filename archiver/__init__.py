@@ -1,6 +1,5 @@
-"""What of a merged log is kept, and for how long. Pure: others list the segments, read clocks and trim.
+"""The retention policy of a merged log. Pure: callers list the segments, read clocks and disks, and trim.
 
-units      sizes as people write them
-policy     what is to be kept, and which of its rules is broken
-retention  which sealed segments are to be trimmed, and why
+policy     the limits, and by how much each is exceeded
+retention  the sealed segments to trim, and the reason
 """

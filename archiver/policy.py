@@ -1,59 +1,45 @@
-"""What is to be kept of a merged log, and how far each rule is from being kept to.
+"""The limits of a merged log, and by how much each is exceeded.
 
-Pure. The law: a clock, or a disk, counts only with a majority of the members behind it, so a node whose clock
-jumped, or whose disk is full of something else, trims nothing.
+Pure. Invariant: a clock or a disk counts only with a majority of the members, so a member whose clock jumped,
+or whose disk is filled by something else, trims nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-MINUTE_NS: Final = 60 * 10**9
+from rt.units import NS_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Sealed segments that meet one of these are trimmed, the oldest first."""
+    """A sealed segment that exceeds one of these limits is trimmed, the oldest first."""
 
     retention_minutes: int = 7 * 24 * 60
-    """Since it was sealed; 0: never by age."""
+    """Age since it was sealed; 0: never by age."""
     retention_bytes: int = 0
-    """Of all that is kept, the growing segment too; 0: never by size."""
+    """Size of all kept segments, the active one included; 0: never by size."""
     retention_disk_percent: int = 90
-    """Used of the file systems of a majority; 0: never for want of space."""
+    """Used share of the file systems of a majority; 0: never by disk usage."""
     hold_bytes_max: int = 10 << 30
-    """Most that is kept for holds alone; 0: holds hold nothing back."""
+    """Most bytes that are kept only for holds; 0: holds are ignored."""
 
     def __post_init__(self) -> None:
-        if (
-            min(
-                self.retention_minutes, self.retention_bytes, self.retention_disk_percent, self.hold_bytes_max
-            )
-            < 0
-        ):
-            raise ValueError(f"a policy below nothing: {self}")
-        if self.retention_disk_percent > 100:
-            raise ValueError(f"a disk that is {self.retention_disk_percent} percent full")
+        limits = (self.retention_minutes, self.retention_bytes, self.hold_bytes_max)
+        if min(limits) < 0 or not 0 <= self.retention_disk_percent <= 100:
+            raise ValueError(f"a limit is out of range: {self}")
 
 
 class DiskUse(NamedTuple):
-    """The file system of one member, as it was last reported."""
+    """The file system of one member, as last reported."""
 
     size_bytes: int
     free_bytes: int
 
-    @property
-    def percent(self) -> float:
-        """How much of it is used; 0 of one of which nothing is known."""
-        if self.size_bytes <= 0:
-            return 0.0
-        return 100 * (self.size_bytes - self.free_bytes) / self.size_bytes
-
 
 def majority_of(members: int) -> int:
-    """How many of so many members are more than half."""
     return members // 2 + 1
 
 
@@ -64,20 +50,20 @@ def reached_ns(clocks: Collection[int], members: int) -> int | None:
 
 
 def expired_ns(policy: RetentionPolicy, clocks: Collection[int], members: int) -> int | None:
-    """What was sealed at this time or before is too old; None if nothing is."""
+    """A segment that was sealed at this time or before is too old; None if none is."""
     now_ns = reached_ns(clocks, members)
     if now_ns is None or not policy.retention_minutes:
         return None
-    return now_ns - policy.retention_minutes * MINUTE_NS
+    return now_ns - policy.retention_minutes * NS_PER_MINUTE
 
 
 def size_excess(policy: RetentionPolicy, kept_bytes: int) -> int:
-    """So many bytes too many are kept; 0 or less: none."""
+    """Bytes above the size limit; 0 or less: none."""
     return kept_bytes - policy.retention_bytes if policy.retention_bytes else 0
 
 
 def disk_excess(policy: RetentionPolicy, disks: Collection[DiskUse], members: int) -> int:
-    """So many bytes must go before fewer than a majority of disks are too full; 0 or less: none.
+    """Bytes to trim until fewer than a majority of the disks are too full; 0 or less: none.
 
     0 as well if the disks of too few members are known.
     """

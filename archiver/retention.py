@@ -1,8 +1,9 @@
-"""Which sealed segments of a merged log are to be trimmed.
+"""The sealed segments of a merged log to trim.
 
-Pure: the caller lists the segments, reads clocks and disks, and does the trimming. Laws. What goes is a
-prefix of the sealed segments; the growing one is not among them. For age and size no segment goes of which a
-hold wants anything, as long as what is kept for holds alone is within their limit; for want of space it does.
+Pure. Invariants:
+- Only a prefix of the sealed segments is trimmed, never the active one.
+- A segment with data that a hold needs is not trimmed by age or size, as long as the bytes that are kept only
+  for holds are within their limit. It is trimmed if the disks are too full.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rt.log.format.segment_table import TrimReason
 
 
 class Segment(Protocol):
-    """A sealed merged segment that is kept."""
+    """A sealed merged segment that is not trimmed."""
 
     @property
     def end(self) -> int:
@@ -25,27 +26,27 @@ class Segment(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Of its file."""
+        """Size of its file."""
 
     @property
     def sealed_ns(self) -> int:
-        """In sequencing time."""
+        """Sequencing time at which it was sealed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """Every sealed segment that ends at position `up_to` or before is to go."""
+    """Trim every sealed segment that ends at position `up_to` or before."""
 
     up_to: int
     reason: TrimReason
     segments: int
     size_bytes: int
     overridden: tuple[str, ...] = ()
-    """Who holds some of it back, by name."""
+    """Names of the holds on this data."""
 
 
 class ExpiryDue(NamedTuple):
-    """How many of the oldest segments age and size trim, as far as holds let them."""
+    """Number of the oldest segments that age and size trim, as far as holds allow it."""
 
     by_time: int
     by_size: int
@@ -60,7 +61,7 @@ def due(
     *,
     members: int,
 ) -> ExpiryDue:
-    """What goes whatever the disks say; see `plan_trim`."""
+    """The segments to trim regardless of the disks; see `plan_trim`."""
     for earlier, later in pairwise(segments):
         assert earlier.end <= later.end, (earlier, later)
     by_time = _count_expired(segments, expired_ns(policy, clocks, members))
@@ -81,45 +82,41 @@ def plan_trim(
     members: int,
     freed_bytes: int = 0,
 ) -> TrimPlan | None:
-    """What is to be trimmed first; None if nothing is. Asked again once that is done, it says what is next.
+    """The next trim; None if there is none. Call it again after the trim for the one after that.
 
-    `segments` are the sealed ones that are kept, oldest first, `active_bytes` the size of the growing one.
-    `clocks`, in ns, and `disks` are those of members that were heard of just now, of `members` in all.
-    `holds` are positions, by name, below which nothing is wanted. `freed_bytes` were trimmed so recently that
-    `disks` may not show it.
+    `segments` are the sealed ones that are kept, oldest first; `active_bytes` is the size of the active one.
+    `clocks` (ns) and `disks` are those of the members that reported recently, out of `members`. `holds` are
+    positions by name: the holder needs no data before its position. `freed_bytes` were trimmed so recently
+    that `disks` may not show it.
     """
     by_time, by_size = due(segments, active_bytes, policy, clocks, holds, members=members)
     by_disk = _count_bytes(segments, disk_excess(policy, disks, members) - freed_bytes)
-    for reason, count in (
-        (TrimReason.TIME, by_time),
-        (TrimReason.SIZE, by_size),
-        (TrimReason.DISK, by_disk),
-    ):
+    for reason, count in ((TrimReason.TIME, by_time), (TrimReason.SIZE, by_size), (TrimReason.DISK, by_disk)):
         if count:
             return _plan(segments[:count], reason, holds)
     return None
 
 
-def _plan(gone: Sequence[Segment], reason: TrimReason, holds: Mapping[str, int]) -> TrimPlan:
-    last = gone[-1]
+def _plan(trimmed: Sequence[Segment], reason: TrimReason, holds: Mapping[str, int]) -> TrimPlan:
+    last = trimmed[-1]
     return TrimPlan(
         last.end,
         reason,
-        len(gone),
-        sum(one.size_bytes for one in gone),
+        len(trimmed),
+        sum(one.size_bytes for one in trimmed),
         tuple(name for name, position in sorted(holds.items()) if position < last.end),
     )
 
 
 def _count_expired(segments: Sequence[Segment], expired: int | None) -> int:
-    """How many are too old; a young one shields those behind it."""
+    """Number of segments that are too old; a young one shields those after it."""
     if expired is None:
         return 0
     return next((at for at, one in enumerate(segments) if one.sealed_ns > expired), len(segments))
 
 
 def _count_bytes(segments: Sequence[Segment], excess: int) -> int:
-    """How many hold so many bytes, or all of them."""
+    """Number of segments with `excess` bytes together, or all of them."""
     count = 0
     while excess > 0 and count < len(segments):
         excess -= segments[count].size_bytes
@@ -128,7 +125,7 @@ def _count_bytes(segments: Sequence[Segment], excess: int) -> int:
 
 
 def _count_free(segments: Sequence[Segment], policy: RetentionPolicy, holds: Mapping[str, int]) -> int:
-    """How many of the segments that are to go may go, for all that is held back."""
+    """Number of `segments` that holds allow to trim."""
     floor = min(holds.values(), default=None)
     if floor is None:
         return len(segments)

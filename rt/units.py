@@ -1,14 +1,20 @@
-"""Sizes as people write them: bytes, or a number with a unit. Pure.
+"""Sizes and times as people write them: bytes, or a number with a unit; RFC 3339 with nanoseconds. Pure.
 
 Invariants:
-- `parse_size` reads the output of `format_size` back as the same number.
+- `parse_size` reads the output of `format_size` back as the same number, and `parse_rfc3339` that of
+  `format_time`.
 """
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
+
+NS_PER_S: Final = 10**9
+NS_PER_MINUTE: Final = 60 * NS_PER_S
 
 SIZE_FORM: Final = 'bytes, or a number with a unit such as "90Gi" or "500M"'
 SIZE_END: Final = 1 << 62
@@ -26,6 +32,12 @@ _UNITS: Final = {
     "Pi": 2**50,
 }
 _SIZE: Final = re.compile(r"([0-9]{1,20})(\.[0-9]{1,9})?(|[kMGTP]|[KMGTP]i)B?")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt]((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d)(?:\.(\d{1,9}))?"
+    r"([Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+)
 
 
 def parse_size(text: str) -> int:
@@ -49,3 +61,26 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % _UNITS[unit] == 0:
             return f"{size_bytes // _UNITS[unit]}{unit}"
     return str(size_bytes)
+
+
+def format_time(time_ns: int, *, digits: int = 9) -> str:
+    """RFC 3339 in UTC of ns since 1970, with `digits` decimals; texts of as many decimals sort like times."""
+    seconds, rest = divmod(time_ns, NS_PER_S)
+    fraction = f".{rest:09d}"[: digits + 1] if digits else ""
+    return f"{_format_second(seconds)}{fraction}Z"
+
+
+@lru_cache(maxsize=64)
+def _format_second(seconds: int) -> str:
+    return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+
+
+def parse_rfc3339(text: str) -> int:
+    """Nanoseconds since 1970. Raises `ValueError`."""
+    found = _MOMENT.fullmatch(text)
+    if found is None:
+        raise ValueError("not an RFC 3339 time")
+    day, time, fraction, zone = found.groups()
+    offset = "+00:00" if zone in {"Z", "z"} else zone
+    moment = datetime.fromisoformat(f"{day}T{time}{offset}")
+    return (moment - _EPOCH) // timedelta(seconds=1) * NS_PER_S + int((fraction or "").ljust(9, "0"))

@@ -16,11 +16,10 @@ import os
 import sys
 from typing import Final
 
-from replicator.cli.common import on_signals
 from replicator.push.client import PushClient
 from replicator.push.sidecar import SERVED, PushSidecar
 from replicator.send.directory_watch import WatchHub
-from rt.cli.signals import Interrupted
+from rt.cli.signals import run_until_signal
 from rt.net.tls import TLS
 from rt.sidecar.push_protocol import (
     FinishRequested,
@@ -51,21 +50,7 @@ async def push_attached() -> None:
 
     os.set_blocking(_STDOUT, False)
     pushes = PushSidecar(make, _Reports().say)
-    running = asyncio.ensure_future(pushes.run())
-    stopped: list[int] = []
-
-    def stop(number: int) -> None:
-        stopped.append(number)
-        running.cancel()
-
-    on_signals(stop)
-    _listen(pushes)
-    try:
-        await running
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
-        raise Interrupted(stopped[0]) from None
+    await run_until_signal(pushes.run(), listen=lambda _: _listen(pushes))
 
 
 class _Reports:

@@ -14,15 +14,15 @@ from typing import get_args
 import click
 import uvloop
 
-from replicator.cli.common import on_signals
-from replicator.protocol.handshake import HoldRejected, Wanted
+from replicator.protocol.handshake import Wanted
 from replicator.pull.client import PullClient
 from replicator.pull.copy_repair import CopyRepairer, RepairingPull
 from replicator.pull.local_copy import LocalCopy, Retention
 from replicator.pull.sidecar_copy import SidecarCopy
-from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
+from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.formats.console import report
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
-from rt.cli.signals import Interrupted
+from rt.cli.signals import run_until_signal
 from rt.errors import RtError
 from rt.net.grpc_channel import keep_freed_memory
 from rt.net.tls import TLS
@@ -43,14 +43,12 @@ from rt.sidecar.restart_backoff import spare_what_is_loaded
 @endpoint_options(
     "gRPC endpoints of the nodes, separated by commas. One node is used; if it fails, the next one.",
     is_required=True,
-    can_be_insecure=True,
     cert_help="PEM file of the client certificate; its role must be subscriber.",
 )
 @option(
     "--position",
     type=PLACE,
     default="earliest",
-    show_default=True,
     help="Position at which a new copy starts. The copy starts with the segment that holds it.",
 )
 @option(
@@ -71,7 +69,6 @@ from rt.sidecar.restart_backoff import spare_what_is_loaded
     "--retention",
     type=click.Choice(get_args(Retention)),
     default="follow",
-    show_default=True,
     help="Who trims the copy: follow trims what the nodes trim, own leaves it to the subscriber.",
 )
 @option(
@@ -89,11 +86,7 @@ from rt.sidecar.restart_backoff import spare_what_is_loaded
 def pull(
     directory: str,
     stream: str,
-    endpoints: str,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-    insecure: bool,
+    nodes: NodeOptions,
     position: Wanted,
     topics: tuple[str, ...],
     name: str | None,
@@ -109,26 +102,28 @@ def pull(
     if mend and attached:
         raise click.UsageError("--repair excludes --attached.")
     with _reported() if attached else contextlib.nullcontext():
-        nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
+        endpoints, tls = nodes.parse()
+        report_to = _report if attached else _ignore
         copy = SidecarCopy(
             directory,
             stream,
-            on_reached=_report_end if attached else _ignore,
-            on_refused=_report_refusal if attached else _ignore,
-            on_no_good_bytes=_report_corrupt if attached else _ignore,
+            on_reached=lambda end: report_to(NodeReached(end)),
+            on_refused=lambda refused: report_to(HoldDenied(refused.name, refused.why)),
+            on_no_good_bytes=lambda start, end, why: report_to(NoGoodBytes(start, end, why)),
             position=position,
             topics=topics,
             retention=retention,
             name=name,
             subscriber=_subscriber(tls, name),
         )
-        make_client = partial(_client, stream, nodes, tls)
+        make_client = partial(_client, stream, endpoints, tls)
         if mend:
             asyncio.run(_mend(LocalCopy(directory, stream, topics=topics), make_client))
             return
         keep_freed_memory()
         spare_what_is_loaded()
-        raise Interrupted(uvloop.run(_run(RepairingPull(copy, make_client), is_attached=attached)))
+        running = RepairingPull(copy, make_client).run()
+        uvloop.run(run_until_signal(running, listen=_stop_with_stdin if attached else None))
 
 
 def _subscriber(tls: TLS | None, name: str | None) -> str | None:
@@ -156,19 +151,7 @@ def _report(report: PullReport) -> None:
         os.write(sys.stdout.fileno(), encode_report(report))
 
 
-def _report_end(end: int) -> None:
-    _report(NodeReached(end))
-
-
-def _report_refusal(refused: HoldRejected) -> None:
-    _report(HoldDenied(refused.name, refused.why))
-
-
-def _report_corrupt(start: int, end: int | None, why: str) -> None:
-    _report(NoGoodBytes(start, end, why))
-
-
-def _ignore(*_: object) -> None:
+def _ignore(_: PullReport) -> None:
     """There is no parent to report to."""
 
 
@@ -184,29 +167,9 @@ async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient])
     finally:
         mender.close()
     for segment, count in changed.items():
-        click.echo(f"rt: repaired {os.path.join(copy.path, segment.file_name)}: {count} bytes", err=True)
+        report(f"repaired {os.path.join(copy.path, segment.file_name)}: {count} bytes")
     if not changed:
-        click.echo(f"rt: nothing is corrupt in {copy.path}", err=True)
-
-
-async def _run(pull: RepairingPull, *, is_attached: bool) -> int:
-    """Pull until a signal, or with `is_attached` the end of stdin, stops it; returns the signal."""
-    running = asyncio.ensure_future(pull.run())
-    stopped: list[int] = []
-
-    def stop(number: int) -> None:
-        stopped.append(number)
-        running.cancel()
-
-    on_signals(stop)
-    if is_attached:
-        _stop_with_stdin(stop)
-    try:
-        await running
-    except asyncio.CancelledError:
-        if not stopped:
-            raise
-    return stopped[0]
+        report(f"nothing is corrupt in {copy.path}")
 
 
 def _stop_with_stdin(stop: Callable[[int], None]) -> None:

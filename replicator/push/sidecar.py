@@ -76,7 +76,7 @@ class PushSidecar:
         SERVED.set(directory)
         restarts = RestartBackoff()
         while True:
-            restarts.note_start()
+            restarts.record_start()
             is_last = session.finishing.is_set()
             try:
                 await session.push(self._make)
@@ -91,7 +91,7 @@ class PushSidecar:
             if is_last:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(restarts.note_end()):
+                async with asyncio.timeout(restarts.record_end()):
                     await session.finishing.wait()
         del self._sessions[number]
         self._on_end(number)

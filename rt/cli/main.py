@@ -18,7 +18,7 @@ import click
 
 import rt
 from rt.cli import logging_setup
-from rt.cli.formats.tables import escape
+from rt.cli.formats.console import report
 from rt.cli.options import option
 from rt.cli.signals import Interrupted
 from rt.errors import InvalidOption, RtError
@@ -120,7 +120,7 @@ def _exit_status() -> Iterator[None]:
 def _failed(error: Exception, status: int) -> click.exceptions.Exit:
     """Print the error on one line; its traceback only with --log-level debug."""
     logger.debug("command_failed", exc_info=error)
-    click.echo(f"rt: {escape(str(error))}", err=True)
+    report(error)
     return click.exceptions.Exit(status)
 
 
@@ -142,14 +142,12 @@ def _drop_stdout() -> None:
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="warning",
-    show_default=True,
     help="Lowest level of log records on stderr.",
 )
 @option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
-    show_default=True,
     help="Format of log records: text, or one JSON object a line.",
 )
 def cli(log_level: str, log_format: str) -> None:

@@ -16,7 +16,11 @@ DIRECTORY = click.Path(exists=True, file_okay=False)
 
 
 class _Option(click.Option):
-    """An option whose environment variable has the name of the option, not of the parameter."""
+    """Its help shows a default. Its environment variable has the name of the option, not of the parameter."""
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        settings.setdefault("show_default", settings.get("default") not in {None, ""})
+        super().__init__(*names, **settings)
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         found = click.Parameter.resolve_envvar_value(self, ctx)

@@ -5,48 +5,28 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
-class Bar(Protocol):
+class Bar:
     """The progress of a command. Methods are cheap enough for every read."""
+
+    def __init__(self, shown: tqdm[Any] | None) -> None:
+        self._shown = shown
 
     def add(self, count: int) -> None:
         """Record that `count` more units are done."""
+        if self._shown is not None:
+            self._shown.update(count)
 
     def reach(self, done: int, total: int) -> None:
         """Record that `done` of `total` units are done."""
-
-
-class _NoBar:
-    def add(self, count: int) -> None:
-        pass
-
-    def reach(self, done: int, total: int) -> None:
-        pass
-
-
-class _Tqdm:
-    def __init__(self, label: str, total: int | None, unit: str) -> None:
-        from tqdm import tqdm
-
-        self.bar: Any = tqdm(
-            desc=label,
-            total=total,
-            file=sys.stderr,
-            leave=False,
-            mininterval=0.2,
-            unit=unit,
-            unit_scale=True,
-            dynamic_ncols=True,
-        )
-
-    def add(self, count: int) -> None:
-        self.bar.update(count)
-
-    def reach(self, done: int, total: int) -> None:
-        self.bar.total = total
-        self.bar.update(done - self.bar.n)
+        if self._shown is not None:
+            self._shown.total = total
+            self._shown.update(done - self._shown.n)
 
 
 @contextlib.contextmanager
@@ -55,10 +35,18 @@ def progress(
 ) -> Iterator[Bar]:
     """A bar for the `with` block; none with `is_quiet`, or if stderr is not a terminal."""
     if is_quiet or not sys.stderr.isatty():
-        yield _NoBar()
+        yield Bar(None)
         return
-    shown = _Tqdm(label, total, unit)
-    try:
-        yield shown
-    finally:
-        shown.bar.close()
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=label,
+        total=total,
+        file=sys.stderr,
+        leave=False,
+        mininterval=0.2,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+    ) as shown:
+        yield Bar(shown)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -62,3 +62,32 @@ class Interrupts:
         signal.signal(number, self._before[number])
         if self._is_waiting:
             raise Interrupted(number)
+
+
+async def run_until_signal(
+    work: Coroutine[Any, Any, None], *, listen: Callable[[Callable[[int], None]], None] | None = None
+) -> None:
+    """Run `work`. A signal that is not ignored cancels it; after its end that raises `Interrupted`.
+
+    `listen` is called with a function that has the effect of a signal.
+    """
+    import asyncio
+
+    running = asyncio.ensure_future(work)
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        stopped.append(number)
+        running.cancel()
+
+    for number in _STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    if listen is not None:
+        listen(stop)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        raise Interrupted(stopped[0]) from None

@@ -1,6 +1,6 @@
 """The disk as the log library uses it: a small protocol, and its implementation for real files.
 
-Every change of a file or directory goes through it. So a test can use `rt.testing.MemoryDisk` instead, cut
+Every change of a file or directory goes through it. So a test can use a disk in memory instead, cut
 the power between any two changes and check the result. The caller is responsible for durability: nothing here
 syncs unless asked.
 """

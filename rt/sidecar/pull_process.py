@@ -2,8 +2,7 @@
 
 Invariants:
 - One client fills a directory. Its supervisor holds `pull.lock` there; other subscribers read the same copy
-  and
-  wait to take over.
+  and wait to take over.
 - A client that dies is restarted, except after a permanent error, which is kept for the reader.
 - A client ends with its subscriber, however that ends: it sees the end of its stdin.
 """
@@ -131,7 +130,7 @@ class PullSidecar:
         if self._lock_fd < 0 and not self._lock():
             self._share(is_shared=True)
             return _LOCK_SECONDS
-        self._restarts.note_start()
+        self._restarts.record_start()
         with self._started() as process:
             failed = self._listen(process)
         if self._stopping.is_set():
@@ -140,7 +139,7 @@ class PullSidecar:
         if self._fail(lasting(process.returncode, failed)):
             return 0.0
         self._share(is_shared=isinstance(failed, DirectoryLocked))
-        return self._restarts.note_end()
+        return self._restarts.record_end()
 
     def _lock(self) -> bool:
         """Take the lock. The client inherits it, so the next client starts only when this one has ended."""

@@ -57,28 +57,28 @@ PullReport: TypeAlias = NodeReached | HoldDenied | NoGoodBytes | PullFailed
 
 def encode_report(report: PullReport) -> bytes:
     """Returns the line with its newline."""
-    said: dict[str, Any]
+    fields: dict[str, Any]
     match report:
         case NodeReached(end):
-            said = {"reached": end}
+            fields = {"reached": end}
         case HoldDenied(name, why):
-            said = {"refused": {"name": name, "why": why}}
+            fields = {"refused": {"name": name, "why": why}}
         case NoGoodBytes(start, end, why):
-            said = {"corrupt": {"start": start, "end": end, "why": why[:_TEXT_CHARACTERS_MAX]}}
+            fields = {"corrupt": {"start": start, "end": end, "why": why[:_TEXT_CHARACTERS_MAX]}}
         case PullFailed(error):
-            said = {"failed": _fields_of(error)}
+            fields = {"failed": _fields_of(error)}
         case _:
             assert_never(report)
-    return json.dumps(said).encode() + b"\n"
+    return json.dumps(fields).encode() + b"\n"
 
 
 def decode_report(line: bytes) -> PullReport | None:
     """The report in a line; None if it is unknown."""
     try:
-        said = json.loads(line)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    match said:
+    match found:
         case {"reached": int(end)} if end >= 0:
             return NodeReached(end)
         case {"refused": {"name": str(name), "why": str(why)}}:

@@ -33,7 +33,7 @@ logger = logging.getLogger("rt.client.publisher")
 GATHER_SECONDS: Final = 0.01
 """How old `replicated` and `merged` may be while no call waits: each read takes time from publishers."""
 _EXIT_SECONDS: Final = 5.0
-"""How long the exit of the interpreter waits until the push processes have received their requests."""
+"""Longest time that the exit of the interpreter waits until the push processes have their requests."""
 
 
 class Follower(Protocol):
@@ -60,7 +60,7 @@ class PushPool:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         """Guards the fields below, except those of the thread."""
-        self._asked: list[tuple[PushRequested, Follower] | int] = []
+        self._requests: list[tuple[PushRequested, Follower] | int] = []
         """Sessions to serve (with their follower) and to finish (by number)."""
         self._next_number = 0
         self._awaiting = 0
@@ -76,9 +76,9 @@ class PushPool:
         self._watch = ProgressWatch()
         self._written: set[int] = set()
         """Sessions whose `.progress` must be read."""
-        self._look_at = 0.0
+        self._poll_written_at = 0.0
         """When to read those that no call waits for."""
-        self._poll_at = 0.0
+        self._poll_unwatched_at = 0.0
         """When to read those that cannot be watched."""
 
     @property
@@ -97,13 +97,13 @@ class PushPool:
             if self._thread is None:
                 self._begin()
             number = self._next_number = self._next_number + 1
-            self._ask((replace(session, serve=number), follower))
+            self._request((replace(session, serve=number), follower))
             return number
 
     def finish(self, number: int) -> None:
         """The publisher of a session has ended: push the rest, and stop following it."""
         with self._changed:
-            self._ask(number)
+            self._request(number)
 
     @contextlib.contextmanager
     def awaited(self) -> Iterator[None]:
@@ -146,8 +146,8 @@ class PushPool:
         fd, self._wake_fd = self._wake_fd, -1
         os.close(fd)
 
-    def _ask(self, what: tuple[PushRequested, Follower] | int) -> None:
-        self._asked.append(what)
+    def _request(self, what: tuple[PushRequested, Follower] | int) -> None:
+        self._requests.append(what)
         self._is_settled = False
         self._wake()
 
@@ -160,32 +160,32 @@ class PushPool:
     def _run(self) -> None:
         while True:
             try:
-                if not self._turn():
+                if not self._run_once():
                     return
             except Exception:
                 logger.exception("push_loop_failed")
                 time.sleep(RESTART_SECONDS_MAX)
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Do what is due, and wait for more. False at the end."""
-        self._take()
+        self._handle_requests()
         now = time.monotonic()
         for process in self._processes:
             process.step(now)
         self._processes = [process for process in self._processes if not process.is_over]
-        self._look(now)
+        self._poll_written(now)
         with self._changed:
-            self._is_settled = not self._asked and all(process.is_told for process in self._processes)
+            self._is_settled = not self._requests and all(process.is_settled for process in self._processes)
             self._changed.notify_all()
-            if not self._asked and not self._processes and not self._followers:
+            if not self._requests and not self._processes and not self._followers:
                 self._end()
                 return False
         self._sleep()
         return True
 
-    def _take(self) -> None:
+    def _handle_requests(self) -> None:
         with self._changed:
-            asked, self._asked = self._asked, []
+            asked, self._requests = self._requests, []
         for what in asked:
             if isinstance(what, int):
                 self._drop(what)
@@ -214,22 +214,22 @@ class PushPool:
         self._followers.pop(number).release()
         self._served_by.pop(number).finish(number)
 
-    def _look(self, now: float) -> None:
+    def _poll_written(self, now: float) -> None:
         """Read the files that were written, if it is time."""
         self._written |= self._watch.changed()
-        is_due = now >= self._look_at
+        is_due = now >= self._poll_written_at
         for number in list(self._written):
             if is_due or self._followers[number].is_awaited:
                 self._written.discard(number)
-                self._look_at_one(number)
+                self._poll_one(number)
                 if is_due:
-                    self._look_at = now + GATHER_SECONDS
-        if self._watch.polled and now >= self._poll_at:
-            looks = [self._look_at_one(number) for number in self._watch.polled]
-            self._watch.pace.record(is_changed=any(looks))
-            self._poll_at = now + self._watch.pace.seconds
+                    self._poll_written_at = now + GATHER_SECONDS
+        if self._watch.polled and now >= self._poll_unwatched_at:
+            are_changed = [self._poll_one(number) for number in self._watch.polled]
+            self._watch.pace.record(is_changed=any(are_changed))
+            self._poll_unwatched_at = now + self._watch.pace.seconds
 
-    def _look_at_one(self, number: int) -> bool:
+    def _poll_one(self, number: int) -> bool:
         follower = self._followers[number]
         try:
             return follower.poll()
@@ -243,12 +243,12 @@ class PushPool:
         poll.register(self._wake_fd, select.POLLIN)
         now = time.monotonic()
         waits = [process.due_in(now) for process in self._processes]
-        if self._written or (now < self._look_at and not self._awaiting):
-            waits.append(self._look_at - now)
-        if self._watch.fileno() >= 0 and (now >= self._look_at or self._awaiting):
+        if self._written or (now < self._poll_written_at and not self._awaiting):
+            waits.append(self._poll_written_at - now)
+        if self._watch.fileno() >= 0 and (now >= self._poll_written_at or self._awaiting):
             poll.register(self._watch.fileno(), select.POLLIN)
         if self._watch.polled:
-            waits.append(self._poll_at - now)
+            waits.append(self._poll_unwatched_at - now)
         for process in self._processes:
             process.register(poll)
         seconds = min((wait for wait in waits if wait is not None), default=None)

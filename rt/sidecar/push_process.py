@@ -5,8 +5,8 @@ continues until the rest is sent.
 
 Invariants:
 - The process has a request for each session until it reports the session as ended. If it dies, it is
-  restarted
-  after the pauses of `RestartBackoff`, with requests for all remaining sessions, also those already closed.
+  restarted after the pauses of `RestartBackoff`, with requests for all remaining sessions, also those already
+  closed.
 - It never ends while the other end of its stdin is open, so no request is lost.
 """
 
@@ -42,8 +42,7 @@ _COMMAND: Final = (sys.executable, "-m", "rt", "push", "--attached")
 
 
 def choose(loads: Sequence[int], *, processes_max: int) -> int:
-    """Choose the process for a new session: an index into `loads` (sessions of each), or its length for a new
-    one.
+    """The process for a new session: an index into `loads` (sessions of each), or its length for a new one.
 
     The one with the fewest sessions; a new one if all have some and there are fewer than `processes_max`.
     """
@@ -73,12 +72,11 @@ class PushProcess:
 
     @property
     def load(self) -> int:
-        """How many sessions it serves."""
+        """Number of sessions."""
         return len(self._sessions)
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -92,7 +90,7 @@ class PushProcess:
         return self._process is None and not self._sessions
 
     @property
-    def is_told(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether all requests were written to it."""
         return not self._unsent and (self._process is not None or not self._sessions)
 
@@ -102,20 +100,20 @@ class PushProcess:
         self._sessions[session.serve] = session
         self._idle_at = None
         if self._process is not None:
-            self._tell(session)
+            self._queue_line(session)
 
     def finish(self, number: int) -> None:
         """The publisher of a session has ended."""
         if number in self._sessions:
             self._finishing.add(number)
             if self._process is not None:
-                self._tell(FinishRequested(number))
+                self._queue_line(FinishRequested(number))
 
     def step(self, now: float) -> None:
         """Read reports, detect its end, start it if due, and write requests."""
         if self._process is not None:
-            self._hear()
-            self._note_end(now)
+            self._receive()
+            self._detect_end(now)
         if self._process is None and self._sessions and now >= self._start_at:
             self._start(now)
         if self._process is not None and not self._sessions and not self._is_dismissed:
@@ -144,7 +142,7 @@ class PushProcess:
         self._release()
 
     def _start(self, now: float) -> None:
-        self._restarts.note_start()
+        self._restarts.record_start()
         self._lines = LineBuffer()
         try:
             self._socket, theirs = socket.socketpair()
@@ -160,24 +158,24 @@ class PushProcess:
             self._pid_fd = os.pidfd_open(self._process.pid)
         except OSError as error:
             logger.warning("push_process_not_started reason=%s", error)
-            self._note_failure(now)
+            self._record_failure(now)
             return
         for number, session in self._sessions.items():
-            self._tell(session)
+            self._queue_line(session)
             if number in self._finishing:
-                self._tell(FinishRequested(number))
+                self._queue_line(FinishRequested(number))
 
-    def _note_failure(self, now: float) -> None:
+    def _record_failure(self, now: float) -> None:
         """It could not be started or watched."""
         process, self._process = self._process, None
         self._release()
         if process is not None:
             process.kill()
             process.wait()
-        self._start_at = now + self._restarts.note_end()
+        self._start_at = now + self._restarts.record_end()
 
-    def _tell(self, said: PushLine) -> None:
-        self._unsent += encode_line(said)
+    def _queue_line(self, message: PushLine) -> None:
+        self._unsent += encode_line(message)
 
     def _send(self) -> None:
         if self._socket is None or not self._unsent:
@@ -190,7 +188,7 @@ class PushProcess:
             sent = len(self._unsent)
         self._unsent = self._unsent[sent:]
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while self._socket is not None:
             try:
                 data = self._socket.recv(_READ_BYTES)
@@ -207,17 +205,17 @@ class PushProcess:
                         self._sessions.pop(number, None)
                         self._finishing.discard(number)
 
-    def _note_end(self, now: float) -> None:
+    def _detect_end(self, now: float) -> None:
         assert self._process is not None
         status = self._process.poll()
         if status is None:
             return
-        self._hear()  # Its last reports.
+        self._receive()  # Its last reports.
         if not self._is_dismissed:
             logger.warning("push_process_ended exit_status=%d sessions=%d", status, self.load)
         self._process = None
         self._release()
-        self._start_at = now + self._restarts.note_end()
+        self._start_at = now + self._restarts.record_end()
 
     def _dismiss_idle(self, now: float) -> None:
         if self._idle_at is None:

@@ -45,18 +45,18 @@ class PushEnded:
 PushLine: TypeAlias = PushRequested | FinishRequested | PushEnded
 
 
-def encode_line(said: PushLine) -> bytes:
+def encode_line(message: PushLine) -> bytes:
     """Returns the line with its newline."""
-    return json.dumps(asdict(said)).encode() + b"\n"
+    return json.dumps(asdict(message)).encode() + b"\n"
 
 
 def decode_line(line: bytes) -> PushLine | None:
     """The message in a line; None if it is unknown."""
     try:
-        said = json.loads(line)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    match said:
+    match found:
         case {
             "serve": int(number),
             "directory": str(directory),

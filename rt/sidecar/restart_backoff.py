@@ -20,11 +20,11 @@ class RestartBackoff:
         self._pause = RESTART_SECONDS_MIN
         self._started_at = 0.0
 
-    def note_start(self) -> None:
+    def record_start(self) -> None:
         """The child starts now."""
         self._started_at = time.monotonic()
 
-    def note_end(self) -> float:
+    def record_end(self) -> float:
         """The child has ended. Returns the seconds until its next start."""
         if time.monotonic() - self._started_at > SETTLED_SECONDS:
             self._pause = RESTART_SECONDS_MIN

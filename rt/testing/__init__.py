@@ -1,1 +1,1 @@
-"""For tests of rt and of programs that use it: disks that fail on demand, power cuts, virtual time."""
+"""For tests of programs that use rt: merged logs without nodes, and queries in virtual time."""

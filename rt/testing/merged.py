@@ -3,16 +3,17 @@
 Invariant: the bytes depend only on the clock, the sessions' bytes and the calls of `merge`, `merge_all` and
 `roll`. Two logs with the same inputs are byte-identical, on any disk.
 
+>>> import tempfile
 >>> from rt.client.publisher import Publisher
->>> from rt.testing.disk import MemoryDisk
->>> disk = MemoryDisk()
->>> with Publisher("/root", "s", publisher_id="feed", disk=disk) as publisher:
+>>> root = tempfile.TemporaryDirectory()
+>>> with Publisher(root.name, "s", publisher_id="feed") as publisher:
 ...     publisher.publish_many([b"a", b"b", b"c"])
 range(0, 3)
->>> merged = MergedLogBuilder("/merged", cluster_id=bytes(16), stream="s", disk=disk)
+>>> merged = MergedLogBuilder(f"{root.name}/merged", cluster_id=bytes(16), stream="s")
 >>> merged.merge_all([publisher.directory])
 range(0, 3)
 >>> merged.close()
+>>> root.cleanup()
 """
 
 from __future__ import annotations

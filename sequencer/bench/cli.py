@@ -14,9 +14,7 @@ from sequencer.bench.raft import RaftBench
 from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
 from sequencer.bench.transport import TransportBench
 
-nodes_option = option(
-    "--nodes", default="3", show_default=True, type=click.Choice(["1", "3", "5"]), help="Number of nodes."
-)
+nodes_option = option("--nodes", default="3", type=click.Choice(["1", "3", "5"]), help="Number of nodes.")
 failovers_option = number_option("--failovers", 20, 1, 1000, "Number of leaders to kill.")
 
 # The names of parameters are fields of `RaftBench` and `TransportBench`, which say what they mean.
@@ -51,7 +49,6 @@ def raft(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> No
 @option(
     "--value-bytes",
     default=(1024, 128),
-    show_default=True,
     multiple=True,
     type=click.IntRange(1, 1 << 20),
     help="Size of the messages. Bytes. Repeatable.",
@@ -60,7 +57,6 @@ def raft(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> No
 @option(
     "--rate-hz",
     default=1000.0,
-    show_default=True,
     help="Rate at which latency is measured. Messages per second.",
 )
 @failovers_option

@@ -30,8 +30,14 @@ from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merger import Merger
 from sequencer.raft.transport.peer_auth import TlsContexts
 from sequencer.rest.base.admin_ports import AdminPorts, CommandPort, ResetPort
-from sequencer.rest.base.counters import LeaseCounter, TrimCounter
-from sequencer.rest.base.node_snapshot import Counts, DamagedSegment, MergeStatus, NodeSnapshot
+from sequencer.rest.base.node_snapshot import (
+    Counts,
+    DamagedSegment,
+    LeaseCounter,
+    MergeStatus,
+    NodeSnapshot,
+    TrimCounter,
+)
 from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.listener import Listener

@@ -42,8 +42,7 @@ from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
-from sequencer.rest.base.counters import LeaseCounter, TrimCounter
-from sequencer.rest.base.node_snapshot import DamagedSegment
+from sequencer.rest.base.node_snapshot import DamagedSegment, LeaseCounter, TrimCounter
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
 from sequencer.sessions.client_tracker import ClientTracker, TrackedStores
 from sequencer.sessions.closed_replicas import ClosedReplicas

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, format_size
 from rt.cli.options import option
 from rt.cli.signals import Interrupts
@@ -41,17 +42,13 @@ class _Data(click.ParamType):  # type: ignore[type-arg]
     "--nodes",
     type=click.Choice(["1", "3", "5", "7"]),
     default="3",
-    show_default=True,
     help="Number of nodes.",
 )
-@option(
-    "--publishers", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of publishers."
-)
+@option("--publishers", default=4, type=click.IntRange(1, 64), help="Number of publishers.")
 @option(
     "--data",
     type=_Data(),
     default=BUILTIN,
-    show_default=True,
     help="Data to publish: a CSV file, a text file, or a directory of them. builtin: all flights from New "
     "York in 2013 and the weather there, an airport for each publisher.",
 )
@@ -100,9 +97,9 @@ def _run(run: Demo, *, is_kept: bool) -> DemoResult:
         return run.run()
     except RtError as error:
         for line in str(error).splitlines():
-            click.echo(f"rt: {escape(line)}", err=True)
+            report(line)
         if not is_kept:
-            click.echo("rt: --keep DIR keeps all logs", err=True)
+            report("--keep DIR keeps all logs")
         raise click.exceptions.Exit(1) from error
 
 

@@ -16,8 +16,8 @@ from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
 from replicator.push.server import SessionIntake, SessionReplicaStore
 from rt.net.identity import Identity
+from rt.units import NS_PER_MINUTE, NS_PER_S
 from sequencer.rest.base.node_snapshot import Client
-from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, NS_PER_S
 
 KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
 ENDED_MAX: Final = 4096

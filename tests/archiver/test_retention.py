@@ -1,9 +1,9 @@
-"""Which segments go: the rules one by one, and what holds whatever clocks, disks and holds say."""
+"""Which segments are trimmed: the limits one by one, and invariants for any clocks, disks and holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scripts import Case
 
 from archiver.policy import (
-    MINUTE_NS,
     DiskUse,
     RetentionPolicy,
     disk_excess,
@@ -23,6 +22,7 @@ from archiver.policy import (
 from archiver.retention import TrimPlan, plan_trim
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
+from rt.units import NS_PER_MINUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """All that a plan is made of."""
+    """The input of a plan."""
 
     segments: tuple[Sealed, ...]
     active_bytes: int
@@ -48,7 +48,7 @@ class Log:
     freed_bytes: int
 
     def plan(self, gone: int = 0, freed_bytes: int | None = None) -> TrimPlan | None:
-        """What is to go when `gone` segments have gone."""
+        """The next trim after `gone` segments were trimmed."""
         return plan_trim(
             self.segments[gone:],
             self.active_bytes,
@@ -61,7 +61,7 @@ class Log:
         )
 
     def plans(self) -> list[TrimPlan]:
-        """All that go, one after the other."""
+        """All trims, in order."""
         plans: list[TrimPlan] = []
         gone, freed_bytes = 0, self.freed_bytes
         while (plan := self.plan(gone, freed_bytes)) is not None:
@@ -81,7 +81,7 @@ def log_of(case: Case) -> Log:
     for roll, line in enumerate(case.lines):
         positions, size, sealed = line.split()
         first, end = map(int, positions.split("-"))
-        sealed_ns = int(sealed.removeprefix("sealed=")) * MINUTE_NS
+        sealed_ns = int(sealed.removeprefix("sealed=")) * NS_PER_MINUTE
         segments.append(Sealed(SegmentId(0, roll), first, end, int(size), sealed_ns))
     policy = RetentionPolicy(
         case.number("minutes", 0),
@@ -93,7 +93,7 @@ def log_of(case: Case) -> Log:
         tuple(segments),
         case.number("active", 0),
         policy,
-        tuple(int(minute) * MINUTE_NS for minute in values("clocks")),
+        tuple(int(minute) * NS_PER_MINUTE for minute in values("clocks")),
         tuple(DiskUse(*map(int, disk.split(":"))) for disk in values("disks")),
         {name: int(position) for name, position in (hold.split(":") for hold in values("holds"))},
         case.number("members", 3),
@@ -113,13 +113,13 @@ def answer(case: Case) -> str:
     return "\n".join(lines) or "nothing"
 
 
-def test_what_goes_of_a_merged_log(run_script: Callable[..., None]) -> None:
+def test_the_limits_trim_as_the_table_says(run_script: Callable[..., None]) -> None:
     run_script("archiver/trims.txt", answer)
 
 
 # What always holds
 
-CLOCKS = st.integers(0, 400).map(lambda minutes: minutes * MINUTE_NS)
+CLOCKS = st.integers(0, 400).map(lambda minutes: minutes * NS_PER_MINUTE)
 DISKS = st.builds(DiskUse, st.just(1000) | st.integers(0, 2000), st.integers(0, 1000))
 
 
@@ -130,7 +130,7 @@ def logs(draw: st.DrawFn) -> Log:
     run, roll, end, sealed_ns = 0, 0, draw(st.integers(0, 3)), 0
     for _ in range(draw(st.integers(0, 6))):
         first, end = end, end + draw(st.integers(1, 10))
-        sealed_ns += draw(st.integers(1, 60)) * MINUTE_NS
+        sealed_ns += draw(st.integers(1, 60)) * NS_PER_MINUTE
         segments.append(Sealed(SegmentId(run, roll), first, end, draw(st.integers(64, 400)), sealed_ns))
         run, roll = draw(st.sampled_from(((run, roll + 1), (run + 1, 0))))
     policy = RetentionPolicy(
@@ -152,7 +152,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 @given(logs())
-def test_what_goes_is_a_prefix_and_never_the_growing_segment(log: Log) -> None:
+def test_only_a_prefix_of_the_sealed_segments_is_trimmed(log: Log) -> None:
     gone = 0
     for plan in log.plans():
         went = log.segments[gone : gone + plan.segments]
@@ -166,7 +166,7 @@ def test_what_goes_is_a_prefix_and_never_the_growing_segment(log: Log) -> None:
 
 
 @given(logs())
-def test_each_segment_that_goes_meets_the_rule_that_it_goes_by(log: Log) -> None:
+def test_each_trimmed_segment_exceeds_the_limit_it_is_trimmed_by(log: Log) -> None:
     gone = 0
     freed_bytes = log.freed_bytes
     for plan in log.plans():
@@ -175,7 +175,7 @@ def test_each_segment_that_goes_meets_the_rule_that_it_goes_by(log: Log) -> None
         match plan.reason:
             case TrimReason.TIME:
                 for one in went:
-                    limit_ns = one.sealed_ns + log.policy.retention_minutes * MINUTE_NS
+                    limit_ns = one.sealed_ns + log.policy.retention_minutes * NS_PER_MINUTE
                     assert 2 * sum(clock >= limit_ns for clock in log.clocks) > log.members
             case TrimReason.SIZE:
                 kept = sum(one.size_bytes for one in before) + log.active_bytes
@@ -201,7 +201,7 @@ def too_full(policy: RetentionPolicy, disk: DiskUse, freed_bytes: int) -> bool:
 
 
 @given(logs())
-def test_what_stays_meets_no_rule_but_for_a_hold(log: Log) -> None:
+def test_what_is_kept_exceeds_no_limit_except_for_a_hold(log: Log) -> None:
     plans = log.plans()
     kept = log.segments[sum(plan.segments for plan in plans) :]
     if not kept:
@@ -216,7 +216,7 @@ def test_what_stays_meets_no_rule_but_for_a_hold(log: Log) -> None:
 
 
 @given(logs())
-def test_holds_within_their_limit_are_overridden_for_want_of_space_alone(log: Log) -> None:
+def test_only_full_disks_override_holds_within_their_limit(log: Log) -> None:
     if sum(one.size_bytes for one in log.segments) <= log.policy.hold_bytes_max:
         for plan in log.plans():
             assert plan.reason is TrimReason.DISK or not plan.overridden
@@ -227,7 +227,7 @@ def test_a_minority_of_clocks_that_jump_an_hour_decide_nothing(log: Log, minutes
     """What is expired lies between what the first and the last of the others say."""
     jumping = (log.members - 1) // 2
     others = log.clocks[jumping:]
-    jumped = tuple(clock + minutes * MINUTE_NS for clock in log.clocks[:jumping]) + others
+    jumped = tuple(clock + minutes * NS_PER_MINUTE for clock in log.clocks[:jumping]) + others
     reached = reached_ns(jumped, log.members)
     if reached is not None:
         assert reached <= max(others)
@@ -237,18 +237,9 @@ def test_a_minority_of_clocks_that_jump_an_hour_decide_nothing(log: Log, minutes
 
 
 @given(logs())
-def test_a_minority_of_reports_trims_nothing_by_age_or_for_want_of_space(log: Log) -> None:
+def test_reports_of_a_minority_trim_nothing_by_age_or_disk(log: Log) -> None:
     few = majority_of(log.members) - 1
-    lonely = Log(
-        log.segments,
-        log.active_bytes,
-        log.policy,
-        log.clocks[:few],
-        log.disks[:few],
-        log.holds,
-        log.members,
-        log.freed_bytes,
-    )
+    lonely = replace(log, clocks=log.clocks[:few], disks=log.disks[:few])
     assert {plan.reason for plan in lonely.plans()} <= {TrimReason.SIZE}
 
 
@@ -263,14 +254,9 @@ def test_a_minority_of_reports_trims_nothing_by_age_or_for_want_of_space(log: Lo
     ],
     ids=str,
 )
-def test_a_policy_that_cannot_be_is_refused(fields: dict[str, int]) -> None:
+def test_a_limit_out_of_range_is_refused(fields: dict[str, int]) -> None:
     with pytest.raises(ValueError):
         RetentionPolicy(**fields)
-
-
-def test_how_full_a_disk_is() -> None:
-    assert DiskUse(200, 50).percent == 75
-    assert DiskUse(0, 0).percent == 0
 
 
 def test_segments_out_of_order_are_a_bug_of_the_caller() -> None:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import rt
-from rt.cli.endpoints import parse_endpoints, parse_optional_endpoints
+from rt.cli.endpoints import NodeOptions, parse_endpoints
 from rt.cli.main import cli
 
 NODE_COMMANDS = ("export", "pub", "pull", "push", "rest", "status", "sub")
@@ -61,5 +61,5 @@ def test_the_variable_takes_the_same_list(command: str) -> None:
 
 
 def test_without_endpoints_nothing_leaves_this_machine() -> None:
-    assert parse_optional_endpoints(None, None, None, None) == ((), None)
-    assert parse_optional_endpoints("", None, None, None) == ((), None)
+    assert NodeOptions(None, None, None, None).parse() == ((), None)
+    assert NodeOptions("", None, None, None).parse() == ((), None)

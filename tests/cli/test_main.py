@@ -194,7 +194,7 @@ def test_importing_the_command_loads_no_subcommand() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
-        *("rt.cli.formats", "rt.cli.formats.tables"),
+        *("rt.cli.formats", "rt.cli.formats.console", "rt.cli.formats.tables"),
         *("rt.cli.logging_setup", "rt.cli.main", "rt.cli.options", "rt.cli.signals"),
     }
 

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from batches import columns, forge
 from click.testing import CliRunner, Result
+from disks import FaultyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pull_source import pull_source
@@ -38,7 +39,6 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.write.writer import BatchFrames, LogWriter
-from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.leftovers import nothing_left
 

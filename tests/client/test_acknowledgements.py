@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import FaultyDisk, MemoryDisk
 from publishing import DEADLINE_SECONDS, DIRECTORY, numbers, on_files, on_memory, pull_the_plug, values
 
 import rt
 import rt.log.read.reader
 from rt.client.fork_safety import open_publishers
 from rt.log.disk import REAL
-from rt.testing.disk import FaultyDisk, MemoryDisk
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import MemoryDisk
 from publishing import on_files, on_memory, pull_the_plug, read
 
 import rt
 from rt.client.fork_safety import open_publishers
 from rt.log.disk import REAL
-from rt.testing.disk import MemoryDisk
 
 
 @pytest.fixture(autouse=True)

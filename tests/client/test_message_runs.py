@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 
 import rt
 from rt.cli.commands.log_dump import message_lines
@@ -17,7 +18,6 @@ from rt.log.disk import Disk
 from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
 from rt.log.scan.message_batch import MessageBatch
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 MERGED = "/merged"

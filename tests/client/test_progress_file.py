@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from rt.sidecar.progress_file import (
     encode_progress,
     read_progress,
 )
-from rt.testing.disk import MemoryDisk
 
 INCARNATION = bytes(range(16))
 words = st.integers(0, 2**32 - 1)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import FaultyDisk, MemoryDisk, PowerCut
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -19,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 import rt
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPICS_MAX
 from rt.log.format.segment_table import TrimReason
-from rt.testing.disk import FaultyDisk, MemoryDisk, PowerCut
 
 LONG_MS = 60_000
 """A linger so long that only the test decides when a batch is written."""

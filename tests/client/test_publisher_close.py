@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disks import MemoryDisk, Operation
 from publishing import (
     DEADLINE_SECONDS,
     is_told,
@@ -25,7 +26,6 @@ from publishing import (
 import rt
 import rt.client.session_log
 from rt.client.fork_safety import open_publishers
-from rt.testing.disk import MemoryDisk, Operation
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from disks import MemoryDisk, memory_file
 from publishing import DIRECTORY, numbers, on_memory, pull_the_plug, read
 
 import rt
 from rt.client.fork_safety import open_publishers
-from rt.testing import memory_file
-from rt.testing.disk import MemoryDisk
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read
 
 import rt
 import rt.log.write.sealed_segments
 from rt.client.fork_safety import open_publishers
 from rt.log.disk import write_whole
-from rt.testing.disk import MemoryDisk
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from batches import columns, forge
+from disks import MemoryDisk, Operation
 from publishing import (
     DEADLINE_SECONDS,
     DIRECTORY,
@@ -29,7 +30,6 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.write.writer import BatchFrames, LogWriter
-from rt.testing.disk import MemoryDisk, Operation
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,8 @@ what was published next. Recovery is cut as well.
 """
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, Step, sweep
 
 import rt
 from rt.log.check.verify import verify
@@ -12,8 +14,6 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.write.sealed_segments import empty_segments
 from rt.log.write.writer import LogWriter
-from rt.testing.crash import Log, Step, sweep
-from rt.testing.disk import MemoryDisk
 
 DIRECTORY = "/data/stream/sessions/feed"
 

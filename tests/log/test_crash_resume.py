@@ -22,6 +22,8 @@ from batches import (
     session_header,
 )
 from crc32c import crc32c
+from disks import MemoryDisk
+from disks.crash_sweep import Log, Step, sweep
 
 from rt.log.check.verify import verify
 from rt.log.format.running_checksum import ChecksummedBoundary
@@ -29,8 +31,6 @@ from rt.log.format.segment import LogKind, SegmentHeader, SegmentId, encode_segm
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
 from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
-from rt.testing.crash import Log, Step, sweep
-from rt.testing.disk import MemoryDisk
 
 PATH = "/copy"
 

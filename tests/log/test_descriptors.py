@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 
 from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL, Disk, File, Lock, storage_error
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.write.writer import BatchFrames, LogWriter
-from rt.testing.disk import MemoryDisk
 
 IDENTITY = LogIdentity(LogKind.SESSION, bytes(range(16)), "feed")
 

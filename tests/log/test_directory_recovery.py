@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from publishing import DIRECTORY, SMALL, files, numbers, on_memory, pull_the_plug, read, restore, values
 
 import rt
@@ -13,8 +15,6 @@ import rt.log.read.reader
 from rt.client.fork_safety import open_publishers
 from rt.log.format.segment_table import TABLE_FILE, SegmentTable, TrimReason, encode_table
 from rt.log.scan.directory import read_table
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 
 
 @pytest.fixture(autouse=True)

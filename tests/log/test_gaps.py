@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from disks import MemoryDisk
 
 from rt.log.format.segment_table import TrimReason
 from rt.log.read.gaps import GapReport, read_skips, reason_of, record_skip
-from rt.testing.disk import MemoryDisk
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from rt.log.format.index import ENTRY_BYTES
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import session_directory
-from rt.testing.disk import MemoryDisk
 
 LONG_MS = 60_000
 

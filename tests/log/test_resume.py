@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from batches import CLUSTER, INCARNATION, LIFE, Said, session_bytes, session_header
+from disks import FaultyDisk, MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from rt.log.scan.directory import read_durable_end, read_index
 from rt.log.scan.scanner import Scanner, SessionScanner
 from rt.log.write.vectored_io import KERNEL_BYTES_MIN, VERIFIED_BYTES_MAX, Scratch, write_pieces
 from rt.log.write.writer import BatchFrames, CopyRange, LogWriter
-from rt.testing.disk import FaultyDisk, MemoryDisk
 
 PATH = "/copy"
 SESSION = LogIdentity(LogKind.SESSION, INCARNATION, "feed")

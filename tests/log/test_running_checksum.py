@@ -20,6 +20,7 @@ from batches import (
     session_header,
 )
 from crc32c import crc32c
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,6 @@ from rt.log.format.running_checksum import (
 )
 from rt.log.format.segment import SegmentHeader, SegmentId, decode_segment_header, encode_segment_header
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, SessionScanner
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 HEADER = session_header(first=40)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 from receiving import MERGED, SESSION, WHOLE, merge, publish
@@ -14,8 +16,6 @@ from rt.log.format.segment_table import TrimReason
 from rt.log.scan.catalog import segment_path
 from rt.log.write.segment_repair import check_segment, repair_segment, synced_end, valid_end
 from rt.log.write.writer import LogWriter
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 
 GOOD = "/good"
 FIRST, SECOND = SegmentId(0, 0), SegmentId(0, 1)

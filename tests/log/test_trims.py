@@ -7,13 +7,13 @@ import errno
 
 import pytest
 from batches import CLUSTER
+from disks import MemoryDisk
 
 from rt.errors import Corrupt, DiskFull
 from rt.log.format.index import index_file_name
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.write.writer import LogWriter
-from rt.testing.disk import MemoryDisk
 
 PATH = "/merged"
 IDENTITY = LogIdentity(LogKind.MERGED, CLUSTER, "s")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from batches import columns, forge
+from disks import FaultyDisk, MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from rt.log.format.segment_table import TABLE_FILE, LogIdentity, TrimReason, enc
 from rt.log.scan.directory import list_segments, read_header, read_table, scans
 from rt.log.scan.scanner import scanner_for
 from rt.log.write.writer import BatchFrames, LogWriter
-from rt.testing.disk import FaultyDisk, MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 DIRECTORY = "/root/stream/sessions/feed"

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 from batches import CLUSTER, LIFE, Said, batch, columns, forge
+from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiving import COPY, MERGED, items_of
@@ -47,7 +48,6 @@ from rt.log.read.range_reader import RangeReader
 from rt.log.scan.batch_decoder import decode
 from rt.log.scan.message_batch import MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 HEADER_OF_COPY = SegmentHeader(LogKind.SESSION, SegmentId(0, 0), 0, 0, bytes(16), LIFE)

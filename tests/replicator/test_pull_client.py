@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import FaultyDisk
 from receiving import files_of, messages, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
@@ -34,7 +35,6 @@ from rt.errors import (
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.net.grpc_channel import serve
-from rt.testing.disk import FaultyDisk
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.loopback import free_port
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiving import (
@@ -63,7 +64,6 @@ from rt.log.scan.directory import read_table
 from rt.net.grpc_channel import open_channel
 from rt.net.grpc_errors import Unreachable, asking
 from rt.net.identity import Identity
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 # isort: split

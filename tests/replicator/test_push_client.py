@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
 from push_node import CLUSTER, PushNode
@@ -28,7 +29,6 @@ from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.sidecar.progress_file import NO_LEVEL, Level, PushState, read_progress
-from rt.testing.disk import FaultyDisk
 
 WAIT_SECONDS = 120
 

@@ -52,7 +52,7 @@ def until(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Give --ca, --cert and --key"),
+        ([], "--endpoints needs --ca, --cert and --key (or --insecure"),
         (["--insecure", "--ca", __file__], "--insecure excludes"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from receiving import (
     CLUSTER,
     COPY,
@@ -26,8 +28,6 @@ from rt.log.check.verify import verify
 from rt.log.disk import write_whole
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 Receiver = SessionReceiver | MergedReceiver

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 from receiving import (
@@ -32,7 +33,6 @@ from rt.log.check.verify import verify
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.scan.directory import read_table
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 SIZES = st.lists(st.integers(0, 2500), min_size=1, max_size=6)

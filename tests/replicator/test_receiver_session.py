@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 from receiving import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
@@ -35,7 +36,6 @@ from rt.log.format.segment import (
     encode_segment_header,
 )
 from rt.log.format.segment_table import LogIdentity, TrimReason
-from rt.testing.disk import MemoryDisk
 
 SIZES = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import SegmentTable, TrimReason, encode_table
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_durable_end, read_header, read_table
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 ROOT = "/data"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from disks import MemoryDisk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = b"c" * 16

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 from receiving import COPY, SESSION, files_of, give, give_whole, items_of, publish, recut, session_copy
@@ -27,8 +29,6 @@ from rt.errors import ClusterMismatch, Corrupt, DiskFull, Fenced, ProtocolViolat
 from rt.log.check.verify import verify
 from rt.log.disk import write_whole
 from rt.log.format.constants import NUMBER_MAX
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 
 RUNS = st.lists(st.lists(st.integers(0, 2000), max_size=4), min_size=1, max_size=8)
 

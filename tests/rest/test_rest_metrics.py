@@ -15,9 +15,8 @@ from rest_node import MINUTE, NOW, T0, node_view
 
 from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.base.counters import TrimCounter
 from sequencer.rest.base.exposition import Metric, exposition
-from sequencer.rest.base.node_snapshot import Counts, Histogram, NodeSnapshot
+from sequencer.rest.base.node_snapshot import Counts, Histogram, NodeSnapshot, TrimCounter
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.sessions.sync_timing import BOUNDS_S, Durations
 from sequencer.state.apply_result import CommandRejected, SegmentsTrimmed

@@ -98,7 +98,7 @@ def running(heard: Path, request: pytest.FixtureRequest) -> Iterator[PushProcess
 
 def test_it_has_nothing_to_do_before_its_first_session(running: PushProcess) -> None:
     running.step(1.0)
-    assert (running.pid, running.is_over, running.is_told, running.due_in(1.0)) == (None, True, True, None)
+    assert (running.pid, running.is_over, running.is_settled, running.due_in(1.0)) == (None, True, True, None)
     running.finish(1)
     assert running.is_over
 
@@ -109,9 +109,9 @@ def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idl
 ) -> None:
     for number in (1, 2):
         running.serve(a_session(number))
-    assert not running.is_told
+    assert not running.is_settled
     stepped(running, lambda: told(heard) == ["serve: 1", "serve: 2"])
-    assert (running.load, running.is_told) == (2, True)
+    assert (running.load, running.is_settled) == (2, True)
     running.finish(1)
     stepped(running, lambda: running.load == 1)
     running.finish(2)
@@ -143,7 +143,7 @@ def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_l
     os.kill(pid, signal.SIGKILL)
     now = stepped(running, lambda: running.pid is None)
     assert 0 < (running.due_in(now) or 0) < 1
-    assert not running.is_told
+    assert not running.is_settled
     running.serve(a_session(3))
     heard.unlink()
     stepped(running, lambda: told(heard) == ["serve: 1", "finish: 1", "serve: 2", "serve: 3"])
@@ -157,4 +157,4 @@ def test_one_that_cannot_be_started_is_tried_again(heard: Path) -> None:
     process.step(now := time.monotonic())
     assert process.pid is None
     assert 0 < (process.due_in(now) or 0) < 1
-    assert not process.is_told
+    assert not process.is_settled

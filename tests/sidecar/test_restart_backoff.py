@@ -23,13 +23,13 @@ def test_pauses_double_up_to_a_bound_and_begin_anew_behind_one_that_had_settled(
     restarts = RestartBackoff()
     pauses = []
     for _ in range(8):
-        restarts.note_start()
+        restarts.record_start()
         now += SETTLED_SECONDS / 2
-        pauses.append(restarts.note_end())
+        pauses.append(restarts.record_end())
     assert pauses == [min(RESTART_SECONDS_MIN * 2**failures, RESTART_SECONDS_MAX) for failures in range(8)]
-    restarts.note_start()
+    restarts.record_start()
     now += SETTLED_SECONDS + 0.1
-    assert restarts.note_end() == RESTART_SECONDS_MIN
+    assert restarts.record_end() == RESTART_SECONDS_MIN
 
 
 def test_options_for_a_command_of_the_users_are_not_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:

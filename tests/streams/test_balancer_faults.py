@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from virtual_time import run
 
 from rt.errors import CertificateError
 from rt.streams.balancer.balancer import Fence
@@ -15,7 +16,6 @@ from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, Own
 from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
-from rt.testing.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
 LONG_S = 1e6

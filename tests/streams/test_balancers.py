@@ -11,6 +11,7 @@ import pytest
 from balancing_hosts import kill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from virtual_time import run
 
 from rt.errors import Closed, InvalidOption
 from rt.streams.balancer.balancer import Fence
@@ -20,7 +21,6 @@ from rt.streams.balancer.lease_balancer import LeasedBalancer
 from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
-from rt.testing.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
 SETTLED_S = 60.0

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import virtual_time
 from stream_consumers import Collector, until
 
 from rt.errors import Closed, InvalidOption, Overloaded
@@ -25,7 +26,6 @@ from rt.streams.provider import StreamProvider, Subscription, memory_stores
 from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
-from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

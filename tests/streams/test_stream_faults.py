@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_consumers import Collector, until
@@ -29,7 +30,6 @@ from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.cluster_events import ReadSizer
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
-from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_consumers import Collector, until
@@ -21,7 +22,6 @@ from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, Str
 from rt.streams.provider import StreamProvider, directory_stores, memory_stores
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
-from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from virtual_time import run as run_virtual
 
 from rt.errors import CertificateError, InvalidName, Overloaded
 from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX
@@ -18,7 +19,6 @@ from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.balancer.lease import LeaseHolder, LeaseProvider, LeaseResult, OwnedLease
 from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper
-from rt.testing.virtual_time import run as run_virtual
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LeaseService
 from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry

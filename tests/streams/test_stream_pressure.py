@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import virtual_time
 from stream_consumers import Collector, until
 
 from rt.streams.agent.options import StreamOptions
@@ -10,7 +11,6 @@ from rt.streams.core.stream_id import QueueId, StartPosition, StreamId
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
-from rt.testing import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

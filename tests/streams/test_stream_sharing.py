@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import virtual_time
 from stream_consumers import Collector, until
 
 from rt.streams import (
@@ -16,7 +17,6 @@ from rt.streams import (
 )
 from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
-from rt.testing import virtual_time
 
 EVENTS = 400
 TIMES = LeaseTimes(lease_s=6.0, look_s=0.5, give_up_s=5.0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batches import CLUSTER
+from disks import MemoryDisk, PowerCut
 from sequencing import (
     INCARNATIONS,
     DumbMerger,
@@ -30,7 +31,6 @@ from rt.log.format.running_checksum import ChecksummedBoundary
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.catalog import segment_path
-from rt.testing.disk import MemoryDisk, PowerCut
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged.merger import Merger
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo

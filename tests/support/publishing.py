@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from disks import MemoryDisk, PowerCut
+
 import rt
-from rt.testing.disk import MemoryDisk, PowerCut
 
 DIRECTORY = "/data/stream/sessions/feed"
 DEADLINE_SECONDS = 120

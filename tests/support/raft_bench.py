@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from disks import Keep, MemoryDisk
+
 from rt.errors import DiskFull
-from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.core import pysyncobj_adapter
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.ports import MessageReceiver

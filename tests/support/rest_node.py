@@ -21,9 +21,8 @@ from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.data.http_servers import HttpServers, Services
 from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
-from sequencer.rest.base.counters import LeaseCounter, TrimCounter
 from sequencer.rest.base.errors import NotReady
-from sequencer.rest.base.node_snapshot import Client, MergeStatus, NodeSnapshot
+from sequencer.rest.base.node_snapshot import Client, LeaseCounter, MergeStatus, NodeSnapshot, TrimCounter
 from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.apply import apply

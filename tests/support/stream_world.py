@@ -13,6 +13,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import virtual_time
+
 from rt.errors import Overloaded, RtError, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore
 from rt.streams.agent.options import StreamOptions
@@ -23,7 +25,6 @@ from rt.streams.observer import StreamGap, StreamObserver
 from rt.streams.provider import StreamProvider, Subscription
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
 from rt.streams.queue.mapper import HashRingQueueMapper
-from rt.testing import virtual_time
 
 KEYS = "abc"
 FAULTS = (Overloaded("not now"), StorageFailed("the disk"), OSError("gone"))

@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from disks import MemoryDisk, PowerCut, crash_sweep
+from disks.crash_sweep import Cut, replay, sweep
 
 from rt.log.disk import File
-from rt.testing import crash
-from rt.testing.crash import Cut, replay, sweep
-from rt.testing.disk import MemoryDisk, PowerCut
 
 Log = list[Any]
 
@@ -64,7 +63,7 @@ def nothing(disk: MemoryDisk, log: Log) -> None:
 
 
 def test_the_example_of_the_module_runs() -> None:
-    failed, attempted = doctest.testmod(crash)
+    failed, attempted = doctest.testmod(crash_sweep)
     assert (failed, attempted > 0) == (0, True)
 
 

@@ -1,4 +1,4 @@
-"""The disks of rt.testing: one conformance suite with the real disk, and the laws of faults and cuts."""
+"""The disks for tests: one conformance suite with the real disk, and the laws of faults and cuts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import FaultyDisk, MemoryDisk, PowerCut
+from disks.crash_sweep import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.log.disk import Disk, File, RealDisk, write_whole
-from rt.testing.crash import sweep
-from rt.testing.disk import FaultyDisk, MemoryDisk, PowerCut
 
 
 @dataclass

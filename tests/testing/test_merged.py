@@ -5,13 +5,13 @@ from __future__ import annotations
 import doctest
 
 import pytest
+from disks import MemoryDisk
 
 import rt
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
 from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
 from rt.testing import merged as merged_module
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 
 CLUSTER = b"cluster of test."

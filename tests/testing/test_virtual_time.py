@@ -4,8 +4,7 @@ import asyncio
 import time
 
 import pytest
-
-from rt.testing import virtual_time
+import virtual_time
 
 
 def test_an_hour_passes_in_no_time_and_in_order() -> None:

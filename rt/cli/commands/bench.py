@@ -39,7 +39,7 @@ def number_option(name: str, default: float, least: float, most: int, text: str)
     kind: click.IntRange | click.FloatRange = click.FloatRange(least, most)
     if isinstance(default, int) and isinstance(least, int):
         kind = click.IntRange(least, most)
-    return option(name, default=default, show_default=True, type=kind, help=text)
+    return option(name, default=default, type=kind, help=text)
 
 
 def rounds_option(default: int) -> Callable[[F], F]:
@@ -58,7 +58,7 @@ directory_option = option(
     type=click.Path(file_okay=False, exists=True),
     help="Directory to write to. Default: the temporary directory.",
 )
-core_option = option("--core", default=0, show_default=True, help="Processor to run on. -1: all processors.")
+core_option = option("--core", default=0, help="Processor to run on. -1: all processors.")
 
 
 @click.command()
@@ -69,7 +69,6 @@ core_option = option("--core", default=0, show_default=True, help="Processor to 
 @option(
     "--memory-gb",
     default=0.0,
-    show_default=True,
     help="If above 0: only write and read a log of this size, and measure memory. GB.",
 )
 @json_option

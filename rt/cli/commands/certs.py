@@ -32,7 +32,7 @@ def certs() -> None:
 
 @certs.command()
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@option("--days", type=_DAYS, default=CA_DAYS, show_default=True, help="Validity of the CA. Days.")
+@option("--days", type=_DAYS, default=CA_DAYS, help="Validity of the CA. Days.")
 def init(directory: Path, days: int) -> None:
     """Make a CA in DIR.
 
@@ -78,11 +78,7 @@ def init(directory: Path, days: int) -> None:
 )
 @option("--loopback", is_flag=True, help="With --role node: also valid for localhost, 127.0.0.1 and ::1.")
 @option(
-    "--days",
-    type=_DAYS,
-    default=LEAF_DAYS,
-    show_default=True,
-    help="Validity of the certificate, at most that of the CA. Days.",
+    "--days", type=_DAYS, default=LEAF_DAYS, help="Validity of the certificate, at most that of the CA. Days."
 )
 @option(
     "--renew", is_flag=True, help="Replace the certificate and key of that name. Default: fail if they exist."

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rt.cli.endpoints import endpoint_options, parse_endpoints
-from rt.cli.formats.tables import escape, format_time
+from rt.cli.endpoints import NodeOptions, endpoint_options, parse_endpoints
+from rt.cli.formats.tables import escape
 from rt.cli.options import STREAM_NAME, json_option, option
 from rt.cli.signals import Interrupts
 from rt.errors import RtError
+from rt.units import format_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,14 +47,12 @@ if TYPE_CHECKING:
     "part_mb",
     type=click.IntRange(min=1),
     default=256,
-    show_default=True,
     help="Size of the log data in one part. MiB.",
 )
 @option(
     "--linger-seconds",
     type=click.FloatRange(min=0),
     default=60.0,
-    show_default=True,
     help="Longest time that a smaller part waits for new messages. Seconds.",
 )
 @option(
@@ -72,11 +71,8 @@ if TYPE_CHECKING:
 def export(
     target: str,
     path: str | None,
-    endpoints: str | None,
+    nodes: NodeOptions,
     stream: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
     once: bool,
     only_status: bool,
     part_mb: int,
@@ -95,9 +91,9 @@ def export(
     """
     given = {
         "path": path,
-        "endpoints": endpoints and ",".join(parse_endpoints(endpoints)),
+        "endpoints": nodes.endpoints and ",".join(parse_endpoints(nodes.endpoints)),
         "stream": stream,
-        **{name: file and os.path.abspath(file) for name, file in (("ca", ca), ("cert", cert), ("key", key))},
+        **{name: file and os.path.abspath(file) for name, file in nodes.files.items()},
     }
     settings = [_setting(each) for each in conf]
     if only_status:
@@ -160,7 +156,7 @@ def _show_status(found: ExportTarget, *, as_json: bool) -> None:
         click.echo("nothing is exported yet")
     else:
         left = "" if found.is_moved(part) else "; its files are still being moved"
-        click.echo(f"{part_text(part)} at {format_time(part.time_ns, digits=0)}{left}".replace(".Z", "Z"))
+        click.echo(f"{part_text(part)} at {format_time(part.time_ns, digits=0)}{left}")
 
 
 def _settings(

@@ -7,9 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 
 import click
 
@@ -23,7 +21,7 @@ from rt.cli.commands.log_check import (
 )
 from rt.cli.commands.log_dump import batch_lines, batch_objects, message_lines, pages
 from rt.cli.commands.log_stat import stat_lines, stat_object
-from rt.cli.formats.event_printer import EventPrinter
+from rt.cli.formats.console import EventPrinter, report, show
 from rt.cli.formats.tables import escape
 from rt.cli.formats.writers import StreamOutput, as_envelopes
 from rt.cli.options import DIRECTORY, POSITION, json_option, option
@@ -54,10 +52,9 @@ def stat(directories: tuple[str, ...], as_json: bool) -> None:
     """
     for index, directory in enumerate(directories):
         status = read_status(directory)
-        if as_json:
-            click.echo(json.dumps(stat_object(status)))
-        else:
-            click.echo("\n" * (index > 0) + "\n".join(stat_lines(status, time.time_ns())))
+        if index and not as_json:
+            click.echo()
+        show(status, as_json=as_json, to_object=stat_object, to_lines=stat_lines)
 
 
 @log.command()
@@ -137,7 +134,7 @@ def verify(directories: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     Messages that no reader can decode, because they were published so, are reported and are not corruption.
     """
     reports = [_verified(directory, is_quiet=quiet, as_json=as_json) for directory in directories]
-    if any(report is None or report.is_damaged for report in reports):
+    if any(found is None or found.is_damaged for found in reports):
         raise click.exceptions.Exit(1)
 
 
@@ -145,13 +142,12 @@ def _verified(directory: str, *, is_quiet: bool, as_json: bool) -> Report | None
     """Verify one directory and print the report; None, and a line on stderr, if that failed."""
     try:
         with progress(f"verifying {escape(directory)}", is_quiet=is_quiet) as bar:
-            report = verify_log(directory, on_progress=bar.reach)
+            found = verify_log(directory, on_progress=bar.reach)
     except RtError as error:
-        click.echo(f"rt: {escape(str(error))}", err=True)
+        report(error)
         return None
-    lines = [json.dumps(verify_object(report))] if as_json else verify_lines(report)
-    click.echo("\n".join(lines))
-    return report
+    show(found, as_json=as_json, to_object=verify_object, to_lines=verify_lines)
+    return found
 
 
 @log.command()
@@ -184,8 +180,7 @@ def compare(
         raise click.UsageError("Give two directories or more.")
     with progress("comparing", is_quiet=quiet) as bar:
         found = compare_logs(directories, on_progress=bar.reach)
-    lines = [json.dumps(compare_object(found))] if as_json else compare_lines(found)
-    click.echo("\n".join(lines))
+    show(found, as_json=as_json, to_object=compare_object, to_lines=compare_lines)
     if found.differences:
         raise click.exceptions.Exit(1)
 
@@ -199,7 +194,6 @@ def _audit(directories: tuple[str, ...], master: str | None, *, as_json: bool) -
         found = audit(directories, session)
     finally:
         session.stop()
-    lines = [json.dumps(audit_object(found))] if as_json else audit_lines(found)
-    click.echo("\n".join(lines))
+    show(found, as_json=as_json, to_object=audit_object, to_lines=audit_lines)
     if found.problems:
         raise click.exceptions.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rt.cli.commands.log_stat import identity_object, identity_text
 from rt.cli.formats.tables import escape, format_size, table
 from rt.log.check.compare import Comparison, CopyDifference
-from rt.log.check.report import Problem, Report
+from rt.log.check.report import Report
 from rt.log.check.status import LogStatus, SegmentState
 
 if TYPE_CHECKING:
@@ -40,13 +40,12 @@ def _bad(found: Sequence[object]) -> str:
 
 
 def verify_object(report: Report) -> dict[str, Any]:
-    """The same as an object."""
     return {
         "directory": report.path,
         **({} if report.identity is None else identity_object(report.identity)),
         "is_damaged": report.is_damaged,
         "bad_messages": len(report.bad_messages),
-        "problems": [_problem_object(problem) for problem in report.problems],
+        "problems": [asdict(problem) for problem in report.problems],
         "segments": [
             {
                 "segment": str(segment.id),
@@ -56,19 +55,10 @@ def verify_object(report: Report) -> dict[str, Any]:
                 "messages": segment.message_count,
                 "batches": segment.batch_count,
                 "bytes": segment.size_bytes,
-                "problems": [_problem_object(problem) for problem in segment.problems],
+                "problems": [asdict(problem) for problem in segment.problems],
             }
             for segment in report.segments
         ],
-    }
-
-
-def _problem_object(problem: Problem) -> dict[str, Any]:
-    return {
-        "severity": problem.severity,
-        "what": problem.what,
-        "path": problem.path,
-        "offset": problem.offset,
     }
 
 
@@ -95,7 +85,6 @@ def audit_lines(audit: AuditResult) -> Iterator[str]:
 
 
 def audit_object(audit: AuditResult) -> dict[str, Any]:
-    """The same as an object."""
     return {
         "is_good": not audit.problems,
         "segments": audit.segments,
@@ -122,7 +111,6 @@ def _row(log: LogStatus) -> list[str]:
 
 
 def compare_object(comparison: Comparison) -> dict[str, Any]:
-    """The same as an object."""
     return {
         "is_same": not comparison.differences,
         "compared_bytes": comparison.compared_bytes,
@@ -145,11 +133,6 @@ def _log_object(log: LogStatus) -> dict[str, Any]:
 
 
 def _difference_object(difference: CopyDifference) -> dict[str, Any]:
-    return {
-        "what": difference.what,
-        "directory": difference.path,
-        "other": difference.other,
-        "segment": None if difference.segment is None else str(difference.segment),
-        "offset": difference.offset,
-        "position": difference.position,
-    }
+    fields = asdict(difference)
+    segment = None if difference.segment is None else str(difference.segment)
+    return {"what": difference.what, "directory": fields.pop("path"), **fields, "segment": segment}

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import click
 import numpy as np
 
-from rt.cli.formats.tables import escape, format_time
+from rt.cli.formats.console import report
+from rt.cli.formats.tables import escape
 from rt.cli.formats.writers import MessageRows
 from rt.cli.signals import Interrupts
 from rt.errors import Corrupt
@@ -22,6 +22,7 @@ from rt.log.scan.directory import read_durable_end, read_header, read_identity, 
 from rt.log.scan.message_batch import MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult
+from rt.units import format_time
 
 _CODEC_NAMES = {codec: name or "none" for name, codec in CODECS.items()}
 
@@ -67,21 +68,17 @@ def batch_lines(directory: str, start: int, end: int | None, limit: int | None) 
     """A line for each batch that holds positions from `start` to `end`."""
     for segment, placed, session in _batches(directory, start, end, limit):
         header = placed.header
-        first, end_of_batch = (
-            placed.first_position + placed.skip,
-            placed.first_position + header.message_count,
-        )
+        first, last = placed.first_position + placed.skip, placed.first_position + header.message_count - 1
         skipped = f" ({placed.skip} skipped)" if placed.skip else ""
         times = f"{format_time(header.timestamp_low_ns)} to {format_time(header.timestamp_high_ns)}"
         yield (
-            f"{segment} {placed.offset}  {first} to {end_of_batch - 1}{skipped}  "
+            f"{segment} {placed.offset}  {first} to {last}{skipped}  "
             f"{session}/{placed.run}#{header.first}  {header.topic_count} topics  "
             f"{header.total_bytes} bytes  {_codec(placed)}  {times}"
         )
 
 
 def batch_objects(directory: str, start: int, end: int | None, limit: int | None) -> Iterator[str]:
-    """The same as an object."""
     for segment, placed, session in _batches(directory, start, end, limit):
         header = placed.header
         found: dict[str, Any] = {
@@ -134,12 +131,9 @@ def _segment_batches(directory: str, kept: ReadableSegment, start: int) -> Itera
         scanner, scan = scanner_at(REAL, directory, header, file, start), ScanResult()
         for scan in scans(file.pread, scanner, values=False):
             for placed in scan.batches:
-                known = (
-                    scanner.sessions[placed.session_id].session
-                    if isinstance(scanner, MergedScanner)
-                    else name
-                )
-                yield _Found(kept.id, placed, known)
+                sessions = scanner.sessions if isinstance(scanner, MergedScanner) else None
+                session = name if sessions is None else sessions[placed.session_id].session
+                yield _Found(kept.id, placed, session)
         synced = durable.offset if durable is not None and durable.id == kept.id else 0
         if file.size():
             _judge(segment_path(directory, kept.id), kept, scanner, scan, synced)
@@ -157,4 +151,4 @@ def _judge(path: str, kept: ReadableSegment, scanner: Scanner, scan: ScanResult,
             hint="`rt log verify` lists all damage.",
         )
     if scan.problem or scan.needed:
-        click.echo(f"rt: {escape(path)} ends with an incomplete batch at offset {scanner.boundary}", err=True)
+        report(f"{path} ends with an incomplete batch at offset {scanner.boundary}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from rt.cli.formats.tables import escape, format_age, format_size, format_time, table
+from rt.cli.formats.tables import escape, format_age, format_size, table
 from rt.log.check.status import LogStatus, SegmentState, SegmentStatus
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
+from rt.units import format_time
 
 _COLUMNS = (
     *("segment", "state", "first", "end", "messages", "size", "created", "from", "to", "sealed", "trimmed"),
@@ -16,8 +18,9 @@ _COLUMNS = (
 _NUMBERS = frozenset({"first", "end", "messages", "size"})
 
 
-def stat_lines(status: LogStatus, now_ns: int) -> Iterator[str]:
+def stat_lines(status: LogStatus) -> Iterator[str]:
     """The identity, a table of the segments, and a line of totals."""
+    now_ns = time.time_ns()
     yield f"{escape(status.path)}: {identity_text(status.identity)}"
     yield f"durable end: {_durable_text(status)}"
     rows = [_row(segment, now_ns) for segment in status.segments]
@@ -31,7 +34,7 @@ def stat_lines(status: LogStatus, now_ns: int) -> Iterator[str]:
 
 
 def stat_object(status: LogStatus) -> dict[str, Any]:
-    """The same as an object; times are nanoseconds since the Unix epoch."""
+    """Times are nanoseconds since the Unix epoch."""
     durable = status.durable
     return {
         "directory": status.path,
@@ -46,14 +49,13 @@ def stat_object(status: LogStatus) -> dict[str, Any]:
 
 
 def identity_text(identity: LogIdentity) -> str:
-    """The identity of a log as text."""
     origin = "incarnation" if identity.kind is LogKind.SESSION else "cluster"
     dedup = f", dedup id {identity.dedup_id}" if identity.dedup_id else ""
     return f"{identity.kind.name.lower()} {identity.name}, {origin} {identity.origin.hex()}{dedup}"
 
 
 def identity_object(identity: LogIdentity) -> dict[str, Any]:
-    """The identity of a log: `name` is the session or stream, `origin` the incarnation or cluster id."""
+    """`name` is the session or stream, `origin` the incarnation or cluster id."""
     return {
         "kind": identity.kind.name.lower(),
         "name": identity.name,

@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import click
 
-from rt.cli.endpoints import endpoint_options, parse_optional_endpoints
+from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats import parsers
 from rt.cli.formats.parsers import STDIN, Fields, Parser
 from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
@@ -57,14 +57,7 @@ def _choice(kind: object) -> click.Choice[str]:
     help="Id shared by publishers that send the same messages: each is merged once. Default: none.",
 )
 @option("--topic", default="", help="Topic of messages whose record names none. Default: the empty topic.")
-@option(
-    "--format",
-    "style",
-    type=_choice(Format),
-    default="lines",
-    show_default=True,
-    help="Format of the input: see above.",
-)
+@option("--format", "style", type=_choice(Format), default="lines", help="Format of the input: see above.")
 @option(
     "--topic-field",
     "--topic-column",
@@ -84,43 +77,32 @@ def _choice(kind: object) -> click.Choice[str]:
     "--batch-bytes",
     type=click.IntRange(4096, BATCH_BYTES_MAX),
     default=256 * 1024,
-    show_default=True,
     help="Write a batch at this size. Bytes.",
 )
 @option(
     "--linger-ms",
     type=click.FloatRange(0, 60_000),
     default=1.0,
-    show_default=True,
     help="Write a batch at this age, if it is smaller. Milliseconds. 0: write each message at once.",
 )
 @option(
     "--roll-bytes",
     type=click.IntRange(4096, 2**40),
     default=128 * 2**20,
-    show_default=True,
     help="Start a new log file at this size. Bytes.",
 )
 @option(
     "--fsync",
     type=_choice(FsyncPolicy),
     default="interval",
-    show_default=True,
     help="When to sync written batches: after each batch, every 100 ms, or never before a file ends. "
     "Everything is synced at the end of the command.",
 )
-@option(
-    "--compression",
-    type=click.Choice(["none", "zstd"]),
-    default="none",
-    show_default=True,
-    help="Compression of batches.",
-)
+@option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Compression of batches.")
 @option(
     "--on-full",
     type=_choice(OnFull),
     default="wait",
-    show_default=True,
     help="What to do if the disk is full: wait for space, or fail.",
 )
 @option("--quiet", is_flag=True, help="No progress bar and no summary on stderr.")
@@ -129,26 +111,18 @@ def pub(
     paths: tuple[str, ...],
     root: str,
     stream: str,
-    publisher_id: str | None,
-    endpoints: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-    dedup_id: str | None,
+    nodes: NodeOptions,
     topic: str,
     style: Format,
     topic_field: str | None,
     timestamp_field: str | None,
     envelope: bool,
     no_header: bool,
-    batch_bytes: int,
-    linger_ms: float,
-    roll_bytes: int,
-    fsync: FsyncPolicy,
     compression: Literal["none", "zstd"],
     on_full: OnFull,
     quiet: bool,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Publish the contents of each PATH, or of stdin.
 
@@ -167,20 +141,15 @@ def pub(
     fields = Fields(topic, topic_field, timestamp_field)
     feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
     paths = _checked_paths(paths or (STDIN,), style)
-    nodes, tls = parse_optional_endpoints(endpoints, ca, cert, key)
+    endpoints, tls = nodes.parse()
     with Interrupts() as interrupts:
         publisher = Publisher(
             root,
             stream,
-            publisher_id=publisher_id,
-            dedup_id=dedup_id,
-            endpoints=nodes,
+            endpoints=endpoints,
             tls=tls,
-            batch_bytes=batch_bytes,
-            linger_ms=linger_ms,
-            roll_bytes=roll_bytes,
-            fsync=fsync,
             compression="zstd" if compression == "zstd" else None,
+            **settings,
         )
         fed, started = PublishedCount(), time.monotonic()
         try:
@@ -190,7 +159,7 @@ def pub(
                 paths,
                 interrupts,
                 fed,
-                has_nodes=bool(nodes),
+                has_nodes=bool(endpoints),
                 on_full=on_full,
                 is_quiet=quiet,
             )

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
+from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.options import option
 
 
@@ -20,17 +20,8 @@ from rt.cli.options import option
 @endpoint_options(
     "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
     is_required=True,
-    can_be_insecure=True,
 )
-def rest(
-    target: str,
-    data: str | None,
-    endpoints: str,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-    insecure: bool,
-) -> None:
+def rest(target: str, data: str | None, nodes: NodeOptions) -> None:
     """Send a REST request for TARGET, a path with its query such as /status, and write the answer.
 
     The request goes through the gRPC port. The role in the certificate decides what it may do, as on the
@@ -38,10 +29,10 @@ def rest(
     """
     from rt.net.rest_client import ask, check, error_in
 
-    nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
+    endpoints, tls = nodes.parse()
     path = target if target.startswith("/") else f"/{target}"
     method, body = ("GET", None) if data is None else ("POST", _checked_json(data))
-    answer = asyncio.run(ask(nodes, tls, method, path, body))
+    answer = asyncio.run(ask(endpoints, tls, method, path, body))
     if error_in(answer) is None:
         sys.stdout.buffer.write(answer.body)
         sys.stdout.buffer.flush()

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rt.cli.endpoints import endpoint_options, parse_endpoints, parse_tls
+from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
+from rt.cli.formats.console import report, show
 from rt.cli.options import json_option, option
 from rt.errors import RtError
 
@@ -35,30 +36,21 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 @endpoint_options(
     "gRPC endpoints of the nodes, separated by commas. All of them are asked.",
     is_required=True,
-    can_be_insecure=True,
     cert_help="PEM file of the client certificate; its role must be operator.",
 )
-def status(
-    watch: float | None,
-    as_json: bool,
-    endpoints: str,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-    insecure: bool,
-) -> None:
+def status(watch: float | None, as_json: bool, nodes: NodeOptions) -> None:
     """Show the state of a cluster: alarms, members, merged log, retention, publishers, subscribers.
 
     Exit status 0 means that the cluster is healthy. Exit status 1 means that a node of --endpoints does not
     answer or that there is a critical alarm; the last line on stderr says which.
     """
-    nodes, tls = parse_endpoints(endpoints), parse_tls(ca, cert, key, insecure=insecure)
+    endpoints, tls = nodes.parse()
     if watch is not None:
-        _watch(nodes, tls, watch, as_json=as_json)
-    overview = asyncio.run(look(nodes, tls))
+        _watch(endpoints, tls, watch, as_json=as_json)
+    overview = asyncio.run(look(endpoints, tls))
     _show(overview, as_json=as_json)
     if overview.problems:
-        click.echo(f"rt: {verdict(overview)}", err=True)
+        report(verdict(overview))
         raise click.exceptions.Exit(1)
 
 
@@ -69,7 +61,7 @@ def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, *, as_json: bo
         try:
             overview = asyncio.run(look(nodes, tls))
         except RtError as error:
-            click.echo(f"rt: {error}", err=True)
+            report(error)
         else:
             if is_screen:
                 click.echo(_CLEAR, nl=False)
@@ -79,11 +71,7 @@ def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, *, as_json: bo
 
 
 def _show(overview: ClusterSummary, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(overview.document()))
-        return
-    for line in status_lines(overview):
-        click.echo(line)
+    show(overview, as_json=as_json, to_object=ClusterSummary.document, to_lines=status_lines)
 
 
 async def look(nodes: Sequence[str], tls: TLS | None) -> ClusterSummary:

@@ -14,7 +14,8 @@ from typing import Final
 
 import click
 
-from rt.cli.formats.tables import escape
+from rt.cli.formats.console import report
+from rt.cli.formats.tables import escape, table
 from rt.cli.options import json_option, option
 from rt.errors import RtError
 
@@ -125,41 +126,24 @@ def ask(endpoint: str, timeout_s: float) -> str:
 
 def as_table(rows: Sequence[QueueRow]) -> str:
     """The problems, then a table."""
-    head = ["provider", "queue", "owner", "consumers", "behind", "slow", "low", "lag", "pressure"]
+    names, numbers = ("provider", "queue", "owner"), ("consumers", "behind", "slow", "low", "lag", "pressure")
     body = [
         [
             escape(row.provider),
             escape(row.queue),
             escape(row.owner) or "none",
-            f"{row.consumers:,}",
-            f"{row.behind:,}",
-            f"{row.slow:,}",
-            f"{row.low:,}",
-            f"{row.lag:,}",
+            *(f"{number:,}" for number in (row.consumers, row.behind, row.slow, row.low, row.lag)),
             f"{row.pressure:.0%}",
         ]
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    text = [escape(f"  {row.queue}: {problem}") for row in rows for problem in row.problems]
-    for cells in [head, *body]:
-        padded = [
-            cell.ljust(width) if at < 3 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        text.append("  ".join(padded).rstrip())
-    return "\n".join(text)
+    problems = [escape(f"  {row.queue}: {problem}") for row in rows for problem in row.problems]
+    return "\n".join([*problems, *table((*names, *numbers), body, right=frozenset(numbers))])
 
 
 @click.command()
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST:PORT...")
-@option(
-    "--timeout",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 300),
-    help="Timeout for each host. Seconds.",
-)
+@option("--timeout", default=5.0, type=click.FloatRange(0.1, 300), help="Timeout for each host. Seconds.")
 @json_option
 @click.pass_context
 def streams(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: bool) -> None:
@@ -174,7 +158,7 @@ def streams(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: b
             texts.append(ask(host, timeout))
         except RtError as error:
             has_failed = True
-            click.echo(f"rt: {escape(str(error))}", err=True)
+            report(error)
     rows = overview(texts)
     if as_json:
         for row in rows:

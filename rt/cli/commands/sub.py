@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import click
 from click.core import ParameterSource
 
-from rt.cli.endpoints import endpoint_options, parse_optional_endpoints
-from rt.cli.formats.event_printer import EventPrinter
+from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.formats.console import EventPrinter
 from rt.cli.formats.read_source import AnonymousReader, NamedSubscriber, PulledLog, ReadSource
 from rt.cli.formats.writers import (
     CsvEncoder,
     Encoder,
     FileOutput,
-    Output,
     StreamOutput,
     as_envelopes,
     as_json_lines,
@@ -37,9 +34,6 @@ from rt.errors import LogNotFound
 from rt.log.disk import REAL
 from rt.log.read.reader import LogReader, Place
 from rt.log.scan.directory import is_log_directory, merged_directory
-
-if TYPE_CHECKING:
-    from rt.net.tls import TLS
 
 Format = Literal["lines", "csv", "json", "files"]
 
@@ -93,7 +87,6 @@ _MOST = 2**62
     "style",
     type=click.Choice(get_args(Format)),
     default="lines",
-    show_default=True,
     help="Format of the output: see above.",
 )
 @option(
@@ -115,10 +108,7 @@ def sub(
     directory: str | None,
     root: str | None,
     stream: str | None,
-    endpoints: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
+    nodes: NodeOptions,
     position: Place | None,
     since: int | None,
     name: str | None,
@@ -148,25 +138,35 @@ def sub(
         raise click.UsageError("--output and --format files need each other.")
     if position is not None and since is not None:
         raise click.UsageError("--position excludes --since.")
-    nodes, tls = parse_optional_endpoints(endpoints, ca, cert, key)
+    endpoints, tls = nodes.parse()
     printer = EventPrinter()
-    make: Callable[[], ReadSource]
     if tls is not None:
         if directory is not None or root is None or stream is None or since is not None:
             raise click.UsageError("--endpoints needs --path and --stream, and excludes DIR and --since.")
-        make = partial(
-            _pulled, root, stream, nodes, tls, position, topics, printer, name=name, is_following=follow
-        )
+        where = (root, stream)
     else:
-        path = _log_directory(directory, root, stream)
+        where = (_log_directory(directory, root, stream), "local")
         if since is not None:
-            position = _position_at(path, since)
-        make = partial(_local, path, position, topics, printer, name=name, is_following=follow)
+            position = _position_at(where[0], since)
     with contextlib.ExitStack() as opened:
         interrupts = opened.enter_context(Interrupts())
-        source = make()
+        source: ReadSource
+        if tls is None and name is None:
+            source = AnonymousReader(where[0], position, topics, printer, is_following=follow)
+        else:
+            subscriber = Subscriber(
+                *where,
+                endpoints=endpoints,
+                tls=tls,
+                position=position,
+                topics=topics or None,
+                on_event=printer,
+                name=name,
+            )
+            kind = NamedSubscriber if tls is None else PulledLog
+            source = kind(subscriber, is_following=follow)
         opened.callback(source.close)
-        out: Output
+        out: StreamOutput | FileOutput
         if encoder is None:
             out = FileOutput(str(output), is_durable=name is not None)
             opened.callback(out.close)
@@ -175,50 +175,6 @@ def sub(
         _copy(source, out, interrupts, limit)
     if printer.has_lost:
         ctx.exit(1)
-
-
-def _local(
-    path: str,
-    position: Place | None,
-    topics: tuple[str, ...],
-    printer: EventPrinter,
-    *,
-    name: str | None,
-    is_following: bool,
-) -> ReadSource:
-    """A log on this machine."""
-    if name is None:
-        return AnonymousReader(path, position, topics, printer, is_following=is_following)
-    subscriber = Subscriber(
-        path, "local", position=position, topics=topics or None, on_event=printer, name=name
-    )
-    return NamedSubscriber(subscriber, is_following=is_following)
-
-
-def _pulled(
-    root: str,
-    stream: str,
-    endpoints: tuple[str, ...],
-    tls: TLS,
-    position: Place | None,
-    topics: tuple[str, ...],
-    printer: EventPrinter,
-    *,
-    name: str | None,
-    is_following: bool,
-) -> ReadSource:
-    """A copy of the nodes' merged log."""
-    subscriber = Subscriber(
-        root,
-        stream,
-        endpoints=endpoints,
-        tls=tls,
-        position=position,
-        topics=topics or None,
-        on_event=printer,
-        name=name,
-    )
-    return PulledLog(subscriber, is_following=is_following)
 
 
 def _encoder(
@@ -269,7 +225,9 @@ def _position_at(path: str, since_ns: int) -> int:
         return reader.position_at(since_ns)
 
 
-def _copy(source: ReadSource, out: Output, interrupts: Interrupts, limit: int | None) -> None:
+def _copy(
+    source: ReadSource, out: StreamOutput | FileOutput, interrupts: Interrupts, limit: int | None
+) -> None:
     """Copy until the end of the log, `limit` messages or a signal. Acknowledges what was written."""
     left = _MOST if limit is None else limit
     try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import select
@@ -44,19 +45,16 @@ class Fields:
 
 
 def feed_lines(path: str, reading: Parser, feed: PublishLoop, fields: Fields) -> None:
-    """Each line is a value."""
     for lines in reading.lines(path):
         feed.add_many(lines, fields.topic)
 
 
 def feed_json(path: str, reading: Parser, feed: PublishLoop, fields: Fields) -> None:
-    """Each line is JSON."""
     for where, line, found in _json_lines(path, reading):
         feed.add(line, _topic(found, fields, where), _timestamp(found, fields, where))
 
 
 def feed_envelopes(path: str, reading: Parser, feed: PublishLoop, fields: Fields) -> None:
-    """Each line is an envelope."""
     for where, _, found in _json_lines(path, reading):
         try:
             content = opened(found)
@@ -87,7 +85,6 @@ def feed_csv(
 
 
 def feed_files(path: str, reading: Parser, feed: PublishLoop) -> None:
-    """Each file is a value."""
     for file, topic in files_below(path):
         size = os.path.getsize(file)
         if size > MESSAGE_BYTES_MAX:
@@ -103,15 +100,17 @@ def feed_files(path: str, reading: Parser, feed: PublishLoop) -> None:
 
 def _json_lines(path: str, reading: Parser) -> Iterator[tuple[str, bytes, Any]]:
     """Each line: file and line number, the bytes, and the parsed value."""
-    name, number = shown(path), 0
-    for lines in reading.lines(path):
-        for line in lines:
-            number += 1
-            try:
-                found = parse_json(line)
-            except ValueError as error:
-                raise _bad(f"invalid JSON: {error}", f"{name}, line {number}") from error
-            yield f"{name}, line {number}", line, found
+    for number, line in _numbered(path, reading):
+        where = f"{shown(path)}, line {number}"
+        try:
+            found = parse_json(line)
+        except ValueError as error:
+            raise _bad(f"invalid JSON: {error}", where) from error
+        yield where, line, found
+
+
+def _numbered(path: str, reading: Parser) -> Iterator[tuple[int, bytes]]:
+    return enumerate(itertools.chain.from_iterable(reading.lines(path)), start=1)
 
 
 def parse_json(text: bytes) -> Any:
@@ -135,15 +134,13 @@ _decoder = json.JSONDecoder(parse_constant=_refuse, parse_int=_whole)
 
 
 def _text_lines(path: str, reading: Parser) -> Iterator[str]:
-    name, number, encoding = shown(path), 0, "utf-8-sig"
-    for lines in reading.lines(path):
-        for line in lines:
-            number += 1
-            try:
-                yield line.decode(encoding) + "\n"
-            except UnicodeDecodeError as error:
-                raise _bad(f"invalid UTF-8: {error}", f"{name}, line {number}") from error
-            encoding = "utf-8"
+    encoding = "utf-8-sig"
+    for number, line in _numbered(path, reading):
+        try:
+            yield line.decode(encoding) + "\n"
+        except UnicodeDecodeError as error:
+            raise _bad(f"invalid UTF-8: {error}", f"{shown(path)}, line {number}") from error
+        encoding = "utf-8"
 
 
 def _records(path: str, records: Any) -> Iterator[tuple[str, list[str]]]:
@@ -207,14 +204,9 @@ def _timestamp(found: Any, fields: Fields, where: str) -> int | None:
         raise _bad(str(error), where) from error
 
 
-def _bad(what: str, where: str, *, got: object = None, expected: object = None) -> FormatError:
-    return FormatError(
-        what,
-        where=where,
-        got=got,
-        expected=expected,
-        hint="This record and those after it were not published.",
-    )
+def _bad(what: str, where: str, **parts: object) -> FormatError:
+    hint = "This record and those after it were not published."
+    return FormatError(what, where=where, hint=hint, **parts)
 
 
 READ_BYTES = 2**20
@@ -298,7 +290,6 @@ class Parser:
 
 
 def shown(path: str) -> str:
-    """The name of an input in messages."""
     return "stdin" if path == STDIN else path
 
 

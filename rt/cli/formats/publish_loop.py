@@ -10,9 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-import click
-
-from rt.cli.formats.tables import escape
+from rt.cli.formats.console import report
 from rt.cli.progress_bar import Bar
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
@@ -126,6 +124,6 @@ class PublishLoop:
             raise error
         if not self._is_full:
             self._is_full = True
-            click.echo(f"rt: {escape(str(error))} Waiting for space.", err=True)
+            report(f"{error} Waiting for space.")
         with self._interrupts.waiting():
             time.sleep(_RETRY_SECONDS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from rt.cli.formats.event_printer import EventPrinter
+from rt.cli.formats.console import EventPrinter
 from rt.cli.formats.writers import MessageRows, Polled
 from rt.client.subscriber import Subscriber
 from rt.log.disk import REAL
@@ -59,17 +59,13 @@ class AnonymousReader:
         )
 
     def next(self, most: int) -> MessageRows | None:
-        """The next batch."""
         return self._reader.next_batch(None, most)
 
-    def written(self) -> None:
-        """Nothing to do."""
+    def written(self) -> None: ...
 
-    def acknowledge(self) -> None:
-        """Nothing to do."""
+    def acknowledge(self) -> None: ...
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
 
@@ -83,7 +79,6 @@ class NamedSubscriber:
         self._next_time = time.monotonic() + _ACKNOWLEDGE_SECONDS
 
     def next(self, most: int) -> MessageRows | None:
-        """Up to a few thousand messages."""
         messages = self._subscriber.poll(min(most, _POLL_MESSAGES), 0.0)
         if not messages:
             self.acknowledge()
@@ -93,7 +88,6 @@ class NamedSubscriber:
         return Polled(messages)
 
     def written(self) -> None:
-        """Record the position."""
         self._done = self._subscriber.position
         if time.monotonic() >= self._next_time:
             self.acknowledge()
@@ -106,7 +100,6 @@ class NamedSubscriber:
         self._next_time = time.monotonic() + _ACKNOWLEDGE_SECONDS
 
     def close(self) -> None:
-        """Close the reader."""
         self._subscriber.close()
 
 
@@ -118,7 +111,7 @@ class PulledLog(NamedSubscriber):
         self._end: int | None = None
 
     def next(self, most: int) -> MessageRows | None:
-        """As the base class. Without --follow it waits until the copy has reached the end."""
+        """Without --follow it waits until the copy has reached the end."""
         if self._is_following:
             return super().next(most)
         while True:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta, timezone
-from functools import lru_cache
 
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+from rt.units import parse_rfc3339
+
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -36,40 +35,20 @@ def _escape_one(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def format_time(time_ns: int, *, digits: int = 9) -> str:
-    """RFC 3339 in UTC, with `digits` digits of the second."""
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    return f"{_format_second(seconds)}.{f'{rest:09d}'[:digits]}Z"
-
-
-@lru_cache(maxsize=64)
-def _format_second(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
-
-
 def parse_time(text: str) -> int:
     """Nanoseconds since the Unix epoch, from a number of them or from RFC 3339; otherwise `ValueError`."""
     if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
         time_ns = int(text)
     else:
-        match = _TIME.fullmatch(text)
-        if match is None:
+        try:
+            time_ns = parse_rfc3339(text.replace(" ", "T", 1))
+        except ValueError as error:
             raise ValueError(
                 f"{text[:50]!r} is not a time: use RFC 3339, as 2030-01-31T12:00:00Z, or ns since 1970"
-            )
-        moment = datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=_zone(match[4]))
-        since = moment - datetime(1970, 1, 1, tzinfo=UTC)
-        time_ns = (since.days * 86_400 + since.seconds) * 1_000_000_000 + int((match[3] or "").ljust(9, "0"))
+            ) from error
     if not -(2**63) <= time_ns < 2**63:
         raise ValueError(f"the time {text} is out of range")
     return time_ns
-
-
-def _zone(text: str) -> timezone:
-    if text in {"Z", "z"}:
-        return UTC
-    offset = timedelta(hours=int(text[1:3]), minutes=int(text[4:6]))
-    return timezone(-offset if text[0] == "-" else offset)
 
 
 def format_size(size: float) -> str:

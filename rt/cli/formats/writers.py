@@ -17,8 +17,8 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import BinaryIO, Protocol, TypeAlias
 
 from rt.cli.formats.envelope import envelopes
 from rt.cli.formats.parsers import parse_json
@@ -48,29 +48,17 @@ class Polled:
 
     @property
     def values(self) -> list[bytes]:
-        """The values."""
         return [message.value for message in self._messages]
 
     def messages(self) -> Iterator[Message]:
-        """The messages one by one."""
         return iter(self._messages)
 
     def __len__(self) -> int:
         return len(self._messages)
 
 
-class Output(Protocol):
-    """A destination of messages."""
-
-    def write(self, rows: MessageRows) -> None:
-        """Write all messages. On return the operating system has them."""
-
-
-class Encoder(Protocol):
-    """A format of messages."""
-
-    def __call__(self, rows: MessageRows) -> Iterable[bytes]:
-        """The bytes to write, in order; raises at the first message that the format cannot hold."""
+Encoder: TypeAlias = Callable[[MessageRows], Iterable[bytes]]
+"""A format: the bytes to write, in order; raises at the first message that the format cannot hold."""
 
 
 class StreamOutput:
@@ -81,7 +69,7 @@ class StreamOutput:
         self._encoder = encoder
 
     def write(self, rows: MessageRows) -> None:
-        """Encode, write and flush."""
+        """Write all messages. On return the operating system has them."""
         pieces: list[bytes] = []
         try:
             pieces.extend(self._encoder(rows))
@@ -96,17 +84,13 @@ def as_lines(rows: MessageRows) -> Iterator[bytes]:
 
 
 def as_envelopes(rows: MessageRows) -> Iterator[bytes]:
-    """Each message as an envelope."""
     return envelopes(rows.messages())
 
 
 def as_json_lines(rows: MessageRows) -> Iterator[bytes]:
     """Each value unchanged; it must be JSON on one line."""
     for message in rows.messages():
-        try:
-            parse_json(message.value)
-        except ValueError as error:
-            raise _bad(f"invalid JSON: {error}", message) from error
+        _parsed(message)
         if b"\n" in message.value:
             raise _bad("JSON on more than one line", message)
         yield message.value + b"\n"
@@ -143,11 +127,15 @@ class CsvEncoder:
             yield _record([_cell(found.get(column)) for column in self._columns])
 
 
-def _object(message: Message) -> dict[str, object]:
+def _parsed(message: Message) -> object:
     try:
-        found = parse_json(message.value)
+        return parse_json(message.value)
     except ValueError as error:
         raise _bad(f"invalid JSON: {error}", message) from error
+
+
+def _object(message: Message) -> dict[str, object]:
+    found = _parsed(message)
     if not isinstance(found, dict):
         raise _bad("not a JSON object", message)
     return found
@@ -169,11 +157,8 @@ def _record(cells: Sequence[str]) -> bytes:
     return text.getvalue().encode()
 
 
-def _bad(
-    what: str, message: Message, *, got: object = None, expected: object = None, hint: str | None = None
-) -> FormatError:
-    where = f"position {message.position}"
-    return FormatError(what, where=where, got=got, expected=expected, hint=hint)
+def _bad(what: str, message: Message, **parts: str) -> FormatError:
+    return FormatError(what, where=f"position {message.position}", **parts)
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -195,7 +180,7 @@ class FileOutput:
             self._descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def write(self, rows: MessageRows) -> None:
-        """A file for each message, in order."""
+        """Write a file for each message, in order."""
         for message in rows.messages():
             *directories, name = _steps(message)
             try:
@@ -208,7 +193,6 @@ class FileOutput:
                     raise
 
     def close(self) -> None:
-        """Release the directory."""
         os.close(self._descriptor)
 
     @contextlib.contextmanager
@@ -261,9 +245,5 @@ def _steps(message: Message) -> list[str]:
 
 
 def _hostile(what: str, message: Message) -> FormatError:
-    return FormatError(
-        f"the topic {what}",
-        where=f"position {message.position}",
-        got=repr(message.topic)[:200],
-        hint="Choose other topics with --topic, or use --json.",
-    )
+    hint = "Choose other topics with --topic, or use --json."
+    return _bad(f"the topic {what}", message, got=repr(message.topic)[:200], hint=hint)

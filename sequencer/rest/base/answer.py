@@ -10,6 +10,8 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Struct
 
+from rt.units import format_time
+
 
 class Answer(Struct, rename="camel", forbid_unknown_fields=True):
     """One record, in camelCase. Its docstring and the descriptions of its fields are public."""
@@ -31,3 +33,8 @@ Digits: TypeAlias = Annotated[str, Meta(pattern="^[0-9]+$")]
 """A number that may exceed 2^53, which clients in JavaScript would round: decimal digits in a string."""
 Amount: TypeAlias = Annotated[float, Meta(ge=0)]
 TIME: Final = "RFC 3339 with nanoseconds. Empty: never."
+
+
+def time_or_empty(ns: int) -> str:
+    """The text of a time; "" for 0 (never)."""
+    return format_time(ns) if ns else ""

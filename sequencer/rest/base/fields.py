@@ -1,22 +1,23 @@
 """Query parameters and fields of bodies: their kinds, and how they are parsed. Pure.
 
 Invariant: an unknown, duplicate, malformed or missing one is an error that names it. Nothing is ignored or
-guessed. No library is used here, because none refuses duplicate names or says what it got.
+guessed. msgspec checks each value and makes its schema; it would accept a duplicate name.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
-from rt.errors import InvalidName
-from rt.names import SESSION_NAME_BYTES_MAX, check_session_name, is_name
-from rt.units import parse_size
+import msgspec
+from msgspec import Meta
+
+from rt.names import SESSION_NAME_BYTES_MAX, check_name, check_session_name
+from rt.units import parse_rfc3339, parse_size
 from sequencer.rest.base.errors import BadRequest
-from sequencer.rest.base.rfc3339 import parse_rfc3339
 
 BODY_BYTES_MAX: Final = 2**14
 """Ten times what the longest body needs."""
@@ -38,13 +39,34 @@ class Field:
 
     name: str
     description: str
-    schema: Schema
-    """Without the description."""
+    kind: Any
+    """The type of its JSON value."""
     expected: str
     """What errors say about it."""
-    parse: Callable[[Any], Any]
-    """Returns the value, or raises `ValueError`."""
     is_required: bool = False
+    read: Callable[[Any], Any] | None = None
+    """From the JSON value to the value; raises `ValueError`. None: they are the same."""
+
+    @property
+    def schema(self) -> Schema:
+        """Without the description."""
+        return msgspec.json.schema(self.kind)
+
+    def parse(self, value: Any) -> Any:
+        """Raises `ValueError` or `msgspec.ValidationError`."""
+        if isinstance(value, float) and value.is_integer():  # An integer, as JSON Schema defines it.
+            value = int(value)
+        found = msgspec.convert(value, self.kind)
+        return found if self.read is None else self.read(found)
+
+    def parse_text(self, text: str) -> Any:
+        """The same, from a text in a query."""
+        try:
+            return self.parse(text)
+        except msgspec.ValidationError:
+            if text.isascii() and text.isdecimal() and len(text) <= 19:
+                return self.parse(int(text))
+            return self.parse({"true": True, "false": False}.get(text, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +87,7 @@ def body_schema(fields: Sequence[Field]) -> Schema:
 
 def parse_query(pairs: Iterable[tuple[str, str]], fields: Sequence[Field]) -> dict[str, Any]:
     """The values by name. Raises `BadRequest`."""
-    return _parse(pairs, fields, "query", "parameter", repr)
+    return _parse(pairs, fields, "query")
 
 
 def parse_body(content: bytes, fields: Sequence[Field]) -> dict[str, Any]:
@@ -79,16 +101,12 @@ def parse_body(content: bytes, fields: Sequence[Field]) -> dict[str, Any]:
     if not isinstance(members, dict):
         got = type(members).__name__
         raise BadRequest("the body is not an object", where="body", got=got, expected="a JSON object")
-    return _parse(members.items(), fields, "body", "field", json.dumps)
+    return _parse(members.items(), fields, "body")
 
 
-def _parse(
-    pairs: Iterable[tuple[str, Any]],
-    fields: Sequence[Field],
-    where: str,
-    kind: str,
-    shown: Callable[[Any], str],
-) -> dict[str, Any]:
+def _parse(pairs: Iterable[tuple[str, Any]], fields: Sequence[Field], where: str) -> dict[str, Any]:
+    is_query = where == "query"
+    kind = "parameter" if is_query else "field"
     known = {one.name: one for one in fields}
     found: dict[str, Any] = {}
     for name, value in pairs:
@@ -99,14 +117,14 @@ def _parse(
         if name in found:
             raise BadRequest(f"the {kind} occurs twice", where=f"{kind} {name}")
         try:
-            found[name] = field.parse(_from_text(value, field.schema) if where == "query" else value)
-        except ValueError:
+            found[name] = field.parse_text(value) if is_query else field.parse(value)
+        except (ValueError, msgspec.ValidationError):
             raise BadRequest(
                 f"the {kind} is malformed",
                 where=f"{kind} {name}",
-                got=shown(value)[:200],
+                got=(repr(value) if is_query else json.dumps(value))[:200],
                 expected=field.expected,
-                hint="Encode + as %2B." if where == "query" and " " in value else None,
+                hint="Encode + as %2B." if is_query and " " in value else None,
             ) from None
     for one in fields:
         if one.is_required and one.name not in found:
@@ -114,14 +132,6 @@ def _parse(
                 f"a required {kind} is missing", where=f"{kind} {one.name}", expected=one.description
             )
     return found
-
-
-def _from_text(text: str, schema: Schema) -> Any:
-    """The value that a parameter with this schema has in JSON; the text itself if it is none."""
-    if schema.get("type") == "integer":
-        number = _digits(text)
-        return text if number is None else number
-    return {"true": True, "false": False}.get(text, text) if schema.get("type") == "boolean" else text
 
 
 def _not_json(why: str) -> BadRequest:
@@ -150,84 +160,57 @@ def whole(
     name: str, description: str, *, low: int = 0, high: int = POSITION_MAX, is_required: bool = False
 ) -> Field:
     """An integer from `low` to `high`."""
-    schema, expected = _integer(low, high), f"a whole number from {low} to {high}"
-    return Field(name, description, schema, expected, lambda value: _bounded(value, low, high), is_required)
+    expected = f"a whole number from {low} to {high}"
+    return Field(name, description, _integer(low, high), expected, is_required)
 
 
 def size(name: str, description: str, *, low: int, high: int) -> Field:
     """A number of bytes, or a string such as "90Gi"."""
-    pattern = _SIZE if low else f"(0|{_SIZE})"
+    number = _integer(low, high)
 
-    def parse(value: Any) -> int:
-        is_text = isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII)
-        return _bounded(parse_size(value) if is_text else value, low, high)
+    def read(value: int | str) -> Any:
+        return value if isinstance(value, int) else msgspec.convert(parse_size(value), number)
 
-    kinds = [_integer(low, high), {"type": "string", "pattern": f"^{pattern}$"}]
-    schema = {"anyOf": kinds, "examples": [2**30, "90Gi"]}
+    text: Any = Annotated[str, Meta(pattern=f"^{_SIZE}$" if low else f"^(0|{_SIZE})$")]
+    kind: Any = Annotated[number | text, Meta(examples=[2**30, "90Gi"])]
     expected = f'bytes from {low} to {high}, as a number or a string such as "90Gi"'
-    return Field(name, description, schema, expected, parse)
+    return Field(name, description, kind, expected, read=read)
 
 
 def flag(name: str, description: str) -> Field:
     """True or false."""
-
-    def parse(value: Any) -> bool:
-        if isinstance(value, bool):
-            return value
-        raise ValueError
-
-    return Field(name, description, {"type": "boolean"}, "true or false", parse)
+    return Field(name, description, bool, "true or false")
 
 
-def choice(name: str, description: str, options: Sequence[str]) -> Field:
-    def parse(value: Any) -> Any:
-        if value in options:
-            return value
-        raise ValueError
-
-    schema = {"type": "string", "enum": list(options)}
-    return Field(name, description, schema, " or ".join(options), parse)
+def choice(name: str, description: str, options: Any) -> Field:
+    """One of the texts of `options`, a `Literal`."""
+    return Field(name, description, options, " or ".join(get_args(options)))
 
 
 def name_of(field: str, description: str, kind: str, *, is_required: bool = True) -> Field:
     """The name of a `kind`."""
-    schema = {"type": "string", "pattern": f"^{_NAME}$"}
-
-    def parse(value: Any) -> str:
-        if isinstance(value, str) and is_name(value):
-            return value
-        raise ValueError
-
-    return Field(field, description, schema, f"the name of a {kind}", parse, is_required)
+    text = Annotated[str, Meta(pattern=f"^{_NAME}$")]
+    read = partial(check_name, kind=kind)
+    return Field(field, description, text, f"the name of a {kind}", is_required, read)
 
 
 def session_of(field: str, description: str, *, is_required: bool = True) -> Field:
     """A session name: one name, or two joined by "~"."""
-    schema = {"type": "string", "pattern": f"^{_NAME}(~{_NAME})?$", "maxLength": SESSION_NAME_BYTES_MAX}
-
-    def parse(value: Any) -> str:
-        try:
-            if isinstance(value, str):
-                return check_session_name(value)
-        except InvalidName:
-            pass
-        raise ValueError
-
-    return Field(field, description, schema, "the name of a session", parse, is_required)
+    text: Any = Annotated[str, Meta(pattern=f"^{_NAME}(~{_NAME})?$", max_length=SESSION_NAME_BYTES_MAX)]
+    return Field(field, description, text, "the name of a session", is_required, check_session_name)
 
 
 def bound(name: str, description: str) -> Field:
     """A query parameter: a position (`int`) or a time (`TimeParameter`)."""
+    time: Any = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    kind: Any = Annotated[_integer(0, POSITION_MAX) | time, Meta(examples=["0", "2026-01-31T12:00:00Z"])]
+    expected = "a position, or a time such as 2026-01-31T12:00:00Z"
+    return Field(name, description, kind, expected, read=_position_or_time)
 
-    def parse(text: str) -> int | TimeParameter:
-        position = _digits(text)
-        if position is not None and position <= POSITION_MAX:
-            return position
-        return TimeParameter(parse_rfc3339(text))
 
-    kinds = [_integer(0, POSITION_MAX), {"type": "string", "format": "date-time"}]
-    schema = {"anyOf": kinds, "examples": ["0", "2026-01-31T12:00:00Z"]}
-    return Field(name, description, schema, "a position, or a time such as 2026-01-31T12:00:00Z", parse)
+def _position_or_time(text: str) -> int | TimeParameter:
+    is_position = text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= POSITION_MAX
+    return int(text) if is_position else TimeParameter(parse_rfc3339(text))
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
@@ -237,20 +220,8 @@ def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
     return items[start:] if limit is None else items[start : start + limit]
 
 
-def _integer(low: int, high: int) -> Schema:
-    return {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
-
-
-def _bounded(value: Any, low: int, high: int) -> int:
-    """An integer as JSON Schema defines it: 1.0 is one, true is not."""
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
-    if type(number) is int and low <= number <= high:
-        return number
-    raise ValueError
-
-
-def _digits(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else None
+def _integer(low: int, high: int) -> Any:
+    return Annotated[int, Meta(ge=low, le=high, extra_json_schema={"format": "int64"})]
 
 
 LIMIT: Final = whole("limit", "Maximum number of entries. Default: all.", low=1, high=LIMIT_MAX)

@@ -10,11 +10,10 @@ from typing import Annotated, Final, get_args
 from msgspec import structs
 
 from sequencer.rest.base.admin_ports import ResetKind, ResetState, ResetStatus
-from sequencer.rest.base.answer import TIME, Amount, Answer, Count, Digits, doc, one_of
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, Digits, doc, one_of, time_or_empty
 from sequencer.rest.base.fields import page
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.rfc3339 import rfc3339_or_empty
 from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
 from sequencer.state.state import SequencerState
 
@@ -93,7 +92,7 @@ def holds(asked: RequestContext) -> Response:
                 position=hold.position,
                 lag=max(state.position - hold.position, 0),
                 bytes=kept.bytes_from(hold.position),
-                update_time=rfc3339_or_empty(hold.at_ns),
+                update_time=time_or_empty(hold.at_ns),
                 is_overridden=hold.position < state.log_start,
             )
             for name, hold in sorted(state.holds.items())
@@ -164,8 +163,8 @@ def reset_report(status: ResetStatus) -> ResetReport:
         state=status.state,
         kind=status.kind or "",
         epoch=status.epoch,
-        start_time=rfc3339_or_empty(status.started_ns),
-        end_time=rfc3339_or_empty(status.ended_ns),
+        start_time=time_or_empty(status.started_ns),
+        end_time=time_or_empty(status.ended_ns),
         dropped=dropped,
         error=status.error,
         may_lose=status.may_lose,

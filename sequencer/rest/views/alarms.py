@@ -11,11 +11,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from archiver.policy import RetentionPolicy
 from archiver.retention import plan_trim
+from rt.units import NS_PER_MINUTE, NS_PER_S, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, NS_PER_S, rfc3339
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
 
 _MEND: Final = {
@@ -116,7 +116,7 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
     left_s = end_s - node.now_ns / NS_PER_S
     if end_s and left_s < CERTIFICATE_WARNING_S:
         severity: Severity = "critical" if left_s < CERTIFICATE_CRITICAL_S else "warning"
-        day = rfc3339(int(end_s) * NS_PER_S)[:10]
+        day = format_time(int(end_s) * NS_PER_S)[:10]
         text = (
             f"The certificate of {node.node} expired on {day}."
             if left_s <= 0

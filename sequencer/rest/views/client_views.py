@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from rt.names import dedup_owner, session_owner
-from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc
+from rt.units import NS_PER_S, format_time
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc, time_or_empty
 from sequencer.rest.base.fields import page
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
-from sequencer.rest.base.rfc3339 import NS_PER_S, rfc3339, rfc3339_or_empty
 from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
 from sequencer.state.state import End, Session
 
@@ -215,9 +215,9 @@ def _client(client: Client, node: NodeSnapshot, ids: Mapping[bytes, int]) -> Cli
         address=client.address,
         session=client.session,
         active=not client.ended_ns,
-        connect_time=rfc3339(client.connected_ns),
-        disconnect_time=rfc3339_or_empty(client.ended_ns),
-        last_message_time=rfc3339_or_empty(client.last_ns),
+        connect_time=format_time(client.connected_ns),
+        disconnect_time=time_or_empty(client.ended_ns),
+        last_message_time=time_or_empty(client.last_ns),
         position=client.position,
         lag=max(lag, 0),
         bytes=client.total_bytes,

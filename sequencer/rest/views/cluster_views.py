@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import rt
+from rt.units import NS_PER_MINUTE, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, UNREACHABLE
-from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, doc, one_of
+from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, doc, one_of, time_or_empty
 from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339, rfc3339_or_empty
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
@@ -111,7 +111,7 @@ def status(asked: RequestContext) -> Response:
             leader=standing.leader,
             term=standing.term,
             committed=LogEnd(state.instruction, state.position, merged.total_bytes, f"{merged.chain:08x}"),
-            sequenced_time=rfc3339_or_empty(state.sequenced_ns),
+            sequenced_time=time_or_empty(state.sequenced_ns),
             configuration=configuration_of(node, state),
             retention=_retention(node, state),
             leases=len(state.leases),
@@ -134,7 +134,7 @@ def _retention(node: NodeSnapshot, state: SequencerState) -> RetentionReport:
         segments_trimmed=len(trimmed),
         bytes=kept.total_bytes,
         oldest_minutes=-1 if oldest is None else age_ns // NS_PER_MINUTE,
-        last_trim_time=rfc3339_or_empty(trimmed[-1].trimmed_ns) if trimmed else "",
+        last_trim_time=time_or_empty(trimmed[-1].trimmed_ns) if trimmed else "",
         last_trim_reason=trimmed[-1].reason.name.lower() if trimmed else "",
         holds=len(state.holds),
         hold_bytes=kept.bytes_from(least),
@@ -154,7 +154,7 @@ def _member(one: pb.NodeStanding, standing: pb.Standing) -> MemberReport:
         phase_done=summary.step_done,
         phase_total=summary.step_total,
         stopped=merged.stopped,
-        clock=rfc3339_or_empty(summary.clock_ns),
+        clock=time_or_empty(summary.clock_ns),
         disk_bytes=summary.disk_bytes,
         disk_free_bytes=summary.disk_free_bytes,
     )
@@ -176,7 +176,7 @@ def _node(node: NodeSnapshot) -> NodeReport:
         waits_for="" if merging is None else merging.waits_for,
         obstacles=obstacles(node),
         failure=node.failure or ("" if merging is None else merging.failure),
-        start_time=rfc3339(node.started_ns),
+        start_time=format_time(node.started_ns),
         version=rt.__version__,
     )
 

@@ -39,9 +39,9 @@ from sequencer.rest.views.client_views import (
 from sequencer.rest.views.cluster_views import Liveness, Readiness, StatusReport, liveness, readiness, status
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_history import (
-    STATES,
     LatestOutPosition,
     SegmentReport,
+    SegmentState,
     latest_out_position,
     log_history,
 )
@@ -105,7 +105,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         (
             bound("from", "Only segments with data at or after this position or time."),
             bound("to", "Only segments with data before this position or time."),
-            choice("state", "Only segments in this state.", STATES),
+            choice("state", "Only segments in this state.", SegmentState),
             LIMIT,
             OFFSET,
         ),
@@ -139,7 +139,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         list[ClientReport],
         EVERYBODY,
         (
-            choice("kind", "Only clients with this role in their certificate.", ROLES),
+            choice("kind", "Only clients with this role in their certificate.", Role),
             name_of("name", "Only clients with this name in their certificate.", "client", is_required=False),
             flag("active", "true: only connected clients. false: only ended connections."),
             LIMIT,

@@ -6,17 +6,17 @@ Pure. Made only from the replicated state, so all nodes answer the same, except 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, Digits, doc, one_of
+from rt.units import NS_PER_MINUTE, format_time
+from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, Digits, doc, one_of, time_or_empty
 from sequencer.rest.base.fields import TimeParameter, page
-from sequencer.rest.base.rfc3339 import NS_PER_MINUTE, rfc3339, rfc3339_or_empty
 from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.state import MergedSegment, SequencerState
 
-STATES: Final = ("active", "sealed", "trimmed")
+SegmentState: TypeAlias = Literal["active", "sealed", "trimmed"]
 _REASONS: Final = ["", *(reason.name.lower() for reason in TrimReason if reason)]
 
 
@@ -33,7 +33,7 @@ class SegmentReport(Answer):
     seal_time: Annotated[str, doc(f"When it was sealed. {TIME}")]
     truncation_time: Annotated[str, doc(f"When it was trimmed. {TIME}")]
     truncation_reason: Annotated[str, one_of(_REASONS), doc("Why it was trimmed. Empty: it is kept.")]
-    state: Annotated[str, one_of(STATES), doc("State of the segment.")]
+    state: Annotated[SegmentState, doc("State of the segment.")]
 
 
 class LatestOutPosition(Answer):
@@ -63,7 +63,7 @@ def _segments(state: SequencerState) -> list[MergedSegment]:
     return [*state.segments, growing]
 
 
-def _state_of(segment: MergedSegment) -> str:
+def _state_of(segment: MergedSegment) -> SegmentState:
     if segment.trimmed_ns:
         return "trimmed"
     return "sealed" if segment.sealed_ns else "active"
@@ -91,14 +91,14 @@ def _report(segment: MergedSegment, stream: str, now_ns: int) -> SegmentReport:
     age_ns = max(now_ns - segment.sealed_ns, 0)
     return SegmentReport(
         log_path=log_path(stream, segment.id),
-        log_time=rfc3339(segment.created_ns),
+        log_time=format_time(segment.created_ns),
         log_time_ns=str(segment.created_ns),
         log_pos=segment.first,
         log_end=segment.end,
         log_size=segment.size_bytes,
         log_age=age_ns // NS_PER_MINUTE if segment.sealed_ns else -1,
-        seal_time=rfc3339_or_empty(segment.sealed_ns),
-        truncation_time=rfc3339_or_empty(segment.trimmed_ns),
+        seal_time=time_or_empty(segment.sealed_ns),
+        truncation_time=time_or_empty(segment.trimmed_ns),
         truncation_reason=segment.reason.name.lower() if segment.trimmed_ns else "",
         state=_state_of(segment),
     )

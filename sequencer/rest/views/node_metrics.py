@@ -13,12 +13,12 @@ from dataclasses import asdict
 from typing import Final, get_args
 
 import rt
+from rt.units import NS_PER_S
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, READY, UNREACHABLE
 from sequencer.rest.base.exposition import Metric, exposition, number
 from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
 from sequencer.rest.base.retained_size import RetainedSize
-from sequencer.rest.base.rfc3339 import NS_PER_S
 from sequencer.rest.views.alarms import Severity, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_metrics import of_log, of_policy, of_publishers, of_subscribers

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from batches import CLUSTER
+from disks import MemoryDisk
 from nodes_bench import Story, wait_until
 from receiving import SESSION, files_of, give, items_of, publish, session_copy
 from receiving_node import make_pki
@@ -34,7 +35,6 @@ from rt.log.scan.directory import list_segments, read_header, read_identity
 from rt.log.scan.scanner import SessionScanner
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
-from rt.testing.disk import MemoryDisk
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.config.restart_policy import RestartLater

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from batches import CLUSTER
+from disks import MemoryDisk
 from nodes_bench import Story, merged_files, open_merger
 from receiving import give, items_of, publish, session_copy
 from sequencing import do_merge, do_open, must, new_state, opening, piece, random_runs
@@ -24,7 +25,6 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import list_segments, read_header, read_table
 from rt.net.grpc_errors import Unreachable
-from rt.testing.disk import MemoryDisk
 from rt.testing.merged import MergedLogBuilder
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.data import reset_service

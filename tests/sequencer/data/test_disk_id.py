@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from disks import MemoryDisk, PowerCut
 
-from rt.testing.disk import MemoryDisk, PowerCut
 from sequencer.sessions.disk_id import open_disk_id
 
 SESSIONS = "/node/s/sessions"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from batches import CLUSTER
+from disks import MemoryDisk
 from nodes_bench import IDENTITY, MERGED, Story, begin, open_merger
 from receiving_node import FakeNode, make_pki, tls_of, until
 from sequencing import must
@@ -18,7 +19,6 @@ from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.write.writer import LogWriter
-from rt.testing.disk import MemoryDisk
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.data.process import DataProcess

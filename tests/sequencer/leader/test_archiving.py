@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from sequencing import must, new_state
 
-from archiver.policy import MINUTE_NS, DiskUse
+from archiver.policy import DiskUse
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
+from rt.units import NS_PER_MINUTE
 from sequencer.leader.retention_planner import DISK_AGAIN_NS, POLL_NS, NodeUsage, RetentionPlanner
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import SegmentsTrimmed
@@ -15,7 +16,7 @@ from sequencer.state.commands import Configure, HoldPosition, TrimSegments
 from sequencer.state.state import MergedEnd, MergedSegment, SequencerState
 
 NOW_NS = 10**15
-HOUR_NS = 60 * MINUTE_NS
+HOUR_NS = 60 * NS_PER_MINUTE
 EMPTY, FULL = DiskUse(1000, 1000), DiskUse(1000, 70)
 
 
@@ -49,7 +50,7 @@ def stage() -> Stage:
 
 
 def heard(minutes: int = 0, disk: DiskUse = EMPTY, count: int = 3) -> list[NodeUsage]:
-    return [NodeUsage(minutes * MINUTE_NS, disk)] * count
+    return [NodeUsage(minutes * NS_PER_MINUTE, disk)] * count
 
 
 def test_by_age_what_a_majority_of_clocks_says_is_old_goes(stage: Stage) -> None:
@@ -119,12 +120,12 @@ def test_what_was_trimmed_for_another_reason_counts_as_free_at_once(stage: Stage
 def test_a_hold_keeps_segments_and_one_that_moves_on_lets_them_go(stage: Stage) -> None:
     apply(stage.state, Configure(retention_minutes=1))
     apply(stage.state, HoldPosition("reader", 19, 1))
-    assert stage.look(*heard(10**6)) == TrimSegments(10, TrimReason.TIME, 10**6 * MINUTE_NS)
+    assert stage.look(*heard(10**6)) == TrimSegments(10, TrimReason.TIME, 10**6 * NS_PER_MINUTE)
     apply(stage.state, HoldPosition("reader", 45, 1))
-    assert stage.look(*heard(10**6)) == TrimSegments(40, TrimReason.TIME, 10**6 * MINUTE_NS)
+    assert stage.look(*heard(10**6)) == TrimSegments(40, TrimReason.TIME, 10**6 * NS_PER_MINUTE)
     apply(stage.state, Configure(hold_bytes_max=40))
     apply(stage.state, HoldPosition("other", 0, 1))
-    assert stage.look(*heard(10**6)) == TrimSegments(20, TrimReason.TIME, 10**6 * MINUTE_NS)
+    assert stage.look(*heard(10**6)) == TrimSegments(20, TrimReason.TIME, 10**6 * NS_PER_MINUTE)
 
 
 def test_only_what_a_node_is_told_otherwise_is_configured(stage: Stage) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nodes_bench import (
@@ -26,8 +28,6 @@ from rt.errors import DiskFull, Diverged, StorageFailed
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.write.writer import SyncPoint
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged import merger as merger_module
 from sequencer.merged.merge_input import MissingInput

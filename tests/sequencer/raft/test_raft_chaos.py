@@ -17,12 +17,12 @@ from chaos.cluster import Cluster
 from chaos.power import UndoableDisk
 from chaos.power_cut import cut_power
 from chaos.run import Chaos
+from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.errors import RtError
 from rt.log.disk import Disk
-from rt.testing.disk import MemoryDisk
 from sequencer.localcluster.processes import Process, ProcessEnded
 
 # --- clusters

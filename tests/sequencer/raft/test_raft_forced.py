@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 
 from rt.cluster_epoch import epoch_of, is_rival
 from rt.errors import ClusterMismatch, DiskFull
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 from sequencer.raft.lifecycle import bootstrap, state_transfer
 from sequencer.raft.lifecycle.state_transfer import IDLE_S, StateServer
 from sequencer.raft.model.epochs import EpochOver, NoMajority

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 from raft_bench import (
     CLUSTER,
     Clock,
@@ -23,7 +24,6 @@ from raft_bench import (
 from raft_members import NAMES, member, reconnect
 
 from rt.errors import Diverged, FormatError
-from rt.testing.disk import MemoryDisk
 from sequencer.raft.core.core import TERMS_AHEAD_MAX
 from sequencer.raft.model.cluster_state import INITIAL, encode_state
 from sequencer.raft.model.entry_codec import (

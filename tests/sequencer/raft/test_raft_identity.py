@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disks import MemoryDisk
+from disks.crash_sweep import Log, sweep
 from dump import Dump, diagram
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +16,6 @@ from hypothesis import strategies as st
 import rt
 from rt.errors import ClusterMismatch
 from rt.log.format.checksum import sealed
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import MemoryDisk
 from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim, LogIndex
 from sequencer.raft.storage import identity as identity_module
 from sequencer.raft.storage.identity import (

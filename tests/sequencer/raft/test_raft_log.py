@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import FaultyDisk, MemoryDisk, Operation
+from disks.crash_sweep import Log, sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rt.errors import Closed, Corrupt, DiskFull, LogNotFound, StorageFailed
 from rt.log.disk import REAL, Disk, File
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import FaultyDisk, MemoryDisk, Operation
 from sequencer.raft.model.messages import NOWHERE, LogIndex, RaftEntry
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.log_entries import Entries

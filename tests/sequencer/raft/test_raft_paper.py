@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import pytest
+from disks import Keep, PowerCut
 from hypothesis import given
 from hypothesis import strategies as st
 from raft_bench import (
@@ -30,7 +31,6 @@ from raft_bench import (
 
 import rt
 from rt.errors import Corrupt, Diverged, Overloaded
-from rt.testing.disk import Keep, PowerCut
 from sequencer.raft.core.follower import AppendMatched, AppendRejected, compare
 from sequencer.raft.model.cluster_state import INITIAL, encode_state, initial_state
 from sequencer.raft.model.entry_codec import (

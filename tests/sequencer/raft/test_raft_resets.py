@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from disks import Keep, MemoryDisk
+from disks.crash_sweep import Log, sweep
 
 from rt.errors import ClusterMismatch
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.lifecycle import state_transfer
 from sequencer.raft.model.epochs import EpochOver, NoMajority
 from sequencer.raft.model.messages import AppendEntries, Message

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import MemoryDisk
 from raft_bench import (
     DIRECTORY,
     ListMachine,
@@ -25,7 +26,6 @@ from rt.errors import Closed, Corrupt, StorageFailed
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
-from rt.testing.disk import MemoryDisk
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import (
     NO_ID,

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from disks import FaultyDisk, MemoryDisk, Operation
+from disks.crash_sweep import Log, sweep
 from dump import Dump, diagram
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +17,6 @@ from hypothesis import strategies as st
 import rt
 from rt.log.disk import REAL, File
 from rt.log.format.checksum import sealed
-from rt.testing.crash import Log, sweep
-from rt.testing.disk import FaultyDisk, MemoryDisk, Operation
 from sequencer.raft.model.messages import SNAPSHOT_BYTES_MAX, LogIndex
 from sequencer.raft.storage import snapshot_format
 from sequencer.raft.storage.snapshot_format import (

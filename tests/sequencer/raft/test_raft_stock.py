@@ -24,6 +24,7 @@ import pysyncobj.journal
 import pysyncobj.syncobj
 import pysyncobj.tcp_connection
 import pytest
+from disks import PowerCut
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf, replicated
 from pysyncobj.config import SERIALIZER_STATE
 from pysyncobj.journal import createJournal
@@ -45,7 +46,6 @@ from raft_bench import (
 
 import rt
 from rt.errors import Corrupt, FormatError
-from rt.testing.disk import PowerCut
 from sequencer.raft.model.cluster_state import INITIAL, initial_state
 from sequencer.raft.model.entry_codec import encode_commands
 from sequencer.raft.model.messages import (

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sequencing import must, new_state, refusal
 
-from archiver.policy import MINUTE_NS
 from archiver.retention import plan_trim
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
+from rt.units import NS_PER_MINUTE
 from sequencer.state import state as kept
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, SegmentsTrimmed
@@ -99,7 +99,10 @@ def test_where_holds_are_at_their_limit_those_that_are_there_go_on() -> None:
 
 COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(
-        TrimSegments, st.integers(0, 80), st.sampled_from(sorted(TRIM_REASONS)), st.integers(1, 9 * MINUTE_NS)
+        TrimSegments,
+        st.integers(0, 80),
+        st.sampled_from(sorted(TRIM_REASONS)),
+        st.integers(1, 9 * NS_PER_MINUTE),
     ),
     st.builds(Configure, retention_minutes=st.integers(0, 5), retention_bytes=st.integers(0, 700)),
     st.builds(HoldPosition, st.sampled_from("abc"), st.integers(0, 70), st.integers(0, 9)),
@@ -149,14 +152,14 @@ def by_policy() -> SequencerState:
     """Four sealed segments: by age the first three go at minute 63, by size the first two."""
     state = sealed(4)
     state.segments = deque(
-        replace(one, sealed_ns=at * MINUTE_NS) for at, one in enumerate(state.segments, start=1)
+        replace(one, sealed_ns=at * NS_PER_MINUTE) for at, one in enumerate(state.segments, start=1)
     )
     apply(state, Configure(retention_minutes=60, retention_bytes=64 + 200))
     return state
 
 
-BY_AGE = TrimSegments(30, TrimReason.TIME, 63 * MINUTE_NS)
-BY_SIZE = TrimSegments(20, TrimReason.SIZE, MINUTE_NS)
+BY_AGE = TrimSegments(30, TrimReason.TIME, 63 * NS_PER_MINUTE)
+BY_SIZE = TrimSegments(20, TrimReason.SIZE, NS_PER_MINUTE)
 
 
 def test_what_the_policy_wants_trimmed_is_trimmed() -> None:
@@ -211,7 +214,7 @@ def test_a_trim_for_want_of_space_overrides_holds_but_not_a_policy_that_has_no_b
     assert must(SegmentsTrimmed, apply(state, trim)).overridden == ("reader",)
 
 
-@given(st.lists(COMMANDS, max_size=6), st.integers(1, 80 * MINUTE_NS))
+@given(st.lists(COMMANDS, max_size=6), st.integers(1, 80 * NS_PER_MINUTE))
 def test_a_trim_that_is_applied_as_it_was_planned_does_all_of_it(
     commands: list[Command], clock_ns: int
 ) -> None:

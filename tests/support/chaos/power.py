@@ -67,7 +67,7 @@ class UndoableDisk:
     """The machine's file system; what is changed through this and not synced, `cut_power` can take back.
 
     All files are in one directory, and this object is the only one that changes them. It takes up the
-    journal that an earlier process left. As strict as `rt.testing.MemoryDisk`: a new name is durable by the
+    journal that an earlier process left. As strict as `disks.MemoryDisk`: a new name is durable by the
     sync of its directory only, not by that of the file; but made directories and lock files are at once.
 
     Of files whose names begin with one of `lies_about` nothing is ever durable, though `sync` returns.

@@ -14,8 +14,9 @@ import zlib
 from collections import Counter, deque
 from dataclasses import dataclass
 
+from disks import Keep, MemoryDisk
+
 from rt.cluster_epoch import is_succeeded
-from rt.testing.disk import Keep, MemoryDisk
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import NOWHERE
 from sequencer.raft.node import RaftNode

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from rt.testing.disk import Keep
+from disks import Keep
+
 from simulation.cluster import Cluster, Member
 from simulation.settings import Fault
 

@@ -12,8 +12,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
+from disks import MemoryDisk, PowerCut
+
 from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
-from rt.testing.disk import MemoryDisk, PowerCut
 from sequencer.leader.lease_expiry import LeaseExpiry
 from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.epochs import EpochOver

@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rt.testing.disk import Keep, MemoryDisk, PowerCut
+from disks import Keep, MemoryDisk, PowerCut
 
 Log: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[MemoryDisk, Log], None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from disks.faults import Faults
 from rt.log.disk import Disk, File, Lock
 from rt.log.format.constants import Buffer
-from rt.testing.faults import Faults
 
 
 class _FaultyFile:

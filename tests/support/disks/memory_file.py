@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from disks.faults import Operation, PowerCut, os_error
+from disks.inode import Inode, Truncate, Write
 from rt.log.disk import File
 from rt.log.format.constants import Buffer
-from rt.testing.faults import Operation, PowerCut, os_error
-from rt.testing.inode import Inode, Truncate, Write
 
 BUFFERS_MAX: Final = 1024
 """IOV_MAX of Linux: the limit of pwritev(2)."""

@@ -1,4 +1,4 @@
-"""Disks for tests: `MemoryDisk`, which tracks durability, and `FaultyDisk`, which makes any disk fail.
+"""`MemoryDisk`: a disk in memory that tracks durability.
 
 The memory disk keeps only what POSIX guarantees, which is less than most file systems do. `File.sync` makes a
 file's content and size durable but no name. `sync_directory` makes names durable but no content. A change
@@ -14,14 +14,11 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Literal, TypeAlias
 
+from disks.faults import Faults, Operation, PowerCut, os_error
+from disks.inode import Inode, coin_of
+from disks.memory_file import MemoryFile, MemoryLock
+from disks.names import ROOT, DirectoryInode, Edit, Key, NameTable, Node, absolute
 from rt.log.disk import File, Lock
-from rt.testing.disk_names import ROOT, DirectoryInode, Edit, Key, NameTable, Node, absolute
-from rt.testing.faults import Faults, Operation, PowerCut, os_error
-from rt.testing.faulty_disk import FaultyDisk
-from rt.testing.inode import Inode, coin_of
-from rt.testing.memory_file import MemoryFile, MemoryLock
-
-__all__ = ["Faults", "FaultyDisk", "Keep", "MemoryDisk", "Operation", "PowerCut"]
 
 Keep: TypeAlias = Literal["all", "none", "some"]
 
@@ -108,7 +105,7 @@ class MemoryDisk(Faults):
             self.count_call("sync_directory")
             self._sync_directory(self._names.directory_at(path))
 
-    def hold_directory(self, path: str) -> AbstractContextManager[None]:  # noqa: ARG002
+    def hold_directory(self, path: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def size(self, path: str) -> int | None:

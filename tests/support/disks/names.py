@@ -13,8 +13,8 @@ import posixpath
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Final, TypeAlias
 
-from rt.testing.faults import os_error
-from rt.testing.inode import Coin, Inode
+from disks.faults import os_error
+from disks.inode import Coin, Inode
 
 
 class DirectoryInode:

@@ -1,11 +1,29 @@
-"""Prints the events of readers on stderr."""
+"""What commands print: results on stdout, messages and the events of readers on stderr."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import click
 
 from rt.cli.formats.tables import escape
 from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
+
+T = TypeVar("T")
+
+
+def report(text: object) -> None:
+    """One line on stderr."""
+    click.echo(f"rt: {escape(str(text))}", err=True)
+
+
+def show(
+    found: T, *, as_json: bool, to_object: Callable[[T], object], to_lines: Callable[[T], Iterable[str]]
+) -> None:
+    """A result on stdout, as one JSON object or as lines."""
+    click.echo(json.dumps(to_object(found)) if as_json else "\n".join(to_lines(found)))
 
 
 class EventPrinter:
@@ -15,13 +33,11 @@ class EventPrinter:
         self.has_lost = False
 
     def __call__(self, event: Event) -> None:
-        """Print it."""
         self.has_lost |= isinstance(event, BadMessage)
-        click.echo(f"rt: {escape(in_words(event))}", err=True)
+        report(_in_words(event))
 
 
-def in_words(event: Event) -> str:
-    """An event as a sentence."""
+def _in_words(event: Event) -> str:
     match event:
         case SkipForward(wanted, resumed, reason):
             return f"messages {wanted} to {resumed - 1} are missing ({reason}): continuing at {resumed}"
