@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -116,12 +117,6 @@ class MemoryWriter:
         if self._store._writer is self:
             self._store._writer = None
 
-    def __enter__(self) -> MemoryWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rollback()
-
     def _category(self, category: str) -> dict[str, bytes]:
         self._require_current()
         if category not in self._touched:
@@ -133,17 +128,10 @@ class MemoryWriter:
         if self._store._writer is not self:
             raise OutOfTurn("the writer was committed or rolled back", hint="Begin another one.")
 
-    def _rollback_on_error(self) -> _RollbackOnError:
-        return _RollbackOnError(self)
-
-
-class _RollbackOnError:
-    def __init__(self, writer: MemoryWriter) -> None:
-        self._writer = writer
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._writer.rollback()
+    @contextlib.contextmanager
+    def _rollback_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise

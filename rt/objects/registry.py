@@ -79,7 +79,7 @@ class Registry(ABC):
                 raise _missing(object_id)
             self._deleted(object_id, self._objects.pop(object_id))
 
-    # Value
+    # Each kind
 
     def create_value(self, object_id: str, initial: T, *, of: Of[T] = ANY) -> PersistedValue[T]:
         return self._create(
@@ -94,8 +94,6 @@ class Registry(ABC):
             if object_id in self._objects:
                 return self.get_value(object_id, of=of)
             return self.create_value(object_id, initial, of=of)
-
-    # Array
 
     def create_array(self, object_id: str, length: int, fill: T, *, of: Of[T] = ANY) -> PersistedArray[T]:
         """Create an array of `length` items, each `fill`. `ValueError` for a negative length."""
@@ -118,8 +116,6 @@ class Registry(ABC):
                 raise ValueError(f"the array {object_id!r} has {len(found)} items, not {length}")
             return found
 
-    # List
-
     def create_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
         return self._create(PersistedList, object_id, of)
 
@@ -128,8 +124,6 @@ class Registry(ABC):
 
     def get_or_create_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
         return self._get_or_create(PersistedList, object_id, of)
-
-    # Queue
 
     def create_queue(self, object_id: str, *, of: Of[T] = ANY) -> PersistedQueue[T]:
         return self._create(PersistedQueue, object_id, of)
@@ -140,8 +134,6 @@ class Registry(ABC):
     def get_or_create_queue(self, object_id: str, *, of: Of[T] = ANY) -> PersistedQueue[T]:
         return self._get_or_create(PersistedQueue, object_id, of)
 
-    # Stack
-
     def create_stack(self, object_id: str, *, of: Of[T] = ANY) -> PersistedStack[T]:
         return self._create(PersistedStack, object_id, of)
 
@@ -150,8 +142,6 @@ class Registry(ABC):
 
     def get_or_create_stack(self, object_id: str, *, of: Of[T] = ANY) -> PersistedStack[T]:
         return self._get_or_create(PersistedStack, object_id, of)
-
-    # Linked list
 
     def create_linked_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedLinkedList[T]:
         return self._create(PersistedLinkedList, object_id, of)
@@ -162,8 +152,6 @@ class Registry(ABC):
     def get_or_create_linked_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedLinkedList[T]:
         return self._get_or_create(PersistedLinkedList, object_id, of)
 
-    # Set
-
     def create_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSet[T]:
         return self._create(PersistedSet, object_id, of)
 
@@ -173,8 +161,6 @@ class Registry(ABC):
     def get_or_create_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSet[T]:
         return self._get_or_create(PersistedSet, object_id, of)
 
-    # Sorted set
-
     def create_sorted_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSortedSet[T]:
         return self._create(PersistedSortedSet, object_id, of)
 
@@ -183,8 +169,6 @@ class Registry(ABC):
 
     def get_or_create_sorted_set(self, object_id: str, *, of: Of[T] = ANY) -> PersistedSortedSet[T]:
         return self._get_or_create(PersistedSortedSet, object_id, of)
-
-    # Dictionary
 
     def create_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
@@ -200,8 +184,6 @@ class Registry(ABC):
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY
     ) -> PersistedDictionary[K, V]:
         return self._get_or_create(PersistedDictionary, object_id, keys, values)
-
-    # Sorted dictionary
 
     def create_sorted_dictionary(
         self, object_id: str, *, keys: Of[K] = ANY, values: Of[V] = ANY

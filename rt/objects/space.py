@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 from rt.errors import UnknownVersion
 from rt.objects.core.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
 from rt.objects.core.persisted import Kind, Persisted, StoredRows
-from rt.objects.core.serializers import Of, Serializer, Serializers
+from rt.objects.core.serializers import Of, Serializers
 from rt.objects.core.store import CheckpointKind, ObjectRows, StateReader, StateWriter, Store
 from rt.objects.registry import CLASSES, Registry, check_id, require_kind
 
@@ -50,7 +50,6 @@ class _Changes:
     objects: dict[str, Persisted] = field(default_factory=dict)
 
     def add(self, later: _Changes) -> None:
-        """Add the changes of `later`."""
         self.index.update(later.index)
         for object_id, categories in later.deleted.items():
             self.deleted.setdefault(object_id, set()).update(categories)
@@ -129,7 +128,7 @@ class PersistedObjectSpace(Registry):
                     self._flight, self._changes = None, changes
                 for each in saved:
                     each.save_failed(unknown_outcome=False)
-                    each.mark_again()
+                    each.mark()
                 raise
 
     def on_saved(self) -> None:
@@ -152,7 +151,7 @@ class PersistedObjectSpace(Registry):
             for each in flight.saved:
                 each.save_failed(unknown_outcome=unknown_outcome)
                 if not each.is_deleted:
-                    each.mark_again()
+                    each.mark()
             flight.changes.add(self._changes)
             self._changes = flight.changes
             self._flight = None
@@ -258,14 +257,12 @@ class PersistedObjectSpace(Registry):
             raise StateDamaged("wrong number of types in the index", where=object_id, got=stored.types)
         assert self._reader is not None
         chosen = [
-            self._serializer(object_id, each, name) for each, name in zip(of, stored.types, strict=True)
+            self._require_type(object_id, each, name) or self._serializers.named(name)
+            for each, name in zip(of, stored.types, strict=True)
         ]
         made = CLASSES[kind](self, object_id, *chosen)
         made.load(StoredRows(self._reader, self._base_of(object_id)))
         return made
-
-    def _serializer(self, object_id: str, of: Of[Any], stored: str) -> Serializer[Any]:
-        return self._require_type(object_id, of, stored) or self._serializers.named(stored)
 
     # Changes
 

@@ -18,10 +18,11 @@ from rt.errors import Closed, InvalidOption, Timeout
 from rt.names import check_name, name_from_host
 from rt.objects import MemoryStore, SqliteStore, Store
 from rt.streams.agent.agent import PullingAgent
-from rt.streams.agent.consumer_factories import ConsumerFactories
 from rt.streams.agent.manager import PullingManager
 from rt.streams.agent.options import StreamOptions
+from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.agent.subscription_store import Stores, SubscriptionRecord
+from rt.streams.agent.subscription_table import ConsumerFactories
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
 from rt.streams.core.errors import NotWritable, QueueElsewhere
 from rt.streams.core.metrics import QueueCounts, QueueStatus, exposition
@@ -275,18 +276,9 @@ class StreamProvider:
     def _agent(
         self, queue: QueueId, fence: Fence, counts: QueueCounts, on_failure: Callable[[BaseException], None]
     ) -> PullingAgent:
-        return PullingAgent(
-            queue,
-            fence,
-            self._require_adapter(),
-            self._stores,
-            self._consumers,
-            self.options,
-            counts,
-            dead_letters=self._dead_letters,
-            draw=self._draw,
-            on_failure=on_failure,
-        )
+        adapter, options = self._require_adapter(), self.options
+        served = ServedQueue(queue, adapter, options, counts, self._dead_letters, self._draw, on_failure)
+        return PullingAgent(served, fence, self._stores, self._consumers)
 
     def _require_adapter(self) -> QueueAdapter:
         if self._adapter is None or self._is_closed:

@@ -1,4 +1,4 @@
-"""How values, pairs and numbers become bytes, and that they come back as they were."""
+"""Values, pairs and numbers become bytes and are restored unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALUES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, and of the same types all through."""
+    """Equal, with the same types at every level."""
     if type(one) is not type(other) or one != other:
         return False
     if isinstance(one, dict):
@@ -58,12 +58,12 @@ def same(one: Any, other: Any) -> bool:
 @example({1: "a", "1": "b"})
 @example([(), set(), frozenset(), {}, [], b"", "", 0, -0.0, 1e308, 10**4299, "\ud800", "\0"])
 @example([math.inf, -math.inf])
-def test_what_json_takes_comes_back_as_it_was(value: Any) -> None:
+def test_json_values_are_restored_unchanged(value: Any) -> None:
     ANY.check(value)
     assert same(ANY.load(ANY.dump(value)), value)
 
 
-def test_a_number_that_is_none_comes_back_as_one() -> None:
+def test_nan_is_restored_as_nan() -> None:
     assert math.isnan(ANY.load(ANY.dump(math.nan)))
 
 
@@ -97,7 +97,7 @@ def itself() -> list[Any]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_not_come_back_is_refused_on_its_own_and_inside_others(value: Any) -> None:
+def test_values_that_would_change_are_refused_alone_and_nested(value: Any) -> None:
     for each in (value, [value], (1, value), {"key": value}, {(1, 2): [value]}):
         with pytest.raises(NotSerializable):
             ANY.check(each)
@@ -127,7 +127,7 @@ def test_what_would_not_come_back_is_refused_on_its_own_and_inside_others(value:
     ],
     ids=lambda data: repr(data[:30]),
 )
-def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_value_are_refused(data: bytes) -> None:
     with pytest.raises(StateDamaged):
         ANY.load(data)
 
@@ -146,7 +146,7 @@ def test_a_stored_value_of_another_type_is_refused() -> None:
 
 
 @given(VALUES, VALUES, st.binary(max_size=10))
-def test_pairs_come_back_as_they_were(key: Any, value: Any, data: bytes) -> None:
+def test_pairs_are_restored_unchanged(key: Any, value: Any, data: bytes) -> None:
     raw = BytesSerializer("bytes")
     for pairs, pair in (
         (Pairs(ANY, ANY), (key, value)),
@@ -158,7 +158,7 @@ def test_pairs_come_back_as_they_were(key: Any, value: Any, data: bytes) -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x05\0\0\0abcd", b"\xff\xff\xff\xff"])
-def test_bytes_that_are_no_pair_are_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_pair_are_refused(data: bytes) -> None:
     raw = BytesSerializer("bytes")
     for pairs in (Pairs(raw, raw), Pairs(ANY, ANY)):
         with pytest.raises(StateDamaged):
@@ -166,11 +166,11 @@ def test_bytes_that_are_no_pair_are_refused(data: bytes) -> None:
 
 
 @given(st.integers(-NUMBER_MAX, NUMBER_MAX))
-def test_numbers_come_back_from_their_keys(number: int) -> None:
+def test_numbers_are_restored_from_their_keys(number: int) -> None:
     assert decode(encode(number)) == number
 
 
-def test_keys_are_what_others_wrote_them_as() -> None:
+def test_keys_equal_those_of_earlier_releases() -> None:
     told = {
         9: "9",
         10: "a",
@@ -190,6 +190,6 @@ def test_keys_are_what_others_wrote_them_as() -> None:
 @pytest.mark.parametrize(
     "key", ["", "-", "--1", "01", "-01", "00", "-0", " 1", "1 ", "é", "+1", "1.0", "Z" * 11, "Z" * 400]
 )
-def test_what_is_nobodys_key_is_refused(key: str) -> None:
+def test_invalid_keys_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match="base-62"):
         decode(key)

@@ -1,4 +1,4 @@
-"""What objects do as collections, where the models of all kinds do not look: orders, nodes, views, misuse."""
+"""Objects as collections, as far as `object_models` does not cover them: orders, nodes, views, misuse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_kind_has_the_interface_of_its_collection(space: VolatileObjectSpa
     st.integers(-5, 65),
     st.integers(-5, 65),
 )
-def test_sorted_keys_are_a_sorted_set_however_their_buckets_split(
+def test_sorted_keys_behave_as_a_sorted_set_however_buckets_split(
     edits: list[tuple[bool, int]], low: int, high: int
 ) -> None:
     before = sorted_keys._BUCKET_MAX
@@ -79,7 +79,7 @@ def test_sorted_keys_are_a_sorted_set_however_their_buckets_split(
 @pytest.mark.parametrize(
     ("bad", "error"), [("text", TypeError), (math.nan, ValueError), (None, TypeError), ((), TypeError)]
 )
-def test_what_has_no_place_in_the_order_stays_out(
+def test_elements_without_a_total_order_are_refused(
     space: VolatileObjectSpace, kind: str, bad: Any, error: type
 ) -> None:
     held = getattr(space, f"create_{kind}")("it")
@@ -92,7 +92,7 @@ def test_what_has_no_place_in_the_order_stays_out(
         put(2)
 
 
-def test_the_first_element_must_have_an_order_too(space: VolatileObjectSpace) -> None:
+def test_the_first_element_must_be_comparable_too(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     with pytest.raises(TypeError):
         held.add(None)
@@ -100,7 +100,7 @@ def test_the_first_element_must_have_an_order_too(space: VolatileObjectSpace) ->
 
 
 @pytest.mark.parametrize("kind", ["set", "sorted_set", "dictionary", "sorted_dictionary"])
-def test_a_change_of_size_ends_an_iteration(space: VolatileObjectSpace, kind: str) -> None:
+def test_a_change_of_size_during_iteration_raises(space: VolatileObjectSpace, kind: str) -> None:
     held = getattr(space, f"create_{kind}")("it")
     held.update({1: 1, 2: 2, 3: 3})
     iteration = iter(held)
@@ -110,7 +110,7 @@ def test_a_change_of_size_ends_an_iteration(space: VolatileObjectSpace, kind: st
         next(iteration)
 
 
-def test_sets_answer_as_sets_do(space: VolatileObjectSpace) -> None:
+def test_set_operations_equal_those_of_python_sets(space: VolatileObjectSpace) -> None:
     held = space.create_set("it")
     assert held.add(1) is True
     assert held.add(1) is False
@@ -147,7 +147,7 @@ def test_sets_answer_as_sets_do(space: VolatileObjectSpace) -> None:
         held.pop()
 
 
-def test_an_algebra_with_itself_is_what_it_should_be(space: VolatileObjectSpace) -> None:
+def test_set_operations_with_the_set_itself_are_right(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     held.update([1, 2])
     held |= held
@@ -157,7 +157,7 @@ def test_an_algebra_with_itself_is_what_it_should_be(space: VolatileObjectSpace)
     assert held == set()
 
 
-def test_a_view_is_live_both_ways(space: VolatileObjectSpace) -> None:
+def test_edits_of_a_view_and_its_set_are_seen_in_both(space: VolatileObjectSpace) -> None:
     held = space.create_sorted_set("it")
     held.update(range(10))
     view = held.view(3, 6)
@@ -191,7 +191,7 @@ def test_a_view_is_live_both_ways(space: VolatileObjectSpace) -> None:
 # Lists and arrays
 
 
-def test_lists_raise_what_lists_raise(space: VolatileObjectSpace) -> None:
+def test_lists_raise_the_errors_of_python_lists(space: VolatileObjectSpace) -> None:
     held = space.create_list("it")
     held.extend([1, 2, 3])
     for step in (
@@ -218,7 +218,7 @@ def test_lists_raise_what_lists_raise(space: VolatileObjectSpace) -> None:
         hash(held)
 
 
-def test_what_cannot_be_stored_changes_nothing(space: VolatileObjectSpace) -> None:
+def test_a_value_that_cannot_be_stored_changes_nothing(space: VolatileObjectSpace) -> None:
     held = space.create_list("it")
     held.extend([1, 2])
     bad = object()
@@ -244,7 +244,7 @@ def test_an_array_keeps_its_length(space: VolatileObjectSpace) -> None:
     assert not hasattr(held, "append")
 
 
-def test_empty_queues_and_stacks_have_nothing_to_give(space: VolatileObjectSpace) -> None:
+def test_taking_from_an_empty_queue_or_stack_raises(space: VolatileObjectSpace) -> None:
     queue, stack, linked = space.create_queue("q"), space.create_stack("s"), space.create_linked_list("l")
     for step in (queue.dequeue, queue.peek, stack.pop, stack.peek, linked.remove_first, linked.remove_last):
         with pytest.raises(IndexError, match="empty"):
@@ -283,7 +283,7 @@ def test_nodes_know_their_list_and_neighbours(space: VolatileObjectSpace) -> Non
     assert (three.list, linked.first, linked.last) == (None, None, None)
 
 
-def test_a_linked_list_may_be_thinned_while_it_is_gone_through(space: VolatileObjectSpace) -> None:
+def test_nodes_may_be_removed_while_a_linked_list_is_iterated(space: VolatileObjectSpace) -> None:
     linked = space.create_linked_list("it")
     linked.extend(range(10))
     for node in linked.nodes():
@@ -292,7 +292,7 @@ def test_a_linked_list_may_be_thinned_while_it_is_gone_through(space: VolatileOb
     assert list(linked) == [0, 2, 4, 6, 8]
 
 
-def test_dictionaries_add_what_is_new_only(space: VolatileObjectSpace) -> None:
+def test_dictionaries_add_only_new_keys(space: VolatileObjectSpace) -> None:
     for kind in ("dictionary", "sorted_dictionary"):
         held = getattr(space, f"create_{kind}")(kind)
         held.add("a", 1)

@@ -1,4 +1,4 @@
-"""An interrupt at any line of a save, or of what follows it, loses nothing."""
+"""An interrupt at any line of a save, or of recording its outcome, loses nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TAKE = {
 
 
 def edited() -> tuple[MemoryStore, PersistedObjectSpace]:
-    """A space that was saved, and has been edited since."""
+    """A space that was saved, and edited after that."""
     store = MemoryStore()
     space = PersistedObjectSpace()
     for kind in KINDS:
@@ -52,7 +52,7 @@ def edited() -> tuple[MemoryStore, PersistedObjectSpace]:
 
 
 def interrupted(line: int, call: Callable[[], object]) -> bool:
-    """Call it, with an interrupt at the `line`-th line of the object space's code; whether it came so far."""
+    """Run `call` with an interrupt at line number `line` of the object space's code. Whether it got there."""
     seen = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -77,7 +77,7 @@ def interrupted(line: int, call: Callable[[], object]) -> bool:
 
 
 def check(store: MemoryStore, space: PersistedObjectSpace) -> None:
-    """Whatever happened, the next checkpoint makes the store what the space is."""
+    """After the next checkpoint the store equals the space."""
     for kind in KINDS:
         put(getattr(space, f"get_{kind}")(kind), "z")
     space.checkpoint(store)
@@ -112,7 +112,7 @@ def test_an_interrupt_anywhere_in_a_save_loses_nothing(kind: CheckpointKind) -> 
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-def test_an_interrupt_anywhere_in_telling_the_outcome_loses_nothing(is_good: bool) -> None:
+def test_an_interrupt_anywhere_in_recording_the_outcome_loses_nothing(is_good: bool) -> None:
     line, was_interrupted = 0, True
     while was_interrupted:
         line += 1

@@ -1,4 +1,4 @@
-"""A process that checkpoints is killed at random moments, or loses what was not synced, again and again."""
+"""A process that checkpoints is killed at random moments, or loses what was not synced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from preloaded import built
 from rt.objects import PersistedObjectSpace, SqliteStore
 
 SEED = random.randrange(2**32)
-"""Drawn anew for each run; the assertions name it, so that a failure's choices can be made again."""
+"""Drawn for each run. The assertions print it, so that a failure can be repeated."""
 
 WAIT_S = 120
 
@@ -75,7 +75,7 @@ def expected(steps: int) -> dict[str, Any]:
 
 
 def found(path: Path) -> tuple[int, dict[str, Any]]:
-    """The step that is stored, and what is stored with it."""
+    """The stored step, and the collections stored with it."""
     with SqliteStore(path) as store:
         space = PersistedObjectSpace()
         space.load(store.reader())
@@ -91,7 +91,7 @@ def found(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def run_and_kill(path: Path, environment: dict[str, str], draw: random.Random) -> int:
-    """Let a process work, kill it at a random moment; the last step that it said was committed, or 0."""
+    """Run a process and kill it at a random moment. Returns the last step that it reported as committed."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, path], stdout=subprocess.PIPE, bufsize=0, env=environment
     )
@@ -104,7 +104,7 @@ def run_and_kill(path: Path, environment: dict[str, str], draw: random.Random) -
         assert chunk, "the process ended by itself"
         said += chunk
     spin = draw.randrange(20_000)
-    while spin:  # A moment more, so that the kill falls anywhere in the next checkpoint.
+    while spin:  # So that the kill falls anywhere in the next checkpoint.
         spin -= 1
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -126,12 +126,12 @@ def check_rounds(
 
 
 @pytest.mark.slow
-def test_a_process_killed_in_its_checkpoints_leaves_the_last_one(tmp_path: Path) -> None:
+def test_a_process_killed_during_a_checkpoint_leaves_the_last_one(tmp_path: Path) -> None:
     check_rounds(tmp_path / "state.db", dict(os.environ), 6, lambda: None)
 
 
 @pytest.mark.slow
-def test_a_power_cut_leaves_the_last_checkpoint_that_was_told_of(tmp_path: Path) -> None:
+def test_a_power_cut_leaves_the_last_reported_checkpoint(tmp_path: Path) -> None:
     directory, kept = tmp_path / "data", tmp_path / "kept"
     directory.mkdir()
     kept.mkdir()

@@ -1,4 +1,4 @@
-"""Every kind of object against a plain collection, under edits, saves, failures and reloads at random."""
+"""Every kind of object against a plain collection, under random edits, saves, failures and reloads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
 
 KINDS = st.sampled_from([CheckpointKind.DIFFERENTIAL] * 4 + [CheckpointKind.FULL])
 ENDS = st.sampled_from(["applied", "applied", "failed", "unknown", "unknown, applied"])
-"""What becomes of a commit: whether it was applied, and whether the space is told the truth of it."""
+"""The outcome of a commit: whether it was applied, and what is reported to the space."""
 
 
 class Machine(RuleBasedStateMachine):
-    """One object that is edited, and one beside it that is not even read."""
+    """One object that is edited, and another that is never read."""
 
     subject: Subject
 
@@ -40,7 +40,7 @@ class Machine(RuleBasedStateMachine):
         self.space.load(self.store.reader())
         self.object: Any = self.subject.create(self.space, "it")
         self.model = self.subject.model()
-        self.committed: Any = None  # what a look at the object said when what is stored was saved
+        self.committed: Any = None  # the content of the object in the stored save
 
     @rule(data=st.data())
     def edit(self, data: Any) -> None:
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", SUBJECTS)
-def test_an_object_is_like_the_collection_it_stands_for_whatever_becomes_of_its_saves(kind: str) -> None:
+def test_an_object_equals_its_python_collection_after_any_edits_and_failed_saves(kind: str) -> None:
     class Of(Machine):
         subject = SUBJECTS[kind]
 

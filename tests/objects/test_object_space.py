@@ -1,4 +1,4 @@
-"""The object space: the contract of both twins, what a save writes, what becomes of a commit that fails."""
+"""The object space: its contract, what a save writes, how a failed commit is repaired."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def make(space: Any, kind: str, object_id: str = "it", **options: Any) -> Any:
     return getattr(space, f"create_{kind}")(object_id, *ARGUMENTS.get(kind, ()), **options)
 
 
-# The contract of both twins
+# The contract of both spaces
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_what_is_created_is_what_is_got_until_it_is_deleted(twin: Any, kind: str) -> None:
+def test_get_returns_the_created_object_until_it_is_deleted(twin: Any, kind: str) -> None:
     made = make(twin, kind)
     assert made.id == "it"
     assert getattr(twin, f"get_{kind}")("it") is made
@@ -84,7 +84,7 @@ def test_what_is_created_is_what_is_got_until_it_is_deleted(twin: Any, kind: str
 
 
 @pytest.mark.parametrize(("kind", "other"), list(itertools.pairwise([*ALL_KINDS, "value"])))
-def test_an_id_is_of_one_object_and_one_kind(twin: Any, kind: str, other: str) -> None:
+def test_an_id_names_one_object_of_one_kind(twin: Any, kind: str, other: str) -> None:
     make(twin, kind)
     with pytest.raises(ObjectExists):
         make(twin, other)
@@ -124,7 +124,7 @@ def test_an_id_is_text_that_can_be_stored(twin: Any, bad: str) -> None:
         twin.create_list(bad)
 
 
-def test_what_is_not_there_cannot_be_deleted(twin: Any) -> None:
+def test_deleting_a_missing_object_raises(twin: Any) -> None:
     with pytest.raises(NoSuchObject, match="no such object: got 'it'"):
         twin.delete("it")
     with pytest.raises(KeyError):
@@ -132,7 +132,7 @@ def test_what_is_not_there_cannot_be_deleted(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", EMPTY_KINDS)
-def test_a_deleted_object_takes_no_more_edits(twin: Any, kind: str) -> None:
+def test_a_deleted_object_refuses_edits(twin: Any, kind: str) -> None:
     made = make(twin, kind)
     made.clear()
     twin.delete("it")
@@ -141,7 +141,7 @@ def test_a_deleted_object_takes_no_more_edits(twin: Any, kind: str) -> None:
     assert list(made) == []
 
 
-def test_an_array_has_its_length(twin: Any) -> None:
+def test_an_array_has_a_fixed_length(twin: Any) -> None:
     with pytest.raises(ValueError, match="-1"):
         twin.create_array("it", -1, 0)
     twin.create_array("it", 2, 0)
@@ -149,7 +149,7 @@ def test_an_array_has_its_length(twin: Any) -> None:
         twin.get_or_create_array("it", 3, 0)
 
 
-def test_threads_may_create_and_delete_at_once(twin: Any) -> None:
+def test_threads_may_create_and_delete_concurrently(twin: Any) -> None:
     def work(name: str) -> None:
         for number in range(200):
             twin.create_value(f"{name}-{number}", number)
@@ -169,13 +169,13 @@ def test_threads_may_create_and_delete_at_once(twin: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_kind_and_a_type_are_refused_before_anything_is_read(store: MemoryStore, kind: str) -> None:
+def test_a_wrong_kind_or_type_is_refused_before_anything_is_read(store: MemoryStore, kind: str) -> None:
     space = new(store)
     types = {"keys": int, "values": int} if "dictionary" in kind else {"of": int}
     make(space, kind, **types)
     space.checkpoint(store)
     content = {category: rows for category, rows in store.content().items() if "/item/" not in category}
-    again = new(MemoryStore(content))  # there is nothing to read
+    again = new(MemoryStore(content))  # nothing can be read
     with pytest.raises(WrongKind):
         getattr(again, "get_value" if kind != "value" else "get_list")("it")
     with pytest.raises(WrongType):
@@ -238,7 +238,7 @@ def damaged(change: Callable[[dict[str, dict[str, bytes]]], object]) -> MemorySt
     return MemoryStore(content)
 
 
-def test_another_version_is_refused() -> None:
+def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(rt.UnknownVersion, match="expected 1"):
         new(damaged(lambda content: content["state"].update(version=b"2")))
 
@@ -286,7 +286,7 @@ def test_a_damaged_index_is_refused(row: bytes) -> None:
         ("linked_list", "linked", "data", "2", None),
     ],
 )
-def test_a_damaged_object_is_refused_and_the_others_are_not(
+def test_a_damaged_object_does_not_affect_the_others(
     kind: str, object_id: str, part: str, key: str, row: bytes | None
 ) -> None:
     def change(content: dict[str, dict[str, bytes]]) -> None:
@@ -307,7 +307,7 @@ def test_a_damaged_object_is_refused_and_the_others_are_not(
 # The order of calls
 
 
-def test_the_outcome_of_a_save_is_told_once(store: MemoryStore) -> None:
+def test_the_outcome_of_a_save_is_recorded_once(store: MemoryStore) -> None:
     space = new(store)
     for tell in (space.on_saved, space.on_save_failed):
         with pytest.raises(OutOfTurn, match="no save"):
@@ -324,7 +324,7 @@ def test_the_outcome_of_a_save_is_told_once(store: MemoryStore) -> None:
     space.checkpoint(store)
 
 
-def test_differences_go_only_to_the_store_that_they_are_to(store: MemoryStore) -> None:
+def test_a_differential_save_needs_the_store_that_it_extends(store: MemoryStore) -> None:
     space = PersistedObjectSpace()
     space.create_value("it", 1)
     with pytest.raises(OutOfTurn, match="was not loaded from"):
@@ -341,7 +341,7 @@ def test_differences_go_only_to_the_store_that_they_are_to(store: MemoryStore) -
         space.checkpoint(store)
 
 
-def test_a_value_that_became_unserializable_fails_the_save_and_nothing_else(store: MemoryStore) -> None:
+def test_a_value_that_became_unserializable_fails_only_the_save(store: MemoryStore) -> None:
     space = new(store)
     before, bad, behind = (space.create_list(name) for name in ("before", "bad", "behind"))
     space.checkpoint(store)
@@ -350,7 +350,7 @@ def test_a_value_that_became_unserializable_fails_the_save_and_nothing_else(stor
     before.append(1)
     bad.append(inner)
     behind.append(2)
-    inner.append(object())  # unseen
+    inner.append(object())  # not noticed
     for kind in (DIFFERENTIAL, FULL):
         with pytest.raises(NotSerializable, match="object 'bad'"):
             space.checkpoint(store, kind)
@@ -362,7 +362,7 @@ def test_a_value_that_became_unserializable_fails_the_save_and_nothing_else(stor
 
 
 class Failing(MemoryStore):
-    """Its commits raise `error`; whether they happened all the same is `is_applied`."""
+    """Its commits raise `error`. `is_applied`: whether they happen nevertheless."""
 
     error: BaseException | None = None
     is_applied = False
@@ -388,7 +388,7 @@ class Failing(MemoryStore):
 @pytest.mark.parametrize(
     ("kind", "before", "after"),
     [
-        # What upstream loses or makes up: a list's length, a stack's, a set's and a queue's ghosts.
+        # The rows that a save must not lose or leave behind: lengths, and items beyond the end.
         ("list", ["pop"], [("append", 9)]),
         ("stack", [("push", 9)], ["pop"]),
         ("set", [("add", 9)], [("discard", 9)]),
@@ -397,7 +397,7 @@ class Failing(MemoryStore):
         ("dictionary", [("add", 9, 9)], ["popitem", "popitem"]),
     ],
 )
-def test_a_commit_of_unknown_outcome_heals(
+def test_a_commit_of_unknown_outcome_is_repaired_by_the_next_save(
     kind: str, before: list[Any], after: list[Any], is_applied: bool, error: BaseException
 ) -> None:
     store = Failing()
@@ -427,7 +427,7 @@ def fill(made: Any, values: list[int]) -> None:
 
 
 def take(made: Any, count: int) -> None:
-    """Take the newest out, of a queue the oldest."""
+    """Remove the newest element; from a queue the oldest."""
     name = {"queue": "dequeue", "linked_list": "remove_last", "dictionary": "popitem"}.get(made.id, "pop")
     for _ in range(count):
         getattr(made, name)()
@@ -453,7 +453,9 @@ ENDS = ["failed", "unknown", "unknown, applied"]
 @pytest.mark.parametrize("kind", ["list", "stack", "queue", "linked_list", "set", "dictionary"])
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDS, ENDS)))
 @pytest.mark.parametrize(("grown", "taken"), [(3, 5), (3, 2), (0, 2), (2, 0)])
-def test_failures_in_a_row_heal(kind: str, first: str, second: str, grown: int, taken: int) -> None:
+def test_consecutive_failures_are_repaired_by_the_next_save(
+    kind: str, first: str, second: str, grown: int, taken: int
+) -> None:
     store = MemoryStore()
     space = new(store)
     made = make(space, kind, kind)
@@ -467,7 +469,7 @@ def test_failures_in_a_row_heal(kind: str, first: str, second: str, grown: int, 
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_what_a_failed_save_had_is_in_the_next_one(store: MemoryStore, end: str) -> None:
+def test_the_changes_of_a_failed_save_are_in_the_next_one(store: MemoryStore, end: str) -> None:
     space = new(store)
     items, held, linked = space.create_list("l"), space.create_dictionary("d"), space.create_linked_list("k")
     array, members = space.create_array("a", 4, 0), space.create_set("s")
@@ -494,7 +496,7 @@ def test_what_a_failed_save_had_is_in_the_next_one(store: MemoryStore, end: str)
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
-def test_an_object_made_in_a_save_of_unknown_outcome_and_deleted_then_leaves_nothing(
+def test_an_object_deleted_after_a_save_of_unknown_outcome_leaves_no_rows(
     is_applied: bool,
 ) -> None:
     store = Failing()
@@ -534,7 +536,7 @@ def test_edits_between_a_save_and_its_outcome_belong_to_the_next_one(store: Memo
 
 
 class Recorder:
-    """A writer that notes what is asked of it."""
+    """A writer that records its calls."""
 
     def __init__(self, store: MemoryStore, kind: CheckpointKind) -> None:
         self._writer = store.begin(kind)
@@ -573,7 +575,7 @@ def said(space: PersistedObjectSpace, store: MemoryStore, kind: CheckpointKind =
     return recorder.said
 
 
-def test_a_differential_save_writes_the_rows_that_changed_and_no_others(store: MemoryStore) -> None:
+def test_a_differential_save_writes_only_the_changed_rows(store: MemoryStore) -> None:
     space = new(store)
     assert said(space, store) == ["+state version 1"]
     items = space.create_list("l", of=int)
@@ -598,7 +600,7 @@ def test_a_differential_save_writes_the_rows_that_changed_and_no_others(store: M
     assert said(space, store) == ["-l/metadata *", "-l/items *", "+l/metadata length 1", "+l/items 0 1"]
 
 
-def test_queues_stacks_and_sets_write_their_ends_and_slots(store: MemoryStore) -> None:
+def test_queues_stacks_and_sets_write_only_their_ends_and_slots(store: MemoryStore) -> None:
     space = new(store)
     queue, stack, held, keyed = (
         space.create_queue("q"),
@@ -630,7 +632,7 @@ def test_queues_stacks_and_sets_write_their_ends_and_slots(store: MemoryStore) -
     assert said(space, store) == ['+d/items 1 {"key":"b","value":3}', "-d/items 0"]
 
 
-def test_a_linked_list_writes_a_node_and_its_neighbours(store: MemoryStore) -> None:
+def test_a_linked_list_writes_only_a_node_and_its_neighbours(store: MemoryStore) -> None:
     space = new(store)
     linked = space.create_linked_list("k")
     linked.extend("abcd")
@@ -655,7 +657,7 @@ def test_a_linked_list_writes_a_node_and_its_neighbours(store: MemoryStore) -> N
     ]
 
 
-def test_an_object_that_came_and_went_between_saves_writes_nothing(store: MemoryStore) -> None:
+def test_an_object_created_and_deleted_between_saves_writes_nothing(store: MemoryStore) -> None:
     space = new(store)
     space.checkpoint(store)
     space.create_list("it").append(1)
@@ -663,7 +665,7 @@ def test_an_object_that_came_and_went_between_saves_writes_nothing(store: Memory
     assert said(space, store) == []
 
 
-def test_an_object_that_is_made_again_starts_with_none_of_the_old_rows(store: MemoryStore) -> None:
+def test_an_object_created_again_has_none_of_its_old_rows(store: MemoryStore) -> None:
     space = new(store)
     space.create_set("it").update(range(5))
     space.checkpoint(store)
@@ -681,7 +683,7 @@ def test_an_object_that_is_made_again_starts_with_none_of_the_old_rows(store: Me
     assert store.content() == {"state": {"version": b"1"}}
 
 
-def test_a_full_save_is_whole_even_of_what_was_never_read(store: MemoryStore) -> None:
+def test_a_full_save_includes_objects_that_were_never_read(store: MemoryStore) -> None:
     space = new(store)
     for kind in ALL_KINDS:
         made = make(space, kind, kind)
@@ -702,7 +704,7 @@ def test_a_full_save_is_whole_even_of_what_was_never_read(store: MemoryStore) ->
     assert other.content() == content
 
 
-def test_an_object_of_an_unknown_kind_is_kept_as_it_is(store: MemoryStore) -> None:
+def test_an_object_of_an_unknown_kind_is_kept_unchanged(store: MemoryStore) -> None:
     space = new(store)
     space.create_list("it").append(1)
     space.checkpoint(store)
@@ -764,7 +766,7 @@ def pairs() -> Any:
 
 
 @pytest.mark.parametrize("make_serializer", [pairs, lambda: PickleSerializer("point", Point)])
-def test_a_type_of_your_own_is_registered(store: MemoryStore, make_serializer: Callable[[], Any]) -> None:
+def test_a_custom_type_can_be_registered(store: MemoryStore, make_serializer: Callable[[], Any]) -> None:
     space = new(store, serializers=registered(make_serializer()))
     points = space.create_set("points", of=Point)
     points.add(Point(1, 2))
@@ -778,7 +780,7 @@ def test_a_type_of_your_own_is_registered(store: MemoryStore, make_serializer: C
     assert again.get_dictionary("names", keys=Point) == {Point(3, 4): b"there"}
 
 
-def test_nothing_is_unpickled_that_is_not_registered_as_pickled(store: MemoryStore) -> None:
+def test_only_types_registered_for_pickling_are_unpickled(store: MemoryStore) -> None:
     space = new(store)
     space.create_value("it", Point(1, 2), of=PickleSerializer("pickled", Point))
     space.checkpoint(store)
@@ -787,7 +789,7 @@ def test_nothing_is_unpickled_that_is_not_registered_as_pickled(store: MemorySto
     assert new(store).get_value("it", of=PickleSerializer("pickled", Point)).value == Point(1, 2)
 
 
-def test_a_type_or_a_name_is_registered_once() -> None:
+def test_a_type_or_name_is_registered_once() -> None:
     serializers = Serializers()
     with pytest.raises(ValueError, match="registered already"):
         serializers.register(int, JsonSerializer("whole"))
@@ -797,7 +799,7 @@ def test_a_type_or_a_name_is_registered_once() -> None:
         JsonSerializer("")
 
 
-def test_errors_are_of_the_tree_and_of_python() -> None:
+def test_errors_belong_to_the_tree_and_to_pythons_types() -> None:
     assert issubclass(ObjectError, rt.RtError)
     assert issubclass(StateDamaged, rt.FormatError)
     assert issubclass(CommitUnknown, rt.StorageFailed)

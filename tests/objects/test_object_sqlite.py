@@ -1,4 +1,4 @@
-"""The store in a file: what is there when it is opened again, and what a bad disk or file does."""
+"""The store in a file: reopening it, and errors of the disk and of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import rt
 from rt.objects import CheckpointKind, CommitUnknown, PersistedObjectSpace, SqliteStore, StateDamaged
-from rt.objects.sqlite_store import APPLICATION_ID, WAL_BYTES_MAX
+from rt.objects.sqlite_database import APPLICATION_ID, WAL_BYTES_MAX
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
 
@@ -31,12 +31,12 @@ def store(path: Path) -> Iterator[SqliteStore]:
 
 
 def put(store: SqliteStore, key: str, data: bytes) -> None:
-    with store.begin(DIFFERENTIAL) as writer:
-        writer.put("a", key, data)
-        writer.commit()
+    writer = store.begin(DIFFERENTIAL)
+    writer.put("a", key, data)
+    writer.commit()
 
 
-def test_what_was_committed_is_there_when_it_is_opened_again(path: Path) -> None:
+def test_committed_rows_are_there_after_reopening(path: Path) -> None:
     with SqliteStore(path) as store:
         put(store, "1", b"one")
         store_id = store.store_id
@@ -46,21 +46,21 @@ def test_what_was_committed_is_there_when_it_is_opened_again(path: Path) -> None
         assert store.store_id == store_id
 
 
-def test_importing_rt_and_its_objects_loads_no_sqlite() -> None:
+def test_importing_rt_objects_does_not_load_sqlite() -> None:
     program = "import sys, rt, rt.objects; assert 'sqlite3' not in sys.modules; rt.objects.SqliteStore"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_second_one_is_refused(store: SqliteStore) -> None:
+def test_a_second_process_is_refused(store: SqliteStore) -> None:
     with pytest.raises(rt.DirectoryLocked):
         SqliteStore(store.path)
     put(store, "1", b"one")
 
 
-def test_a_program_that_holds_the_file_is_waited_for_and_then_named(
+def test_a_locked_file_is_awaited_and_then_reported(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store._write_connection.execute("PRAGMA busy_timeout = 1")
+    store._database._write_connection.execute("PRAGMA busy_timeout = 1")
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(rt.DirectoryLocked, match="SQLITE_BUSY"):
@@ -69,18 +69,18 @@ def test_a_program_that_holds_the_file_is_waited_for_and_then_named(
     put(store, "1", b"one")
 
 
-def test_every_commit_is_synced_and_the_log_does_not_grow_for_ever(store: SqliteStore) -> None:
-    assert store._write_connection.execute("PRAGMA synchronous").fetchone() == (2,)
+def test_every_commit_is_synced_and_the_log_does_not_grow_indefinitely(store: SqliteStore) -> None:
+    assert store._database._write_connection.execute("PRAGMA synchronous").fetchone() == (2,)
     for number in range(12):
         put(store, str(number), os.urandom(2**20))
     assert os.stat(f"{store.path}-wal").st_size <= WAL_BYTES_MAX + 2**21
     assert len(list(store.reader().rows("a"))) == 12
 
 
-# Files that are not what they must be
+# Invalid files
 
 
-def test_a_database_of_somebody_else_is_left_alone(path: Path) -> None:
+def test_a_foreign_database_is_not_changed(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE theirs (x)")
     connection.close()
@@ -90,14 +90,14 @@ def test_a_database_of_somebody_else_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(path: Path) -> None:
     path.write_bytes(b"some text " * 1000)
     with pytest.raises(StateDamaged):
         SqliteStore(path)
     assert path.read_bytes() == b"some text " * 1000
 
 
-def test_a_newer_version_is_refused_by_its_number(path: Path) -> None:
+def test_a_newer_version_is_refused_and_named(path: Path) -> None:
     SqliteStore(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
@@ -106,7 +106,7 @@ def test_a_newer_version_is_refused_by_its_number(path: Path) -> None:
         SqliteStore(path)
 
 
-def test_a_directory_or_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_directory_or_a_link_instead_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(rt.StorageError):
         SqliteStore(tmp_path / "directory")
@@ -116,7 +116,7 @@ def test_a_directory_or_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_process_killed_while_it_made_the_file_leaves_one_that_can_be_made(path: Path) -> None:
+def test_a_file_left_by_a_process_killed_while_creating_it_can_be_completed(path: Path) -> None:
     path.touch()
     with SqliteStore(path) as store:
         put(store, "1", b"one")
@@ -128,7 +128,7 @@ def test_a_process_killed_while_it_made_the_file_leaves_one_that_can_be_made(pat
 # Flipped bits
 
 
-def test_a_flipped_bit_in_a_value_is_never_served(path: Path) -> None:
+def test_a_flipped_bit_in_a_value_is_never_returned(path: Path) -> None:
     with SqliteStore(path) as store:
         put(store, "1", b"a value to be found" * 10)
         put(store, "2", b"another")
@@ -146,9 +146,10 @@ def test_a_flipped_bit_in_a_value_is_never_served(path: Path) -> None:
             list(reader.rows("a"))
 
 
-def test_a_flipped_bit_anywhere_is_found_or_harmless(path: Path) -> None:
+def test_a_flipped_bit_anywhere_is_detected_or_harmless(path: Path) -> None:
     rows = {str(number): b"value %d" % number for number in range(40)}
-    with SqliteStore(path) as store, store.begin(FULL) as writer:
+    with SqliteStore(path) as store:
+        writer = store.begin(FULL)
         writer.put_many("a", rows.items())
         writer.commit()
     whole = path.read_bytes()
@@ -165,8 +166,9 @@ def test_a_flipped_bit_anywhere_is_found_or_harmless(path: Path) -> None:
     assert found > 10
 
 
-def test_a_file_cut_short_is_found(path: Path) -> None:
-    with SqliteStore(path) as store, store.begin(FULL) as writer:
+def test_a_truncated_file_is_detected(path: Path) -> None:
+    with SqliteStore(path) as store:
+        writer = store.begin(FULL)
         writer.put_many("a", ((str(number), bytes(100)) for number in range(1000)))
         writer.commit()
     os.truncate(path, path.stat().st_size // 8192 * 4096)
@@ -183,13 +185,13 @@ def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStor
     items = space.create_list("items")
     items.append("kept")
     space.checkpoint(store)
-    pages = store._write_connection.execute("PRAGMA page_count").fetchone()[0]
-    store._write_connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    pages = store._database._write_connection.execute("PRAGMA page_count").fetchone()[0]
+    store._database._write_connection.execute(f"PRAGMA max_page_count = {pages + 2}")
     items.append("x" * 100_000)
     for _ in range(2):
         with pytest.raises(rt.DiskFull):
             space.checkpoint(store)
-    store._write_connection.execute("PRAGMA max_page_count = 1000000")
+    store._database._write_connection.execute("PRAGMA max_page_count = 1000000")
     items.append("last")
     space.checkpoint(store)
     again = PersistedObjectSpace()
@@ -197,7 +199,7 @@ def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStor
     assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
 
 
-def test_a_write_that_fails_in_the_commit_leaves_the_outcome_unknown_and_the_store_dead(path: Path) -> None:
+def test_a_write_error_during_the_commit_leaves_the_outcome_unknown_and_the_store_dead(path: Path) -> None:
     store = SqliteStore(path)
     space = PersistedObjectSpace()
     space.load(store.reader())
@@ -228,12 +230,12 @@ def test_a_write_that_fails_in_the_commit_leaves_the_outcome_unknown_and_the_sto
         assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
 
 
-def test_a_forked_child_cannot_use_it(store: SqliteStore) -> None:
+def test_a_forked_child_cannot_use_the_store(store: SqliteStore) -> None:
     put(store, "1", b"one")
-    store._pid += 1  # what a child finds
+    store._database._pid += 1  # as in a forked child
     with pytest.raises(rt.Closed):
         store.begin(FULL)
     with pytest.raises(rt.Closed):
         store.reader()
-    store._pid -= 1
+    store._database._pid -= 1
     put(store, "2", b"two")

@@ -1,4 +1,4 @@
-"""What every store must do, on each of them."""
+"""The contract of stores, run on each kind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_new_store_is_empty(store: Store) -> None:
     assert list(reader.rows("a")) == []
 
 
-def test_rows_are_there_after_the_commit_and_not_before(store: Store) -> None:
+def test_rows_are_visible_after_the_commit_and_not_before(store: Store) -> None:
     reader, writer = store.reader(), store.begin(DIFFERENTIAL)
     writer.put("a", "1", b"one")
     writer.put_many("b", [("2", b""), ("\0é/%", b"\0\xff")])
@@ -58,7 +58,7 @@ def test_rows_are_there_after_the_commit_and_not_before(store: Store) -> None:
     assert reader.get("b", "2") == b""
 
 
-def test_a_differential_commit_changes_what_is_there(store: Store) -> None:
+def test_a_differential_commit_changes_the_existing_rows(store: Store) -> None:
     fill(store, {"a": {"1": b"one", "2": b"two", "3": b"three"}, "b": {"1": b"b"}, "c": {"1": b"c"}})
     writer = store.begin(DIFFERENTIAL)
     writer.put("a", "2", b"2")
@@ -69,7 +69,7 @@ def test_a_differential_commit_changes_what_is_there(store: Store) -> None:
     assert content(store.reader()) == {"a": {"2": b"2", "3": b"three"}, "c": {"1": b"c"}}
 
 
-def test_a_full_commit_leaves_nothing_else(store: Store) -> None:
+def test_a_full_commit_replaces_all_rows(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}, "b": {"1": b"b"}})
     writer = store.begin(FULL)
     writer.put("a", "2", b"two")
@@ -78,7 +78,7 @@ def test_a_full_commit_leaves_nothing_else(store: Store) -> None:
     assert content(store.reader()) == {"a": {"2": b"two"}}
 
 
-def test_changes_take_effect_in_their_order(store: Store) -> None:
+def test_changes_apply_in_the_order_of_the_calls(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}})
     writer = store.begin(DIFFERENTIAL)
     writer.clear("a")
@@ -90,7 +90,7 @@ def test_changes_take_effect_in_their_order(store: Store) -> None:
     assert content(store.reader()) == {"a": {"1": b"newer"}}
 
 
-def test_what_is_rolled_back_never_was(store: Store) -> None:
+def test_a_rollback_discards_all_changes(store: Store) -> None:
     fill(store, {"a": {"1": b"one"}})
     writer = store.begin(FULL)
     writer.put("a", "2", b"two")
@@ -99,7 +99,7 @@ def test_what_is_rolled_back_never_was(store: Store) -> None:
     assert content(store.reader()) == {"a": {"1": b"one"}}
 
 
-def test_a_writer_is_spent_after_its_end(store: Store) -> None:
+def test_a_writer_is_unusable_after_its_end(store: Store) -> None:
     committed, rolled_back = store.begin(FULL), None
     committed.commit()
     rolled_back = store.begin(FULL)
@@ -127,7 +127,7 @@ def test_there_is_one_writer_at_a_time(store: Store) -> None:
 
 
 @pytest.mark.parametrize("method", ["put_many", "delete_many"])
-def test_rows_that_cannot_be_had_spend_the_writer(store: Store, method: str) -> None:
+def test_an_error_of_the_rows_makes_the_writer_unusable(store: Store, method: str) -> None:
     def rows() -> Iterator[object]:
         yield ("1", b"one") if method == "put_many" else "1"
         raise ZeroDivisionError
@@ -141,7 +141,7 @@ def test_rows_that_cannot_be_had_spend_the_writer(store: Store, method: str) -> 
     assert content(store.reader()) == {"a": {"1": b"before"}}
 
 
-def test_categories_are_had_by_prefix(store: Store) -> None:
+def test_categories_are_listed_by_prefix(store: Store) -> None:
     fill(store, {name: {"1": b""} for name in ("a", "a/b", "a/c", "ab", "b", "é")})
     reader = store.reader()
     assert list(reader.categories("a/")) == ["a/b", "a/c"]
@@ -150,7 +150,7 @@ def test_categories_are_had_by_prefix(store: Store) -> None:
     assert len(list(reader.categories())) == 6
 
 
-def test_many_rows_come_back_as_they_went(store: Store) -> None:
+def test_many_rows_are_restored_unchanged(store: Store) -> None:
     rows = {str(number): b"%d" % number for number in range(10_000)}
     fill(store, {"many": rows})
     assert dict(store.reader().rows("many")) == rows
@@ -168,7 +168,7 @@ def test_readers_and_writers_name_their_store(store: Store) -> None:
     writer.rollback()
 
 
-def test_a_closed_store_says_so(store: Store) -> None:
+def test_a_closed_store_raises_closed(store: Store) -> None:
     reader, writer = store.reader(), store.begin(FULL)
     store.close()
     store.close()

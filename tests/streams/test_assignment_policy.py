@@ -1,4 +1,4 @@
-"""Which host is to serve which queue: the same for all who see the same, and little moves."""
+"""Which host should serve which queue: hosts with the same view agree, and few queues move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rt.streams.queue.mapper import HashRingQueueMapper
 HOSTS = st.sets(st.sampled_from("ABCDEF"), min_size=1, max_size=6)
 
 
-def test_an_absent_buckets_resources_go_where_there_is_least() -> None:
+def test_the_resources_of_a_missing_bucket_go_to_the_buckets_with_the_fewest() -> None:
     assert ideal_fit("ABC", range(7)) == {"A": [0, 1, 2], "B": [3, 4], "C": [5, 6]}
     assert best_fit("ABC", range(7), "AC") == {"A": [0, 1, 2, 4], "C": [5, 6, 3]}
     assert best_fit("ABC", range(7)) == ideal_fit("ABC", range(7))
@@ -36,7 +36,7 @@ def test_an_absent_buckets_resources_go_where_there_is_least() -> None:
     assert best_fit("ABC", []) == {"A": [], "B": [], "C": []}
 
 
-def test_what_cannot_be_placed_is_an_error() -> None:
+def test_unknown_or_missing_buckets_are_an_error() -> None:
     with pytest.raises(IndexError, match="unknown bucket: D"):
         best_fit("ABC", range(7), "AD")
     with pytest.raises(IndexError, match="no buckets"):
@@ -45,7 +45,7 @@ def test_what_cannot_be_placed_is_an_error() -> None:
 
 @given(HOSTS, st.integers(0, 20), st.data())
 @settings(max_examples=60)
-def test_best_fit_is_even_whole_the_same_in_any_order_and_takes_nobody_its_own(
+def test_best_fit_is_even_complete_independent_of_order_and_keeps_ideal_shares(
     buckets: set[str], count: int, data: st.DataObject
 ) -> None:
     active = data.draw(st.sets(st.sampled_from(sorted(buckets)), min_size=1))
@@ -64,7 +64,7 @@ def test_best_fit_is_even_whole_the_same_in_any_order_and_takes_nobody_its_own(
 
 @given(HOSTS, st.integers(0, 20))
 @settings(max_examples=30)
-def test_shares_are_all_queues_and_differ_by_one_at_most(hosts: set[str], count: int) -> None:
+def test_shares_add_up_to_all_queues_and_differ_by_at_most_one(hosts: set[str], count: int) -> None:
     shares = [share_of(host, hosts, count) for host in hosts]
     assert sum(shares) == count
     assert max(shares) - min(shares) <= 1
@@ -73,14 +73,14 @@ def test_shares_are_all_queues_and_differ_by_one_at_most(hosts: set[str], count:
 
 @given(st.sets(st.sampled_from("ABCDEF"), min_size=1), st.integers(0, RING_SIZE - 1))
 @settings(max_examples=40)
-def test_every_place_of_the_ring_is_one_hosts(hosts: set[str], place: int) -> None:
+def test_every_position_of_the_ring_belongs_to_one_host(hosts: set[str], place: int) -> None:
     for at in (place, 0, RING_SIZE - 1):
         owners = [host for host in hosts if any(at in part for part in ring_parts(host, hosts, points=8))]
         assert len(owners) == 1
     assert ring_parts("Z", hosts) == ring_parts("Z", []) == ()
 
 
-def test_on_the_ring_only_what_is_a_newcomers_moves_and_parts_are_about_equal() -> None:
+def test_on_the_ring_only_the_queues_of_a_new_host_move_and_parts_are_about_equal() -> None:
     def owners(hosts: str) -> dict[QueueId, str]:
         mapper = HashRingQueueMapper(500)
         return {
@@ -112,34 +112,34 @@ def said(decision: Assignment) -> tuple[list[str], list[str]]:
     return [queue.name for queue in decision.give_up], [queue.name for queue in decision.take]
 
 
-def test_a_static_deployment_heeds_nobody_who_is_there_or_not() -> None:
+def test_a_static_deployment_ignores_which_hosts_are_present() -> None:
     policy = StaticPolicy("ABC")
     assert said(policy.assign(view("A", "A"))) == ([], ["q-0", "q-1", "q-2"])
     assert said(policy.assign(view("B", "BC", held=[6, 3], taken=[4]))) == (["q-6"], [])
 
 
-def test_hosts_that_were_there_at_first_are_mature_and_newcomers_later() -> None:
+def test_hosts_present_at_the_start_are_mature_at_once_and_others_later() -> None:
     policy = MaturePolicy("ABC", maturity_s=100.0)
     assert said(policy.assign(view("A", "AC"))) == ([], ["q-0", "q-1", "q-2"]), "just its own, at first"
     assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=99.0))) == ([], [])
     assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=100.0))) == ([], ["q-4"])
-    # B comes: what is ideally its own is nobody else's, at once; what it is dealt it has when it is mature.
+    # B joins: no other host serves B's ideal share from now on. B gets more once it is mature.
     assert said(policy.assign(view("A", "ABC", held=[0, 1, 2, 4], now_s=150.0))) == (["q-4"], [])
     assert said(policy.assign(view("A", "ABC", held=[0, 1, 2], now_s=250.0))) == ([], [])
-    # It goes: what was its own is shared again.
+    # B leaves: the others share its queues again.
     assert said(policy.assign(view("A", "AC", held=[0, 1, 2], now_s=251.0))) == ([], ["q-4"])
-    # C goes and comes back: it is new again.
+    # C leaves and returns: it is no longer mature.
     policy.assign(view("A", "A", now_s=252.0))
     assert said(policy.assign(view("A", "AC", held=[*range(7)], now_s=260.0)))[0] == ["q-5", "q-6"]
 
 
-def test_a_host_that_is_not_of_the_deployment_gets_nothing_and_takes_nothing_away() -> None:
+def test_a_host_outside_the_deployment_gets_no_queue_and_changes_no_share() -> None:
     policy = MaturePolicy("ABC", maturity_s=0.0)
     assert said(policy.assign(view("A", "ABCZ"))) == ([], ["q-0", "q-1", "q-2"])
     assert said(MaturePolicy("ABC", 0.0).assign(view("Z", "ABCZ", held=[1]))) == (["q-1"], [])
 
 
-def test_who_has_too_many_gives_up_what_it_won_first_and_who_has_too_few_takes_only_what_is_free() -> None:
+def test_a_host_with_too_many_queues_gives_up_the_first_won_and_one_with_too_few_takes_free_ones() -> None:
     policy = SharePolicy(random.Random(1))
     assert said(policy.assign(view("A", "ABC", held=[6, 5, 4, 3]))) == (["q-6"], [])
     assert said(policy.assign(view("B", "ABC", held=[6, 5]))) == ([], [])
@@ -152,5 +152,5 @@ def test_who_has_too_many_gives_up_what_it_won_first_and_who_has_too_few_takes_o
 
 
 @pytest.mark.parametrize("policy", [RingPolicy(), StaticPolicy("AB"), MaturePolicy("AB", 0.0), SharePolicy()])
-def test_nobody_asks_for_what_another_one_has(policy: AssignmentPolicy) -> None:
+def test_no_policy_requests_a_queue_that_another_host_holds(policy: AssignmentPolicy) -> None:
     assert policy.assign(view("A", "AB", taken=range(7))) == Assignment()

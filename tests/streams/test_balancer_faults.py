@@ -1,4 +1,4 @@
-"""A balancer whose leases, listeners or policy fail in the middle of a change: it goes on, and it ends."""
+"""A balancer continues when its leases, listeners or policy fail during a change, and it can be stopped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from memory_leases import LeaseTable, MemoryLeases
 from virtual_time import run
 
 from rt.errors import CertificateError
 from rt.streams.balancer.balancer import Fence
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, OwnedLease
-from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
 
@@ -22,7 +22,7 @@ LONG_S = 1e6
 
 
 class Counted(MemoryLeases):
-    """Calls that take a moment; `raises` by name of the call, once each."""
+    """Calls take a moment. `raises`: the error that a call raises once, by the call's name."""
 
     def __init__(self, table: LeaseTable, owner: str = "h1") -> None:
         super().__init__(table, owner)
@@ -57,7 +57,7 @@ class Counted(MemoryLeases):
 
 
 class Host:
-    """Stops each queue in `drain_s`, or does what `stops` says instead."""
+    """Stops each queue in `drain_s`, or calls `stops` instead."""
 
     def __init__(self, balancer: LeaseBalancer, drain_s: float = 1.0) -> None:
         self.balancer, self.drain_s = balancer, drain_s
@@ -91,7 +91,7 @@ async def serving(count: int, leases: MemoryLeases, **kwargs: Any) -> tuple[Leas
     return balancer, host
 
 
-def test_however_many_queues_are_given_up_their_leases_go_in_few_calls_one_at_a_time() -> None:
+def test_leases_are_released_in_few_calls_however_many_queues_are_given_up() -> None:
     async def main() -> None:
         table = LeaseTable()
         leases = Counted(table)
@@ -105,7 +105,7 @@ def test_however_many_queues_are_given_up_their_leases_go_in_few_calls_one_at_a_
     run(main())
 
 
-def test_what_cannot_be_let_go_of_keeps_no_other_queue_from_being_drained_and_let_go_of() -> None:
+def test_a_lease_that_cannot_be_released_does_not_block_other_queues() -> None:
     async def main() -> None:
         table = LeaseTable()
         leases = Counted(table)
@@ -125,7 +125,7 @@ def test_what_cannot_be_let_go_of_keeps_no_other_queue_from_being_drained_and_le
     run(main())
 
 
-def test_a_lease_that_is_being_let_go_of_is_renewed_no_more() -> None:
+def test_a_lease_under_release_is_not_renewed() -> None:
     async def main() -> None:
         leases = Counted(LeaseTable())
         balancer, _ = await serving(1, leases)
@@ -141,7 +141,7 @@ def test_a_lease_that_is_being_let_go_of_is_renewed_no_more() -> None:
 
 
 @pytest.mark.parametrize("call", ["held", "renew"])
-def test_what_breaks_once_is_tried_again_whatever_it_was(call: str) -> None:
+def test_a_call_that_fails_once_is_retried_whatever_the_error(call: str) -> None:
     async def main() -> None:
         leases = Counted(LeaseTable())
         balancer, host = await serving(3, leases)
@@ -156,7 +156,7 @@ def test_what_breaks_once_is_tried_again_whatever_it_was(call: str) -> None:
     run(main())
 
 
-def test_a_policy_that_fails_once_is_asked_again() -> None:
+def test_a_policy_that_fails_once_is_called_again() -> None:
     async def main() -> None:
         balancer = LeaseBalancer(MemoryLeases(LeaseTable(), "h1"), times=TIMES)
         assign, failures = balancer._policy.assign, [IndexError("a bug")]
@@ -180,7 +180,7 @@ async def cancelled(_: QueueId) -> None:
 
 
 async def for_ever(_: QueueId) -> None:
-    """Does not end the first time that it is cancelled."""
+    """Ignores the first cancellation."""
     try:
         await asyncio.sleep(LONG_S)
     except asyncio.CancelledError:
@@ -188,7 +188,7 @@ async def for_ever(_: QueueId) -> None:
 
 
 @pytest.mark.parametrize("stops", [cancelled, for_ever])
-def test_a_queue_that_was_not_seen_to_stop_is_another_ones_when_its_lease_has_lapsed(stops: Any) -> None:
+def test_a_queue_that_did_not_stop_in_time_moves_when_its_lease_expires(stops: Any) -> None:
     async def main() -> None:
         table = LeaseTable()
         balancer, host = await serving(1, MemoryLeases(table, "h1"))
@@ -207,7 +207,7 @@ def test_a_queue_that_was_not_seen_to_stop_is_another_ones_when_its_lease_has_la
     run(main())
 
 
-def test_a_stop_that_is_cancelled_tells_the_listeners_that_their_queues_went() -> None:
+def test_a_cancelled_stop_notifies_the_listeners_that_their_queues_are_lost() -> None:
     async def main() -> None:
         balancer, host = await serving(3, MemoryLeases(LeaseTable(), "h1"), drain_s=LONG_S)
         with pytest.raises(TimeoutError):
@@ -220,7 +220,7 @@ def test_a_stop_that_is_cancelled_tells_the_listeners_that_their_queues_went() -
     run(main())
 
 
-def test_a_listener_that_comes_while_a_queue_is_given_up_is_asked_to_stop_it_as_well() -> None:
+def test_a_listener_added_while_a_queue_is_given_up_must_stop_it_too() -> None:
     async def main() -> None:
         table = LeaseTable()
         balancer, host = await serving(1, MemoryLeases(table, "h1"), drain_s=3.0)

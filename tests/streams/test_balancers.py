@@ -1,4 +1,4 @@
-"""Balancers over leases, in virtual time: one host serves a queue, little moves, all is served in the end."""
+"""Balancers over leases, in virtual time: one host serves a queue, few move, all are served in the end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from balancing_hosts import kill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_leases import LeaseTable, MemoryLeases
 from virtual_time import run
 
 from rt.errors import Closed, InvalidOption
@@ -18,7 +19,6 @@ from rt.streams.balancer.balancer import Fence
 from rt.streams.balancer.balancers import DeploymentBalancer, LeaseBalancer, LeaseTimes, RingBalancer
 from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, OwnedLease
 from rt.streams.balancer.lease_balancer import LeasedBalancer
-from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
 
@@ -30,7 +30,7 @@ UNKNOWN = LeaseResult.TRANSIENT_FAILURE
 
 
 class Faulty(MemoryLeases):
-    """Loses what is asked for, or the answers."""
+    """Loses requests or answers."""
 
     fault = ""
 
@@ -60,7 +60,7 @@ class Faulty(MemoryLeases):
 
 
 class World:
-    """The hosts of one table. Whoever begins to serve a queue finds it served by nobody."""
+    """The hosts of one lease table. Fails if a host starts to serve a queue that another host serves."""
 
     def __init__(self, kind: str, count: int = 7, names: Sequence[str] = NAMES) -> None:
         self.kind, self.names = kind, names
@@ -111,7 +111,7 @@ class World:
 
 
 class Host:
-    """Serves its queues as a manager does: drains what it gives up, stops at once what it lost."""
+    """Serves its queues as a manager does: drains a released queue, stops a revoked one at once."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -166,7 +166,7 @@ KINDS = ["ring", "deployment", "lease"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hosts_share_all_queues_and_who_comes_or_goes_moves_few(kind: str) -> None:
+def test_hosts_share_all_queues_and_a_join_or_leave_moves_few(kind: str) -> None:
     async def main() -> None:
         world = World(kind, count=24)
         await world.join("h1", "h2", "h3")
@@ -195,7 +195,7 @@ def test_hosts_share_all_queues_and_who_comes_or_goes_moves_few(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dead_hosts_queues_are_served_again_when_its_leases_are_over(kind: str) -> None:
+def test_a_dead_hosts_queues_are_served_again_after_its_leases_expire(kind: str) -> None:
     async def main() -> None:
         world = World(kind)
         await world.join("h1", "h2")
@@ -212,7 +212,7 @@ def test_a_dead_hosts_queues_are_served_again_when_its_leases_are_over(kind: str
     run(main())
 
 
-def test_a_static_deployment_leaves_a_dead_hosts_queues_to_it() -> None:
+def test_a_static_deployment_does_not_move_a_dead_hosts_queues() -> None:
     async def main() -> None:
         world = World("static", names=("h1", "h2"))
         await world.join("h1", "h2")
@@ -228,7 +228,7 @@ def test_a_static_deployment_leaves_a_dead_hosts_queues_to_it() -> None:
     run(main())
 
 
-def test_a_host_whose_renewals_are_lost_stops_before_another_one_begins() -> None:
+def test_a_host_that_cannot_renew_stops_before_another_host_starts() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1", "h2")
@@ -251,7 +251,7 @@ def test_a_host_whose_renewals_are_lost_stops_before_another_one_begins() -> Non
     run(main())
 
 
-def test_what_a_listener_never_stops_is_another_ones_only_when_its_lease_has_lapsed() -> None:
+def test_a_queue_that_a_listener_never_stops_moves_only_after_its_lease_expired() -> None:
     async def main() -> None:
         world = World("lease", count=2)
         await world.join("h1")
@@ -276,7 +276,7 @@ def test_what_a_listener_never_stops_is_another_ones_only_when_its_lease_has_lap
     run(main())
 
 
-def test_queues_are_named_only_while_the_clock_says_that_the_lease_holds() -> None:
+def test_queues_are_owned_only_while_the_lease_is_valid_by_the_clock() -> None:
     async def main() -> None:
         now = [0.0]
         table = LeaseTable(lambda: now[0])
@@ -284,14 +284,14 @@ def test_queues_are_named_only_while_the_clock_says_that_the_lease_holds() -> No
         await balancer.start(HashRingQueueMapper(3, "q"))
         await asyncio.sleep(1)
         assert len(balancer.my_queues()) == 3
-        now[0] = TIMES.lease_s - TIMES.margin_s  # The machine slept: no timer of the loop has seen it.
+        now[0] = TIMES.lease_s - TIMES.margin_s  # The machine slept, and the loop's timers did not run.
         assert not balancer.my_queues()
         await balancer.stop()
 
     run(main())
 
 
-def test_what_was_got_without_being_noticed_is_let_go_of() -> None:
+def test_a_lease_acquired_without_notice_is_released() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -308,7 +308,7 @@ def test_what_was_got_without_being_noticed_is_let_go_of() -> None:
     run(main())
 
 
-def test_a_queue_is_not_won_again_before_what_was_lost_has_stopped() -> None:
+def test_a_lost_queue_is_not_acquired_again_before_its_work_has_stopped() -> None:
     async def main() -> None:
         world = World("lease", count=1)
         await world.join("h1")
@@ -332,7 +332,7 @@ def test_a_queue_is_not_won_again_before_what_was_lost_has_stopped() -> None:
     run(main())
 
 
-def test_two_hosts_of_one_name_are_one_at_a_time() -> None:
+def test_of_two_hosts_with_one_name_only_one_serves_at_a_time() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -348,7 +348,7 @@ def test_two_hosts_of_one_name_are_one_at_a_time() -> None:
     run(main())
 
 
-def test_it_ends_once_and_calls_nobody_behind_that() -> None:
+def test_a_balancer_ends_once_and_calls_no_listener_after_that() -> None:
     async def main() -> None:
         world = World("lease")
         await world.join("h1")
@@ -416,7 +416,7 @@ class Bad:
     ],
     ids=range(11),
 )
-def test_settings_that_cannot_be_are_refused(wrong: Any) -> None:
+def test_invalid_settings_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidOption):
         wrong(MemoryLeases(LeaseTable(), "h1"))
 
@@ -431,7 +431,7 @@ STEP = st.one_of(
 @pytest.mark.parametrize("kind", KINDS)
 @given(steps=st.lists(STEP, min_size=10, max_size=30))
 @settings(max_examples=12, deadline=None)
-def test_whoever_comes_goes_dies_or_is_cut_off_nothing_is_served_twice_and_all_in_the_end(
+def test_no_queue_is_ever_served_twice_and_all_are_served_after_any_faults(
     kind: str, steps: list[tuple[str, Any]]
 ) -> None:
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Queues that are logs: read from local files, published to, read again, trimmed."""
+"""Queues that are logs: read from local files, written, read again, trimmed."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ EARLIEST = StartPosition.EARLIEST_AVAILABLE
 
 
 class Log:
-    """A cluster without nodes: what is published is merged when the test says so."""
+    """A cluster without nodes. Published messages are merged when the test calls for it."""
 
     def __init__(self, root: Path, stream: str = "s") -> None:
         self.root = root
@@ -71,12 +71,12 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_topic_is_a_stream_and_a_position_its_token(log: Log, tmp_path: Path) -> None:
+def test_each_topic_is_a_stream_and_each_position_a_token(log: Log, tmp_path: Path) -> None:
     async def main() -> None:
         log.publish(("n/a", b"0"), ("n/b", b"1"), ("n/a", b"2"), ("plain", b"3"))
         queues = ClusterQueues({"q": log.cluster(name="host")})
         a, b, late = Collector(), Collector(), Collector()
-        async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "books")) as provider:
+        async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "stores")) as provider:
             await provider.stream("n", "a").subscribe(a, start=EARLIEST)
             provider.implicit("b", "n/b", lambda _: b)
             log.publish(("n/b", b"4"), ("n/a", b"5"))
@@ -88,7 +88,7 @@ def test_a_topic_is_a_stream_and_a_position_its_token(log: Log, tmp_path: Path) 
             assert late.events == [b"2", b"5"]
             with pytest.raises(NotWritable, match="read-only"):
                 await provider.stream("n", "a").publish([b"x"])
-        async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "books")) as provider:
+        async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "stores")) as provider:
             again = Collector()
             handles = await provider.stream("n", "a").subscriptions()
             log.publish(("n/a", b"6"))
@@ -99,7 +99,7 @@ def test_a_topic_is_a_stream_and_a_position_its_token(log: Log, tmp_path: Path) 
     asyncio.run(main())
 
 
-def test_a_trim_is_told_as_a_gap_and_what_is_left_is_read_again(log: Log) -> None:
+def test_a_trim_is_reported_as_a_gap_and_the_rest_is_read_again(log: Log) -> None:
     log.publish(*[("n/a", b"%d" % number) for number in range(10)])
     log.merged.roll()
     log.publish(*[("n/a", b"%d" % number) for number in range(10, 20)])
@@ -119,7 +119,7 @@ def test_a_trim_is_told_as_a_gap_and_what_is_left_is_read_again(log: Log) -> Non
     asyncio.run(main())
 
 
-def test_what_is_published_is_synced_here_and_shares_a_sync_with_others(tmp_path: Path) -> None:
+def test_published_events_are_synced_here_and_concurrent_calls_share_a_sync(tmp_path: Path) -> None:
     made: list[rt.Publisher] = []
 
     def writer() -> rt.Publisher:
@@ -144,7 +144,7 @@ def test_what_is_published_is_synced_here_and_shares_a_sync_with_others(tmp_path
     assert {message.topic for message in messages} == {"n/a", "plain"}
 
 
-def test_a_publisher_that_cannot_be_opened_is_told_to_whoever_publishes(tmp_path: Path) -> None:
+def test_every_publish_call_gets_the_error_of_a_publisher_that_cannot_be_opened(tmp_path: Path) -> None:
     def writer() -> rt.Publisher:
         raise StorageFailed("no disk")
 
@@ -158,7 +158,7 @@ def test_a_publisher_that_cannot_be_opened_is_told_to_whoever_publishes(tmp_path
     asyncio.run(main())
 
 
-def test_a_message_may_carry_many_events_and_one_that_cannot_be_split_is_an_event(log: Log) -> None:
+def test_a_message_may_carry_many_events_and_an_undecodable_one_is_delivered(log: Log) -> None:
     log.publish(("n/a", b"[1, 2]"), ("n/b", b"[3]"), ("n/a", b"no"), ("n/a", b"[]"))
     with rt.LogReader(merged_directory(str(log.root), "s")) as reader:
         read = [each for batch in reader.batches() for each in events_of(batch, {}, json.loads)]
@@ -178,7 +178,7 @@ def test_a_message_may_carry_many_events_and_one_that_cannot_be_split_is_an_even
     asyncio.run(main())
 
 
-def test_columns_are_parted_by_topic_in_order(log: Log) -> None:
+def test_columns_are_split_by_topic_in_order(log: Log) -> None:
     topics = ["n/a", "n/b", "", "n/a", "n/c", "n/b"]
     log.publisher.publish_many([b"first"] * 3, topic="n/a")
     for number in range(600):
@@ -198,7 +198,7 @@ def test_columns_are_parted_by_topic_in_order(log: Log) -> None:
     assert found == wanted
 
 
-def test_a_topic_of_any_name_and_a_message_of_any_number_of_events_stop_no_queue(log: Log) -> None:
+def test_no_topic_name_and_no_number_of_events_stops_a_queue(log: Log) -> None:
     names = ["/a/b", "//", "/", "", "n/\n", "a//b"]
     for name in names:
         log.publisher.publish(json.dumps([name] * 50).encode(), topic=name)

@@ -1,4 +1,4 @@
-"""The cache of a queue: what it must keep, what it may let go, and how much it holds."""
+"""The cache of a queue: what it keeps, what it evicts, and its bounds."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ def at(number: int, index: int = 0) -> SequenceToken:
 
 
 def fill(cache: QueueCache, stream: StreamId, count: int) -> None:
-    """One event a read."""
+    """Read one event at a time."""
     for _ in range(count):
         number = cache.end.sequence_number
         cache.add([batch(stream, [number])], at(number + 1))
 
 
-def test_one_that_stands_in_the_oldest_bucket_stops_reading_when_there_are_ten() -> None:
+def test_a_cursor_in_the_oldest_of_ten_buckets_stops_reading() -> None:
     cache = QueueCache(at(0), events_max=100)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -46,7 +46,7 @@ def test_one_that_stands_in_the_oldest_bucket_stops_reading_when_there_are_ten()
     assert cache.low() == at(10)
 
 
-def test_what_everybody_has_is_let_go_when_the_room_is_wanted() -> None:
+def test_events_that_all_consumers_have_are_evicted_when_room_is_needed() -> None:
     cache = QueueCache(at(0), events_max=100)
     fill(cache, A, 95)
     assert cache.low() == at(95)
@@ -57,7 +57,7 @@ def test_what_everybody_has_is_let_go_when_the_room_is_wanted() -> None:
     assert not cache.covers(A, at(49))
 
 
-def test_a_cursor_gets_its_streams_events_from_where_it_was_placed_and_no_others() -> None:
+def test_a_cursor_gets_only_its_streams_events_from_its_position_on() -> None:
     cache = QueueCache(at(0))
     cache.add([batch(A, [0, 2, 4]), batch(B, [1, 3])], at(5))
     cursor = cache.cursor(A, None)
@@ -80,7 +80,7 @@ def test_a_cursor_gets_its_streams_events_from_where_it_was_placed_and_no_others
     assert rest.first == at(5)
 
 
-def test_what_comes_again_from_the_queue_is_left_out() -> None:
+def test_events_read_again_from_the_queue_are_ignored() -> None:
     cache = QueueCache(at(5))
     cursor = cache.cursor(A, None)
     cursor.place(at(5))
@@ -92,7 +92,7 @@ def test_what_comes_again_from_the_queue_is_left_out() -> None:
     assert cache.events == 2
 
 
-def test_a_cursor_that_is_closed_pins_nothing_and_is_closed_once() -> None:
+def test_a_closed_cursor_pins_nothing_and_may_be_closed_twice() -> None:
     cache = QueueCache(at(0), events_max=10)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -102,11 +102,11 @@ def test_a_cursor_that_is_closed_pins_nothing_and_is_closed_once() -> None:
     cursor.close()
     cache.purge()
     assert cache.room == 1
-    assert cache.cursors == 0
+    assert cache._line(A).cursors == 0
     assert cache.low() == cache.end
 
 
-def test_bytes_are_bounded_by_the_bound_and_one_read() -> None:
+def test_the_cache_exceeds_its_bytes_by_at_most_one_read() -> None:
     cache = QueueCache(at(0), bytes_max=1000)
     cursor = cache.cursor(A, None)
     cursor.place(at(0))
@@ -120,7 +120,7 @@ def test_bytes_are_bounded_by_the_bound_and_one_read() -> None:
     assert cache.room
 
 
-def test_a_batch_is_cut_by_tokens_with_indexes() -> None:
+def test_a_batch_is_sliced_by_tokens_with_indexes() -> None:
     many = EventBatch(A, [4, 4, 4, 6], list("wxyz"), [0, 1, 2, 0], 40)
     part = many.from_token(at(4, 1))
     assert part is not None
@@ -133,13 +133,13 @@ def test_a_batch_is_cut_by_tokens_with_indexes() -> None:
     assert batch(A, [4, 6]).place_of(at(4, 1)) == 1
 
 
-def test_a_cache_that_could_hold_nothing_is_refused() -> None:
+def test_a_cache_without_room_is_refused() -> None:
     with pytest.raises(InvalidOption, match="too small"):
         QueueCache(at(0), events_max=9)
 
 
 class CacheAgainstLists(RuleBasedStateMachine):
-    """The cache against lists of all that was read."""
+    """Compare the cache with lists of everything that was read."""
 
     EVENTS_MAX = 30
 
@@ -211,7 +211,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
             if not cursor.is_parked and any(at(n) >= cursor.wanted for n in self.read[stream])
         ]
         assert self.cache.low() == min(lacking, default=self.cache.end)
-        assert self.cache.cursors == len(self.cursors)
+        assert sum(line.cursors for line in self.cache._lines.values()) == len(self.cursors)
 
 
 TestCacheAgainstLists = CacheAgainstLists.TestCase

@@ -35,7 +35,7 @@ def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
 
 
 def in_memory(program: Callable[[StreamProvider], Awaitable[None]], **settings: Any) -> StreamProvider:
-    """Run it with a provider of two queues in memory."""
+    """Run `program` with a provider of two queues in memory."""
     options = StreamOptions(**settings.pop("options", {}))
     provider = StreamProvider("p", MemoryQueues(2), options=options, **settings)
 
@@ -59,7 +59,7 @@ def generated(
     virtual_time.run(main())
 
 
-def test_every_event_after_subscribe_is_handed_out_in_order() -> None:
+def test_every_event_after_subscribe_is_delivered_in_order() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, other = provider.stream("n", "a"), provider.stream("n", "b")
         await stream.publish(["before"])
@@ -76,7 +76,7 @@ def test_every_event_after_subscribe_is_handed_out_in_order() -> None:
     in_memory(program)
 
 
-def test_earliest_available_begins_with_what_is_still_there() -> None:
+def test_earliest_available_starts_at_the_oldest_retained_event() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "a"), Collector()
         await stream.publish([1, 2])
@@ -89,7 +89,7 @@ def test_earliest_available_begins_with_what_is_still_there() -> None:
     in_memory(program)
 
 
-def test_a_subscription_may_begin_in_the_past_with_a_token_that_is_included() -> None:
+def test_a_subscription_may_start_at_a_past_token_inclusively() -> None:
     async def program(provider: StreamProvider) -> None:
         got = Collector()
         await asyncio.sleep(1)
@@ -101,7 +101,7 @@ def test_a_subscription_may_begin_in_the_past_with_a_token_that_is_included() ->
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_queue_that_cannot_be_read_again_refuses_what_is_gone() -> None:
+def test_a_queue_that_cannot_be_read_again_refuses_a_deleted_position() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         for number in range(100):
@@ -119,7 +119,7 @@ def test_a_queue_that_cannot_be_read_again_refuses_what_is_gone() -> None:
     in_memory(program, options={"cache_events": 20})
 
 
-def test_unsubscribing_ends_it_and_is_repeatable() -> None:
+def test_unsubscribe_ends_a_subscription_and_may_be_repeated() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "a"), Collector()
         subscription = await stream.subscribe(got)
@@ -138,7 +138,7 @@ def test_unsubscribing_ends_it_and_is_repeatable() -> None:
     in_memory(program)
 
 
-def test_an_observer_may_unsubscribe_itself_while_it_is_called() -> None:
+def test_an_observer_may_unsubscribe_itself_during_a_call() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         handles: list[Subscription] = []
@@ -161,7 +161,7 @@ def test_an_observer_may_unsubscribe_itself_while_it_is_called() -> None:
     in_memory(program)
 
 
-def test_a_consumer_that_raises_at_its_end_is_told_in_the_log_and_holds_nobody_up(
+def test_an_error_in_on_close_is_logged_and_delays_no_other_consumer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Stubborn(Collector):
@@ -181,7 +181,7 @@ def test_a_consumer_that_raises_at_its_end_is_told_in_the_log_and_holds_nobody_u
     assert "no such file" in caplog.text
 
 
-def test_an_implicit_subscription_is_not_ended_by_hand() -> None:
+def test_an_implicit_subscription_cannot_be_unsubscribed() -> None:
     async def program(provider: StreamProvider) -> None:
         provider.implicit("all", "n/*", lambda _: Collector())
         stream = provider.stream("n", "a")
@@ -195,7 +195,7 @@ def test_an_implicit_subscription_is_not_ended_by_hand() -> None:
     in_memory(program)
 
 
-def test_a_subscription_is_resumed_by_another_observer_where_the_first_was() -> None:
+def test_another_observer_resumes_where_the_first_stopped() -> None:
     async def program(provider: StreamProvider) -> None:
         stream, first, second = provider.stream("n", "a"), Collector(slow_s=1), Collector()
         subscription = await stream.subscribe(first)
@@ -224,7 +224,7 @@ def test_resuming_with_a_token_goes_back() -> None:
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_consumer_that_keeps_its_token_is_handed_nothing_twice() -> None:
+def test_a_consumer_that_stores_its_token_gets_nothing_twice() -> None:
     async def program(provider: StreamProvider) -> None:
         behind, ahead = Collector(last=SequenceToken(10)), Collector(last=SequenceToken(90))
         stream = provider.stream("n", "one")
@@ -238,8 +238,8 @@ def test_a_consumer_that_keeps_its_token_is_handed_nothing_twice() -> None:
     generated(program, GeneratorQueues(one), options={"cache_events": 20})
 
 
-def test_a_consumer_may_answer_where_it_is() -> None:
-    """It goes back once, then forward over a part."""
+def test_a_consumer_may_return_its_position() -> None:
+    """The consumer goes back once, then skips forward."""
     answers = {SequenceToken(50): SequenceToken(9), SequenceToken(60): SequenceToken(79)}
 
     async def act(batch: EventBatch) -> SequenceToken | None:
@@ -254,7 +254,7 @@ def test_a_consumer_may_answer_where_it_is() -> None:
     generated(program, GeneratorQueues(one), options={"batch_events_max": 10})
 
 
-def test_a_consumer_that_answers_that_it_lacks_what_it_was_handed_has_failed() -> None:
+def test_a_consumer_that_returns_a_token_before_its_events_has_failed() -> None:
     async def back(batch: EventBatch) -> SequenceToken | None:
         number = batch.first.sequence_number
         return SequenceToken(number - 1) if number == 5 and not got.errors else None
@@ -277,7 +277,7 @@ def refusing(bad: set[Any]) -> Callable[[EventBatch], Awaitable[None]]:
     return act
 
 
-def test_a_poison_event_alone_goes_to_the_dead_letters() -> None:
+def test_only_the_poison_event_goes_to_the_dead_letters() -> None:
     letters: list[DeadLetter] = []
 
     async def keep(letter: DeadLetter) -> None:
@@ -301,7 +301,7 @@ def test_a_poison_event_alone_goes_to_the_dead_letters() -> None:
     generated(program, GeneratorQueues(one), options=options, dead_letters=keep)
 
 
-def test_a_subscription_that_is_given_up_keeps_its_place_and_holds_nobody_up() -> None:
+def test_a_faulted_subscription_keeps_its_position_and_delays_no_other() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         bad, good = Collector(act=refusing({13})), Collector()
@@ -324,7 +324,7 @@ def test_a_subscription_that_is_given_up_keeps_its_place_and_holds_nobody_up() -
     generated(program, GeneratorQueues(one), options={"cache_events": 20, "deliver_for_s": 5})
 
 
-def test_a_consumer_whose_own_task_was_cancelled_has_failed_and_is_tried_again() -> None:
+def test_a_consumer_whose_own_task_was_cancelled_is_retried() -> None:
     cancels = 3
 
     async def act(_: EventBatch) -> None:
@@ -341,7 +341,7 @@ def test_a_consumer_whose_own_task_was_cancelled_has_failed_and_is_tried_again()
     generated(program, GeneratorQueues(one))
 
 
-def test_with_policy_block_an_event_is_tried_until_it_is_taken() -> None:
+def test_with_policy_block_an_event_is_retried_until_accepted() -> None:
     bad = {13}
 
     async def program(provider: StreamProvider) -> None:
@@ -358,7 +358,7 @@ def test_with_policy_block_an_event_is_tried_until_it_is_taken() -> None:
     generated(program, GeneratorQueues(one), options={"on_poison": "block", "deliver_for_s": 1})
 
 
-def test_a_consumer_that_is_gone_is_forgotten_and_pins_nothing() -> None:
+def test_a_consumer_that_raises_consumer_gone_is_removed_and_pins_nothing() -> None:
     async def leave(_: EventBatch) -> None:
         raise ConsumerGone("enough")
 
@@ -400,7 +400,7 @@ def test_implicit_subscriptions_get_every_event_of_each_stream_that_matches() ->
     virtual_time.run(main())
 
 
-def test_a_stream_that_somebody_subscribed_to_first_has_its_implicit_consumers_as_well() -> None:
+def test_a_stream_with_an_explicit_subscription_also_gets_its_implicit_ones() -> None:
     implicit, explicit = Collector(), Collector()
 
     async def program(provider: StreamProvider) -> None:
@@ -412,7 +412,7 @@ def test_a_stream_that_somebody_subscribed_to_first_has_its_implicit_consumers_a
     in_memory(program)
 
 
-def test_a_pattern_that_comes_late_counts_from_then_on() -> None:
+def test_a_pattern_registered_late_applies_from_then_on() -> None:
     got = Collector()
 
     async def program(provider: StreamProvider) -> None:
@@ -427,7 +427,7 @@ def test_a_pattern_that_comes_late_counts_from_then_on() -> None:
     in_memory(program)
 
 
-def test_a_factory_that_raises_faults_that_subscription_only() -> None:
+def test_a_factory_that_raises_faults_only_its_subscription() -> None:
     got = Collector()
 
     def make(stream: StreamId) -> Collector:
@@ -445,7 +445,7 @@ def test_a_factory_that_raises_faults_that_subscription_only() -> None:
     in_memory(program)
 
 
-def test_consumers_of_quiet_streams_leave_the_memory_and_come_back_where_they_were() -> None:
+def test_consumers_of_idle_streams_leave_the_memory_and_return_at_their_position() -> None:
     made: list[Collector] = []
 
     def make(_: StreamId) -> Collector:
@@ -465,7 +465,7 @@ def test_consumers_of_quiet_streams_leave_the_memory_and_come_back_where_they_we
     in_memory(program, options={"inactive_s": 50})
 
 
-def test_what_was_published_to_a_full_queue_in_memory_is_refused_whole() -> None:
+def test_a_full_queue_in_memory_refuses_all_events_of_a_call() -> None:
     async def program() -> None:
         queues = MemoryQueues(1, events_max=10)
         (queue,) = queues.mapper.queues
@@ -477,7 +477,7 @@ def test_what_was_published_to_a_full_queue_in_memory_is_refused_whole() -> None
     virtual_time.run(program())
 
 
-def test_a_gap_of_the_queue_is_told_before_what_lies_behind_it() -> None:
+def test_a_gap_is_reported_before_the_events_after_it() -> None:
     class Gappy(GeneratorQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
             return _Gappy(await super().receiver(queue, start))
@@ -513,7 +513,7 @@ def test_a_gap_of_the_queue_is_told_before_what_lies_behind_it() -> None:
     generated(program, Gappy(one))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidOption, match="must be set together"):
         StreamProvider("p", MemoryQueues(), options=StreamOptions(on_poison="dead-letter"))
     with pytest.raises(InvalidOption, match="unknown policy"):

@@ -1,4 +1,4 @@
-"""What one consumer, name, token or call does wrong is its own trouble, in virtual time."""
+"""A failure of one consumer, token or call affects no other, in virtual time."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import virtual_time
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from stream_consumers import Collector, until
 
@@ -22,7 +22,6 @@ from rt.streams.core.stream_id import (
     StartPosition,
     StreamId,
     checked_token,
-    stream_of,
 )
 from rt.streams.observer import StreamGap
 from rt.streams.provider import StreamProvider, Subscription, memory_stores
@@ -54,27 +53,11 @@ def broken(provider: StreamProvider) -> int:
     return sum(counts.agent_failures for _, counts in provider._manager.status())
 
 
-# Names and tokens
-
-
-@settings(max_examples=50)
-@given(st.text(alphabet="/ab\n\0é", max_size=6))
-def test_every_topic_is_a_stream_of_its_own(topic: str) -> None:
-    stream = stream_of(topic)
-    assert stream.topic == topic
-    assert StreamId(stream.namespace, stream.key) == stream
-
-
-def test_a_name_that_would_be_another_streams_topic_is_refused() -> None:
-    for namespace, key in (("a/b", "c"), ("", "a/b"), ("", "a/")):
-        with pytest.raises(ValueError, match="ends a namespace"):
-            StreamId(namespace, key)
+# Tokens
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 7), st.integers(0, 5))
-def test_a_place_in_a_batch_is_found_as_by_looking_at_each_event(
-    carried: list[int], number: int, index: int
-) -> None:
+def test_place_of_equals_a_search_of_every_event(carried: list[int], number: int, index: int) -> None:
     tokens = [SequenceToken(at, i) for at, count in enumerate(carried) for i in range(count)]
     if not tokens:
         return
@@ -85,7 +68,7 @@ def test_a_place_in_a_batch_is_found_as_by_looking_at_each_event(
 
 
 @pytest.mark.parametrize("start", [-1, 5, SequenceToken(-1), SequenceToken(2**63), (3, 0), None])
-def test_a_start_that_is_no_place_is_refused_and_leaves_nothing_in_the_books(start: Any) -> None:
+def test_an_invalid_start_is_refused_and_stores_nothing(start: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "one"), Collector()
         with pytest.raises(ValueError, match="SequenceToken"):
@@ -101,7 +84,7 @@ def test_a_start_that_is_no_place_is_refused_and_leaves_nothing_in_the_books(sta
     run(program, GeneratorQueues(one))
 
 
-def test_tokens_of_other_kinds_of_numbers_become_tokens() -> None:
+def test_tokens_of_other_integer_types_are_converted() -> None:
     class Seven:
         def __index__(self) -> int:
             return 7
@@ -110,7 +93,7 @@ def test_tokens_of_other_kinds_of_numbers_become_tokens() -> None:
 
 
 @pytest.mark.parametrize("said", [5, SequenceToken(-1), "here", SequenceToken("x", 0)])  # type: ignore[arg-type]
-def test_a_consumer_that_says_nonsense_of_where_it_is_fails_alone(said: Any) -> None:
+def test_an_invalid_last_token_fails_only_its_consumer(said: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "one")
         good, lost = Collector(), Collector(last=said)
@@ -132,7 +115,7 @@ def test_a_consumer_that_says_nonsense_of_where_it_is_fails_alone(said: Any) -> 
     run(program, GeneratorQueues(one), options={"deliver_for_s": 5})
 
 
-def test_messages_that_carry_many_events_are_asked_for_in_smaller_numbers() -> None:
+def test_fewer_messages_are_requested_when_each_carries_many_events() -> None:
     pace, events_max = ReadSizer(lambda value: [value] * 50), 1000
     asked = []
     for _ in range(12):
@@ -146,7 +129,7 @@ def test_messages_that_carry_many_events_are_asked_for_in_smaller_numbers() -> N
     assert ReadSizer(None).messages(events_max) == 1000
 
 
-def test_one_read_that_brings_more_than_there_is_room_for_is_handed_out_all_the_same() -> None:
+def test_a_read_larger_than_the_room_is_still_delivered() -> None:
     class Crowded(GeneratorQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
             receiver = await super().receiver(queue, start)
@@ -164,11 +147,11 @@ def test_one_read_that_brings_more_than_there_is_room_for_is_handed_out_all_the_
     run(program, Crowded(one, events=1000), options={"cache_events": 20})
 
 
-# Reading for oneself
+# Catching up
 
 
 class Unreadable(GeneratorQueues):
-    """The history of the stream cannot be read while `is_broken`."""
+    """The history of one stream cannot be read while `is_broken`."""
 
     is_broken = True
     closed = 0
@@ -190,7 +173,7 @@ class Unreadable(GeneratorQueues):
         return reader
 
 
-def test_a_consumer_whose_history_cannot_be_read_is_tried_again_and_stops_nobody() -> None:
+def test_an_unreadable_history_is_retried_and_affects_no_other_consumer() -> None:
     queues = Unreadable(one, events=1000)
 
     async def program(provider: StreamProvider) -> None:
@@ -212,7 +195,7 @@ def test_a_consumer_whose_history_cannot_be_read_is_tried_again_and_stops_nobody
 
 
 @pytest.mark.parametrize("trouble", ["hangs", "raises", "hangs in its gap"])
-def test_consumers_that_hang_or_fail_while_they_read_for_themselves_let_others_read(trouble: str) -> None:
+def test_consumers_that_hang_or_fail_while_catching_up_let_others_read(trouble: str) -> None:
     class Gappy(GeneratorQueues):
         open = 0
 
@@ -263,8 +246,8 @@ def test_consumers_that_hang_or_fail_while_they_read_for_themselves_let_others_r
     assert queues.open == 0
 
 
-def test_the_queue_is_told_only_of_what_was_durable_for_those_who_read_for_themselves() -> None:
-    """A commit takes 2 s, in which a consumer goes on."""
+def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_consumers() -> None:
+    """A commit takes 2 s, while a consumer continues."""
     kept: list[int] = []
     acknowledged: list[int] = []
 
@@ -304,7 +287,7 @@ def test_the_queue_is_told_only_of_what_was_durable_for_those_who_read_for_thems
     run(program, Told(one, events=1000), stores=lambda _: Store(), options=options, delay_s=2.0)
 
 
-def test_the_queue_is_not_told_of_what_somebody_went_back_to_while_the_books_were_written() -> None:
+def test_events_that_a_consumer_went_back_to_during_a_commit_are_not_acknowledged() -> None:
     told: list[int] = []
     asked_at: list[int] = []
 
@@ -324,7 +307,7 @@ def test_the_queue_is_not_told_of_what_somebody_went_back_to_while_the_books_wer
         await asyncio.sleep(0.5)
         agent = await provider.agent_of(stream.id)
         await until(lambda: told[-1:] > [10])
-        await until(lambda: agent._registry._committing is not None and agent._is_saving.locked())
+        await until(lambda: agent._store._committing is not None and agent._saver._is_saving.locked())
         asked_at.append(len(told))
         await subscription.resume(Collector(slow_s=100), SequenceToken(3))
         await asyncio.sleep(20)
@@ -342,7 +325,7 @@ def _places(rows: dict[str, dict[str, bytes]]) -> list[bytes]:
 
 
 class Endless(Collector):
-    """Never ends, whatever is done."""
+    """Never ends, even if cancelled."""
 
     async def on_close(self) -> None:
         self.closed += 1
@@ -351,7 +334,7 @@ class Endless(Collector):
                 await asyncio.sleep(1e6)
 
 
-def test_a_consumer_whose_end_hangs_holds_up_neither_the_books_nor_the_host(
+def test_a_hanging_on_close_delays_neither_the_commits_nor_the_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made: list[Endless] = []
@@ -387,7 +370,7 @@ def test_a_consumer_whose_end_hangs_holds_up_neither_the_books_nor_the_host(
 
 
 @pytest.mark.parametrize("act", ["unsubscribe", "resume"])
-def test_one_who_does_not_wait_for_the_end_of_a_call_leaves_nothing_pinned(act: str) -> None:
+def test_a_cancelled_call_leaves_nothing_pinned(act: str) -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         slow, after = Collector(slow_s=5), Collector()
@@ -410,8 +393,8 @@ def test_one_who_does_not_wait_for_the_end_of_a_call_leaves_nothing_pinned(act: 
     run(program, MemoryQueues(1), options={"cache_events": 20})
 
 
-def test_one_that_ended_while_the_cache_was_full_stays_ended() -> None:
-    """It is sent off to read for itself while its last call is waited for."""
+def test_a_subscription_that_ended_while_the_cache_was_full_stays_ended() -> None:
+    """The agent evicts it while `stop` waits for its last call."""
     stores = memory_stores()
 
     async def program(provider: StreamProvider) -> None:
@@ -430,7 +413,7 @@ def test_one_that_ended_while_the_cache_was_full_stays_ended() -> None:
     run(program, GeneratorQueues(one, events=None, rate_per_s=50), options=options, stores=stores)
 
 
-def test_one_that_ends_while_it_is_resumed_does_not_come_back() -> None:
+def test_a_subscription_that_ends_during_resume_does_not_return() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         slow, after = Collector(slow_s=5), Collector()
@@ -450,7 +433,7 @@ def test_one_that_ends_while_it_is_resumed_does_not_come_back() -> None:
     run(program, MemoryQueues(1))
 
 
-def test_of_two_who_resume_at_once_the_last_one_has_it_and_only_one_is_called() -> None:
+def test_of_two_concurrent_resumes_the_last_wins_and_one_observer_is_called() -> None:
     async def program(provider: StreamProvider) -> None:
         stream = provider.stream("n", "a")
         observers = [Collector(slow_s=5), Collector(), Collector()]
@@ -468,7 +451,7 @@ def test_of_two_who_resume_at_once_the_last_one_has_it_and_only_one_is_called() 
 
 
 @pytest.mark.parametrize("then", ["returns", "raises", "is gone"])
-def test_an_observer_that_hands_over_to_another_has_no_say_in_what_comes_then(then: str) -> None:
+def test_an_observer_that_was_replaced_cannot_change_the_subscription(then: str) -> None:
     stores = memory_stores()
 
     async def program(provider: StreamProvider) -> None:
@@ -489,7 +472,7 @@ def test_an_observer_that_hands_over_to_another_has_no_say_in_what_comes_then(th
         ((_, record),) = await stream.subscriptions()
         assert record.fault is None
         agent = await provider.agent_of(stream.id)
-        place = agent._registry.place(record.id) or agent._registry.low
+        place = agent._store.place(record.id) or agent._store.low
         assert place is not None
         assert place <= other.tokens[-1].next
         await until(lambda: other.events == list(range(5, 100)))
@@ -498,7 +481,7 @@ def test_an_observer_that_hands_over_to_another_has_no_say_in_what_comes_then(th
     run(program, GeneratorQueues(one), stores=stores, options=options)
 
 
-def test_a_consumer_may_stop_the_host_that_calls_it() -> None:
+def test_a_consumer_may_stop_its_own_host() -> None:
     async def main() -> None:
         provider = StreamProvider("p", MemoryQueues(1))
 
@@ -517,7 +500,7 @@ def test_a_consumer_may_stop_the_host_that_calls_it() -> None:
     virtual_time.run(main())
 
 
-def test_whoever_waits_for_a_queue_is_told_at_once_that_the_host_has_stopped() -> None:
+def test_a_call_that_waits_for_a_queue_fails_at_once_when_the_host_stops() -> None:
     class Shut(MemoryQueues):
         async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
             raise OSError("no queue")
@@ -535,11 +518,11 @@ def test_whoever_waits_for_a_queue_is_told_at_once_that_the_host_has_stopped() -
     virtual_time.run(main())
 
 
-# Gaps, patterns, books
+# Gaps, patterns, stores
 
 
 @pytest.mark.parametrize("policy", ["fault", "dead-letter"])
-def test_a_gap_that_a_consumer_does_not_hear_is_told_again(policy: Any) -> None:
+def test_a_gap_whose_handler_raises_is_reported_again(policy: Any) -> None:
     async def keep(_: Any) -> None:
         return None
 
@@ -583,7 +566,7 @@ def test_a_gap_that_a_consumer_does_not_hear_is_told_again(policy: Any) -> None:
     run(program, MemoryQueues(1, first=0), options=options, **letters)
 
 
-def test_what_a_pattern_left_behind_that_is_gone_can_be_ended() -> None:
+def test_subscriptions_of_a_removed_pattern_can_be_ended() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(one, events=2000)
 
@@ -609,8 +592,8 @@ def test_what_a_pattern_left_behind_that_is_gone_can_be_ended() -> None:
 
 
 @pytest.mark.parametrize("before", [None, 10**16])
-def test_events_in_memory_are_never_taken_for_those_of_a_process_before(before: int | None) -> None:
-    """The books outlive the queues; the clock of the process before may have been ahead."""
+def test_events_in_memory_are_never_confused_with_those_of_an_earlier_process(before: int | None) -> None:
+    """The store outlives the queues, and the clock of the previous process may have been ahead."""
     stores = memory_stores()
     got: list[Collector] = []
 
@@ -633,7 +616,7 @@ def test_events_in_memory_are_never_taken_for_those_of_a_process_before(before: 
     virtual_time.run(main())
 
 
-def test_what_was_put_into_memory_before_it_is_read_is_numbered_behind_the_books_as_well() -> None:
+def test_events_published_before_the_first_read_are_numbered_after_the_stored_position() -> None:
     async def main() -> None:
         queues = MemoryQueues(1, first=100)
         (queue,) = queues.mapper.queues
@@ -655,8 +638,8 @@ def test_what_was_put_into_memory_before_it_is_read_is_numbered_behind_the_books
     virtual_time.run(main())
 
 
-def test_a_commit_of_which_nothing_is_known_is_told_and_the_books_are_opened_again() -> None:
-    """It may have happened: who subscribes again has two, and can end the other."""
+def test_a_commit_with_unknown_outcome_is_raised_and_the_store_is_reopened() -> None:
+    """The commit may have happened: a second `subscribe` makes two, and the first can be ended."""
     content: dict[str, Any] = {}
     is_failing = False
 
@@ -703,8 +686,8 @@ def test_a_commit_of_which_nothing_is_known_is_told_and_the_books_are_opened_aga
     run(program, MemoryQueues(1), stores=lambda _: Store())
 
 
-def test_streams_that_were_forgotten_come_back_without_a_gap_and_without_events_again() -> None:
-    """One consumer is behind the others for long, so that places of their own are kept."""
+def test_streams_removed_from_memory_return_without_gaps_or_duplicates() -> None:
+    """One consumer stays behind the others, so that positions are stored separately."""
     got: dict[str, list[Collector]] = {}
 
     def make(stream: StreamId) -> Collector:

@@ -1,4 +1,4 @@
-"""Queues that go from host to host: drained, revoked, broken, killed; in virtual time."""
+"""Queues that move between hosts: released, revoked, failed, killed; in virtual time."""
 
 import asyncio
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ EARLIEST = StartPosition.EARLIEST_AVAILABLE
 
 
 class Hand(FixedBalancer):
-    """Gives and takes queues as the test says."""
+    """Assigns and removes queues when the test calls it."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -52,8 +52,8 @@ def three(_: QueueId, number: int) -> tuple[StreamId, Any]:
     return StreamId("n", "abc"[number % 3]), number
 
 
-def test_a_queue_that_is_given_up_in_peace_is_handed_out_once() -> None:
-    """Deliveries under way end, what was taken is noted, and the next owner begins behind it."""
+def test_a_queue_that_is_released_delivers_each_event_once() -> None:
+    """Deliveries under way finish, accepted events are saved, and the next owner starts after them."""
     queues = MemoryQueues(1)
     (queue,) = queues.mapper.queues
     stores = memory_stores()
@@ -88,7 +88,7 @@ def test_a_queue_that_is_given_up_in_peace_is_handed_out_once() -> None:
     virtual_time.run(main())
 
 
-def test_a_queue_that_was_lost_is_stopped_at_once_and_nothing_is_noted() -> None:
+def test_a_revoked_queue_stops_at_once_and_saves_nothing() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
@@ -112,7 +112,7 @@ def test_a_queue_that_was_lost_is_stopped_at_once_and_nothing_is_noted() -> None
     virtual_time.run(main())
 
 
-def test_a_queue_that_was_released_is_not_served_again_before_it_is_given_again() -> None:
+def test_a_released_queue_is_not_served_before_it_is_assigned_again() -> None:
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
 
@@ -132,7 +132,7 @@ def test_a_queue_that_was_released_is_not_served_again_before_it_is_given_again(
     virtual_time.run(main())
 
 
-def test_a_subscription_goes_on_wherever_its_consumer_is_known_and_waits_where_not() -> None:
+def test_a_subscription_continues_on_hosts_that_know_its_consumer_and_waits_on_others() -> None:
     stores = memory_stores()
     queues = GeneratorQueues(three, events=300)
     (queue,) = queues.mapper.queues
@@ -170,7 +170,7 @@ def test_a_subscription_goes_on_wherever_its_consumer_is_known_and_waits_where_n
     virtual_time.run(main())
 
 
-def test_the_queue_is_told_only_of_what_every_subscription_has() -> None:
+def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> None:
     acknowledged: list[SequenceToken] = []
 
     class Watched(GeneratorQueues):
@@ -200,7 +200,7 @@ def test_the_queue_is_told_only_of_what_every_subscription_has() -> None:
     virtual_time.run(main())
 
 
-def test_an_agent_that_breaks_is_started_again_from_its_books() -> None:
+def test_a_failed_agent_is_restarted_from_its_store() -> None:
     broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
 
     class Broken(GeneratorQueues):
@@ -224,13 +224,13 @@ def test_an_agent_that_breaks_is_started_again_from_its_books() -> None:
             await until(lambda: 897 in got.events)
             assert sorted(set(got.events)) == list(range(0, 900, 3))
             ((_, counts),) = host._manager.status()  # type: ignore[union-attr]
-            assert counts.agent_failures == 2  # What is retriable is asked for again.
+            assert counts.agent_failures == 2  # A retriable error is not a failure.
 
     virtual_time.run(main())
     assert broken == []
 
 
-def test_books_that_cannot_be_opened_are_tried_again_until_the_owner_before_has_closed_them(
+def test_a_locked_store_is_retried_until_the_previous_owner_closes_it(
     tmp_path: Path,
 ) -> None:
     stores = directory_stores(tmp_path)
@@ -253,7 +253,7 @@ def test_books_that_cannot_be_opened_are_tried_again_until_the_owner_before_has_
     virtual_time.run(main())
 
 
-def test_an_owner_that_was_succeeded_cannot_open_the_books() -> None:
+def test_a_replaced_owner_cannot_open_the_store() -> None:
     queue = QueueId(0, "q")
     store = MemoryStore()
 
@@ -267,16 +267,16 @@ def test_an_owner_that_was_succeeded_cannot_open_the_books() -> None:
     virtual_time.run(main())
 
 
-def test_books_keep_places_only_where_they_differ_from_low() -> None:
+def test_the_store_keeps_positions_only_where_they_differ_from_low() -> None:
     queue, stream = QueueId(0, "q"), StreamId("n", "a")
     store = MemoryStore()
 
     async def main() -> None:
-        books = SubscriptionStore(store, queue, Fence(1))
-        books.put(SubscriptionRecord("away", stream, "c"), SequenceToken(3))
-        books.put(SubscriptionRecord("here", stream), SequenceToken(3))
-        books.note(SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away")
-        await books.commit()
+        subscriptions = SubscriptionStore(store, queue, Fence(1))
+        subscriptions.put(SubscriptionRecord("away", stream, "c"), SequenceToken(3))
+        subscriptions.put(SubscriptionRecord("here", stream), SequenceToken(3))
+        subscriptions.note(SequenceToken(10), {"ahead": SequenceToken(12)}, lambda each: each != "away")
+        await subscriptions.commit()
         again = SubscriptionStore(store, queue, Fence(1))
         assert again.low == SequenceToken(10)
         assert [again.place(each) for each in ("away", "here", "ahead")] == [
@@ -293,13 +293,13 @@ def test_books_keep_places_only_where_they_differ_from_low() -> None:
     virtual_time.run(main())
 
 
-def test_a_subscription_whose_books_cannot_be_written_is_refused_and_pins_nothing() -> None:
+def test_a_subscription_that_cannot_be_stored_is_refused_and_pins_nothing() -> None:
     class Full(MemoryStore):
         is_full = False
 
         def begin(self, kind: Any) -> Any:
             if Full.is_full:
-                raise StorageFailed("no room for books")
+                raise StorageFailed("no room for the store")
             return super().begin(kind)
 
     async def main() -> None:
@@ -317,7 +317,7 @@ def test_a_subscription_whose_books_cannot_be_written_is_refused_and_pins_nothin
 
 
 class Keeping(Collector):
-    """Keeps its events and its last token together, as a consumer with a store of its own does."""
+    """Stores its events and its last token together."""
 
     def __init__(self, kept: dict[StreamId, list[int]], stream: StreamId, slow_s: float) -> None:
         super().__init__(slow_s=slow_s)
@@ -342,10 +342,10 @@ class Keeping(Collector):
     st.integers(10, 60),
     st.sampled_from([0.0, 0.05, 1.5]),
 )
-def test_whatever_becomes_of_the_hosts_nothing_is_lost_and_the_order_holds(
+def test_hosts_may_fail_anywhere_and_no_event_is_lost_or_reordered(
     changes: list[tuple[str, int, float]], cache_events: int, slow_s: float
 ) -> None:
-    """Of three hosts, one serves at a time; consumers see each event once by token, and in order without."""
+    """One of three hosts serves at a time. Consumers with stored tokens get each event once; all in order."""
     queues = GeneratorQueues(three, events=300, rate_per_s=30)
     (queue,) = queues.mapper.queues
     stores = memory_stores()
@@ -374,7 +374,7 @@ def test_whatever_becomes_of_the_hosts_nothing_is_lost_and_the_order_holds(
             await asyncio.sleep(seconds)
             for each in hosts:
                 agents = each._manager.agents() if each._manager is not None else []
-                assert all(agent.cache.events <= cache_events for agent in agents if agent.is_open)
+                assert all(agent.queue.cache.events <= cache_events for agent in agents)
             if change == "give up":
                 await hands[owner].give_up(queue)
             else:
@@ -404,15 +404,15 @@ def test_whatever_becomes_of_the_hosts_nothing_is_lost_and_the_order_holds(
     virtual_time.run(main())
 
 
-def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
+def test_memory_stores_keep_committed_data() -> None:
     stores: Stores = memory_stores()
     queue = QueueId(0, "q")
     names: Mapping[str, int] = {"fence": 3}
 
     async def main() -> None:
-        books = SubscriptionStore(stores(queue), queue, Fence(names["fence"]))
-        await books.commit()
-        await books.close()
+        subscriptions = SubscriptionStore(stores(queue), queue, Fence(names["fence"]))
+        await subscriptions.commit()
+        await subscriptions.close()
         with pytest.raises(Fenced):
             SubscriptionStore(stores(queue), queue, Fence(2))
 
@@ -420,8 +420,8 @@ def test_stores_of_a_provider_in_memory_keep_what_was_committed() -> None:
 
 
 @pytest.mark.parametrize("who", ["explicit", "implicit", "answers"])
-def test_one_that_stands_before_what_was_noted_is_where_it_was_with_the_next_owner(who: str) -> None:
-    """It went back to what the cache still had, and nothing new comes."""
+def test_a_consumer_before_the_stored_position_keeps_its_own_at_the_next_owner(who: str) -> None:
+    """The consumer went back to an event still in the cache, and no new event arrives."""
     stores = memory_stores()
     queues = GeneratorQueues(three, events=60, rate_per_s=20)
     (queue,) = queues.mapper.queues
@@ -466,7 +466,7 @@ def test_one_that_stands_before_what_was_noted_is_where_it_was_with_the_next_own
     virtual_time.run(main())
 
 
-def test_a_queue_that_comes_back_while_its_agent_waited_for_another_try_is_served() -> None:
+def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> None:
     class Broken(GeneratorQueues):
         is_broken = True
 
@@ -493,10 +493,10 @@ def test_a_queue_that_comes_back_while_its_agent_waited_for_another_try_is_serve
 
 
 @pytest.mark.parametrize("begins_s", [0.5, 5.0, 11.0])
-def test_a_queue_that_is_not_released_in_time_leaves_nothing_open_when_it_was_revoked(
+def test_a_queue_revoked_after_a_late_release_leaves_nothing_open(
     begins_s: float,
 ) -> None:
-    """The books take 4 s to open, to commit, to close; the queue goes while it starts, or is served."""
+    """The store takes 4 s to open, commit and close. The queue is revoked while it starts or is served."""
     opened: set[object] = set()
 
     class Store(MemoryStore):
@@ -533,9 +533,7 @@ def test_a_queue_that_is_not_released_in_time_leaves_nothing_open_when_it_was_re
     virtual_time.run(main(), delay_s=lambda: 4.0)
 
 
-def test_a_queue_that_is_lost_while_it_is_drained_is_stopped_at_once_and_nothing_more_is_acknowledged() -> (
-    None
-):
+def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_more() -> None:
     told: list[float] = []
 
     class Told(GeneratorQueues):
@@ -569,7 +567,7 @@ def test_a_queue_that_is_lost_while_it_is_drained_is_stopped_at_once_and_nothing
     virtual_time.run(main())
 
 
-def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open_whatever_its_balancer_says() -> None:
+def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open() -> None:
     opened: list[MemoryStore] = []
     closed: list[MemoryStore] = []
 
@@ -599,7 +597,7 @@ def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open_whatever_it
     virtual_time.run(main(), delay_s=lambda: 4.0)
 
 
-def test_who_waits_to_resume_while_the_queue_goes_is_told_so_and_called_no_more() -> None:
+def test_a_resume_that_waits_while_the_queue_is_given_up_fails() -> None:
     queues = GeneratorQueues(three)
     (queue,) = queues.mapper.queues
 

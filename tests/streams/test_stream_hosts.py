@@ -34,7 +34,7 @@ PROGRAM = Path(__file__).parents[1] / "support" / "stream_host.py"
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets want a short path.
+    made = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
     try:
         with nothing_left():
             yield made
@@ -74,7 +74,7 @@ class Hosts:
                     "host": name,
                     "out": str(self.out),
                     "copies": str(self._root / "copies"),
-                    "books": str(self._root / "books"),
+                    "stores": str(self._root / "stores"),
                     "clusters": self._clusters,
                     "leases": CLUSTERS[0],
                     "port": self.ports[name],
@@ -103,12 +103,12 @@ class Hosts:
 
 
 def lines(path: Path) -> list[tuple[int, str]]:
-    """The whole ones: a host may be in the middle of writing, or have been killed there."""
+    """The complete lines: a host may still write the last one, or was killed while writing it."""
     text = path.read_text() if path.exists() else ""
     return [(int(token), value) for token, value in map(str.split, text[: text.rfind("\n") + 1].splitlines())]
 
 
-def test_hosts_are_killed_and_added_under_load_and_every_event_is_handed_out_once_by_token(
+def test_hosts_are_killed_and_added_under_load_and_every_event_is_processed_once(
     root: Path,
 ) -> None:
     with contextlib.ExitStack() as opened:
@@ -174,9 +174,9 @@ def test_hosts_are_killed_and_added_under_load_and_every_event_is_handed_out_onc
         until(lambda: has_all("keeping") and has_all("plain"), f"every event\n{hosts.words()}")
         assert hosts.end("h3", signal.SIGTERM) == 0
         for key, values in sent.items():
-            kept = dict(lines(hosts.out / f"keeping.{key}"))  # Once by token, in the order of arrival.
+            kept = dict(lines(hosts.out / f"keeping.{key}"))  # Once by token, in order.
             assert list(kept.values()) == values, key
             for path in hosts.out.glob(f"plain.{key}.*"):
                 positions = list(dict(lines(path)))
                 assert positions == sorted(positions), path.name
-        assert os.listdir(root / "books")
+        assert os.listdir(root / "stores")

@@ -1,4 +1,4 @@
-"""Leases as balancers want them: one suite for those in memory and those of a cluster, in virtual time."""
+"""What every lease provider must do: those in memory and those of a cluster, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from memory_leases import LeaseTable, MemoryLeases
 from virtual_time import run as run_virtual
 
 from rt.errors import CertificateError, InvalidName, Overloaded
@@ -17,7 +18,6 @@ from rt.net.lease_client import LeaseCalls
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.balancer.lease import LeaseHolder, LeaseProvider, LeaseResult, OwnedLease
-from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LeaseService
@@ -38,7 +38,7 @@ class Memory:
 
 
 class Cluster:
-    """The sequencer's own code, from the service to the leader's clock, without a network between."""
+    """The sequencer's own code, from the service to the leader's clock, without a network."""
 
     def __init__(self) -> None:
         self.group = "app"
@@ -87,7 +87,7 @@ World = Memory | Cluster
 
 
 async def passes(world: World, seconds: float) -> None:
-    """Time passes, and the leader looks at it as often as it does."""
+    """Let time pass, with the leader's expiry checks."""
     end_s = asyncio.get_running_loop().time() + seconds
     while (left_s := end_s - asyncio.get_running_loop().time()) > 1e-9:
         if isinstance(world, Cluster):
@@ -109,11 +109,11 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[World], Coroutine
 
 
 async def got(provider: LeaseProvider, *names: str, duration_s: float = 30.0) -> list[OwnedLease]:
-    """Those that were free."""
+    """The leases that were free."""
     return [one.lease for one in await provider.acquire(names, duration_s) if one.lease is not None]
 
 
-def test_a_lease_goes_to_one_owner_and_to_the_next_one_with_a_greater_token(run: Any) -> None:
+def test_each_new_owner_of_a_lease_gets_a_greater_token(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2~a")
         first, second = await got(one, "queue/q1", "queue/q2")
@@ -138,7 +138,7 @@ def test_a_lease_goes_to_one_owner_and_to_the_next_one_with_a_greater_token(run:
     run(test)
 
 
-def test_it_lasts_as_long_as_its_owner_counts_on_it_and_lapses_soon_after(run: Any) -> None:
+def test_a_lease_lasts_while_its_owner_counts_on_it_and_expires_soon_after(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2")
         (lease,) = await got(one, "q", duration_s=10.0)
@@ -155,7 +155,7 @@ def test_it_lasts_as_long_as_its_owner_counts_on_it_and_lapses_soon_after(run: A
     run(test)
 
 
-def test_what_is_renewed_lasts_anew_and_only_by_its_owner_and_token(run: Any) -> None:
+def test_a_lease_is_renewed_only_by_its_owner_and_token(run: Any) -> None:
     async def test(world: World) -> None:
         one, other = world.provider("h1"), world.provider("h2")
         (lease,) = await got(one, "q", duration_s=10.0)
@@ -175,7 +175,7 @@ def test_what_is_renewed_lasts_anew_and_only_by_its_owner_and_token(run: Any) ->
     run(test)
 
 
-def test_nothing_asked_for_is_nothing_done_and_a_name_that_is_none_is_an_error(run: Any) -> None:
+def test_an_empty_request_does_nothing_and_an_invalid_name_is_an_error(run: Any) -> None:
     async def test(world: World) -> None:
         one = world.provider("h1")
         assert list(await one.acquire([], 30.0)) == []
@@ -188,7 +188,7 @@ def test_nothing_asked_for_is_nothing_done_and_a_name_that_is_none_is_an_error(r
     run(test)
 
 
-def test_what_a_cluster_cannot_answer_now_is_a_transient_failure_and_what_it_never_will_is_raised() -> None:
+def test_retriable_errors_of_a_cluster_are_transient_failures_and_others_are_raised() -> None:
     async def main() -> None:
         world = Cluster()
         one: Any = world.provider("h1")
@@ -206,7 +206,7 @@ def test_what_a_cluster_cannot_answer_now_is_a_transient_failure_and_what_it_nev
     run_virtual(main())
 
 
-def test_what_was_got_is_known_though_there_was_no_room_for_the_rest() -> None:
+def test_leases_granted_before_the_limit_are_kept() -> None:
     async def main() -> None:
         one = Cluster().provider("h1")
         names = [f"queue/q{number}" for number in range(LEASES_PER_GROUP_MAX + 100)]
@@ -220,7 +220,7 @@ def test_what_was_got_is_known_though_there_was_no_room_for_the_rest() -> None:
     run_virtual(main())
 
 
-def test_more_queues_than_there_can_be_leases_are_served_as_far_as_there_is_room() -> None:
+def test_more_queues_than_leases_are_served_up_to_the_limit() -> None:
     async def main() -> None:
         cluster = Cluster()
         balancer = LeaseBalancer(cluster.provider("h1"), times=LeaseTimes(lease_s=300.0))
@@ -233,7 +233,7 @@ def test_more_queues_than_there_can_be_leases_are_served_as_far_as_there_is_room
     run_virtual(main())
 
 
-def test_whatever_names_there_may_be_there_are_leases_of_them() -> None:
+def test_every_valid_name_fits_into_the_name_of_a_lease() -> None:
     async def main() -> None:
         cluster = Cluster()
         cluster.group = "g" * NAME_BYTES_MAX
@@ -247,7 +247,7 @@ def test_whatever_names_there_may_be_there_are_leases_of_them() -> None:
     run_virtual(main())
 
 
-def test_an_owner_is_one_that_nobody_else_is_unless_it_is_named() -> None:
+def test_the_default_owner_is_unique() -> None:
     async def main() -> None:
         tls: Any = SimpleNamespace(
             identity=Identity("s", "subscriber", "h1", frozenset(), frozenset({"app"}))

@@ -1,9 +1,10 @@
-"""Hosts that share queues by leases, in virtual time: where all goes in peace, nothing comes twice."""
+"""Hosts that share queues by leases, in virtual time: without faults no event is delivered twice."""
 
 import asyncio
 from typing import Any
 
 import virtual_time
+from memory_leases import LeaseTable, MemoryLeases
 from stream_consumers import Collector, until
 
 from rt.streams import (
@@ -16,7 +17,6 @@ from rt.streams import (
     memory_stores,
 )
 from rt.streams.balancer.balancers import LeaseTimes
-from rt.streams.balancer.memory_leases import LeaseTable, MemoryLeases
 
 EVENTS = 400
 TIMES = LeaseTimes(lease_s=6.0, look_s=0.5, give_up_s=5.0)
@@ -26,7 +26,7 @@ def two_streams(queue: QueueId, number: int) -> tuple[StreamId, Any]:
     return StreamId("n", f"{queue}.{number % 2}"), number
 
 
-def test_hosts_join_and_leave_and_each_event_is_handed_out_once() -> None:
+def test_hosts_join_and_leave_and_each_event_is_delivered_once() -> None:
     queues = GeneratorQueues(two_streams, 4, events=EVENTS, rate_per_s=10)
     stores, table = memory_stores(), LeaseTable()
     got: list[tuple[StreamId, Collector]] = []

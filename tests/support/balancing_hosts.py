@@ -1,4 +1,4 @@
-"""Hosts that end without a word."""
+"""Hosts that end without releasing anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rt.streams.balancer.lease_balancer import LeasedBalancer
 
 
 def kill(balancer: LeasedBalancer) -> None:
-    """Nothing of it runs any more; what it holds lapses, and nobody is told."""
+    """Stop everything of it. Its leases expire, and no listener is notified."""
     keeping = balancer._keeper
     for task in (balancer._poll_task, keeping._renewals, *keeping._changes):
         if task is not None:

@@ -1,7 +1,7 @@
-"""Each kind of object beside the collection of Python that it must be like.
+"""Each kind of object and the Python collection that it must equal.
 
-A `Subject` says how an object is made, had and edited. An edit is drawn once and done to both; what it
-answers, or raises, must be the same.
+A `Subject` says how to create, get and edit an object. An edit is drawn once and applied to both. Both must
+return the same or raise the same error.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Subject:
     model: Callable[[], Any]
     edits: list[Edit]
     look: Callable[[Any], Any] = list
-    """What the object holds, in its order."""
+    """The content of the object, in its order."""
     plain: Callable[[Any], Any] = list
-    """What the model holds, as it must be like `tidy(look(object))`."""
+    """The content of the model, which must equal `tidy(look(object))`."""
     tidy: Callable[[Any], Any] = lambda seen: seen
 
 
@@ -47,7 +47,7 @@ def alike(step: Step) -> tuple[Step, Step]:
 
 
 def one(name: str, *arguments: st.SearchStrategy[Any], answers: bool = True) -> Edit:
-    """A method that both have."""
+    """An edit by a method that both have."""
 
     def edit(draw: Draw) -> tuple[Step, Step]:
         values = [draw(each) for each in arguments]
@@ -62,7 +62,7 @@ def one(name: str, *arguments: st.SearchStrategy[Any], answers: bool = True) -> 
 
 
 def two(theirs: Callable[..., Any], ours: Callable[..., Any], *arguments: st.SearchStrategy[Any]) -> Edit:
-    """The object's way and the model's."""
+    """An edit that differs between the object and the model."""
 
     def edit(draw: Draw) -> tuple[Step, Step]:
         values = [draw(each) for each in arguments]
@@ -317,7 +317,7 @@ SUBJECTS = {
 
 
 def outcome(step: Step, target: Any) -> Any:
-    """What it answers, or the kind of error it raises."""
+    """What `step` returns, or the kind of error that it raises."""
     try:
         answer = step(target)
     except (IndexError, KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Consumers for tests of streams, and waiting for what they get."""
+"""Consumers for tests of streams, and how to wait for their events."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from rt.streams.observer import StreamGap, StreamObserver
 
 
 class Collector(StreamObserver):
-    """Keeps what it is handed. `slow_s` is how long it takes for each batch; `act` may raise or wait."""
+    """Stores what it gets. `slow_s`: its time for a batch. `act` may raise, wait or return a token."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Collector(StreamObserver):
 
 
 async def until(condition: Callable[[], object], seconds: float = 600.0) -> None:
-    """Wait, in the loop's own time, until it holds."""
+    """Wait, in the loop's time, until the condition is true."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.1)

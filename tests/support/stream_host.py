@@ -69,7 +69,7 @@ async def main(config: dict[str, Any]) -> None:
         "load",
         ClusterQueues(clusters),
         balancer=balancer,
-        stores=directory_stores(config["books"]),
+        stores=directory_stores(config["stores"]),
         options=StreamOptions(save_every_s=0.2, drain_s=5, cache_events=2000, batch_events_max=50),
         host=host,
     )

@@ -1,8 +1,10 @@
-"""Hosts, a queue, books, consumers, in virtual time, where all goes wrong that can: one seed, one run.
+"""Hosts, a queue, a store and consumers in virtual time, with random faults. One seed is one run.
 
-Law (the oracle): whatever happens, a subscription gets every event from where it began at least once; those
-that one consumer is handed between two greetings rise; one that keeps its token with its events gets each
-once. The queue may forget what was acknowledged, so that whatever is acknowledged too early is missing later.
+Invariants that each run checks:
+- A subscription gets every event from its start at least once.
+- Between two calls of `last_token` the tokens that a consumer gets rise.
+- A consumer that stores its token with its events gets each event once.
+- The queue may delete acknowledged events. So an event that was acknowledged too early is missing later.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ QUIET_S = 3000.0
 
 
 class Hand(FixedBalancer):
-    """Gives and takes the queue as the run says."""
+    """Assigns and removes the queue when the run calls it."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -55,7 +57,7 @@ class Hand(FixedBalancer):
 
 @dataclass(eq=False)
 class Host:
-    """One process. Killed, nothing that it does counts any more."""
+    """One process. After it was killed, nothing that it does has an effect."""
 
     provider: StreamProvider
     hand: Hand
@@ -64,14 +66,14 @@ class Host:
 
 @dataclass(eq=False)
 class Watched:
-    """What is known of a subscription: events from `start` on are wanted, until it `has_ended`."""
+    """What a subscription must get: the events from `start` on, until it `has_ended`."""
 
     stream: StreamId
     start: int | None = None
     got: set[int] = field(default_factory=set)
     has_ended: bool = False
     may_begin_late: bool = False
-    """What had been acknowledged before it was there may be gone, which it is told."""
+    """Events acknowledged before it existed may be deleted; then it gets a gap."""
 
 
 class World:
@@ -101,7 +103,7 @@ class World:
         return not self.is_calm and self.rng.random() < of
 
     async def fault(self, of: float = 0.02) -> None:
-        """Some time passes, perhaps, and something breaks, perhaps."""
+        """Sleep and raise an error, each with some probability."""
         if self.chance(0.5):
             await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.01, 0.3, 3.0)))
         if self.chance(of):
@@ -118,7 +120,7 @@ class World:
             cache_events=self.rng.choice((10, 20, 60)),
             batch_events_max=self.rng.choice((1, 7, 100)),
             deliver_for_s=self.rng.choice((0, 5, 60)),
-            on_poison="block",  # One that is given up does not keep the queue from forgetting.
+            on_poison="block",  # The queue may delete the events of a faulted subscription.
             drain_s=self.rng.choice((0, 2, 8)),
             catch_ups_max=self.rng.choice((1, 2, 16)),
             catch_up_events=self.rng.choice((3, 50)),
@@ -141,7 +143,7 @@ class World:
         return made[0]
 
     async def kill(self, host: Host) -> None:
-        """Nothing of it counts from now on; what it still does ends somewhen."""
+        """Nothing that it does has an effect from now on. Its tasks end later."""
         host.is_alive = False
         if self.opened is not None and self.opened.host is host:
             self.opened = None
@@ -194,10 +196,10 @@ class World:
 
     def check(self, owner: Host) -> None:
         for agent in owner.provider._manager.agents():  # type: ignore[union-attr]
-            assert agent.cache.events <= owner.provider.options.cache_events
+            assert agent.queue.cache.events <= owner.provider.options.cache_events
 
     async def client(self, owner: Host) -> None:
-        """Somebody subscribes, resumes, or ends a subscription, and may not wait for it."""
+        """Subscribe, resume or unsubscribe, and perhaps cancel the call."""
         limit = self.rng.choice((0.0, 0.3, 3.0, 200.0))
         name = self.rng.choice(sorted(self.handles)) if self.handles and self.rng.random() < 0.6 else None
         with contextlib.suppress(RtError, TimeoutError):
@@ -222,7 +224,7 @@ class World:
                 Consumer(self, owner, f"{name} {stream}"), start=start, consumer=name
             )
         except BaseException:
-            watched.has_ended = True  # Whether it is there nobody knows.
+            watched.has_ended = True  # It may exist or not.
             raise
         if owner.is_alive:
             self.handles[f"{name} {stream}"] = (stream, made.id)
@@ -247,7 +249,7 @@ class World:
     # The end
 
     async def calm_down(self, owner: Host | None) -> None:
-        """Nothing breaks any more: then everything arrives."""
+        """Without further faults every event arrives."""
         self.is_calm = True
         if owner is None or not owner.is_alive:
             owner = self.hosts[0]
@@ -265,14 +267,14 @@ class World:
                 await asyncio.wait(self.pending)
             while owner.provider.status()[0].lag or owner.provider.status()[0].behind:
                 await asyncio.sleep(1.0)
-        await asyncio.sleep(400)  # Books that took long were not kept for a while.
+        await asyncio.sleep(400)  # After a slow commit the next one is delayed.
         agent = await owner.provider.agent_of(StreamId("n", "a"))
         assert not agent._table.leaving
-        records = {record.id for record in agent._registry.records()}
+        records = {record.id for record in agent._store.records()}
         assert len(records) <= sum(bool(handle) for _, handle in self.handles.values()) + agent_extras(
             self
         ), (
-            sorted(map(str, agent._registry.records())),
+            sorted(map(str, agent._store.records())),
             self.handles,
         )
         for host in self.hosts:
@@ -300,12 +302,12 @@ class World:
 
 
 def agent_extras(world: World) -> int:
-    """Subscriptions that somebody asked for and did not wait for may be there."""
+    """Subscriptions whose call was cancelled may exist."""
     return sum(watched.has_ended for watched in world.watched.values())
 
 
 class Consumer(StreamObserver):
-    """Notes what it gets, when it takes it."""
+    """Records the events that it accepts."""
 
     def __init__(self, world: World, host: Host, name: str) -> None:
         self.world, self.host, self.name = world, host, name
@@ -360,7 +362,7 @@ class Consumer(StreamObserver):
 
 
 class Keeping(Consumer):
-    """Keeps its events, and with them its token."""
+    """Stores its token with its events."""
 
     def take(self, events: list[tuple[SequenceToken, Any]]) -> None:
         super().take(events)
@@ -373,11 +375,11 @@ class Keeping(Consumer):
 
 
 class Store(MemoryStore):
-    """The books: open once at a time; a commit happens, or not, or nobody knows."""
+    """The store: open once at a time. A commit happens, fails, or has an unknown outcome."""
 
     def __init__(self, world: World, host: Host) -> None:
         if world.opened is not None or not host.is_alive or world.chance(0.1):
-            raise StorageFailed("the books are not to be had")
+            raise StorageFailed("the store cannot be opened")
         super().__init__(world.content)
         self.world, self.host = world, host
         self.is_dead = False
@@ -417,7 +419,6 @@ class Store(MemoryStore):
 class Queues:
     """Factory and adapter of one host."""
 
-    name = "tape"
     is_rewindable = True
     direction = StreamDirection.READ_ONLY
 
@@ -492,7 +493,7 @@ class Reader:
 
 
 def run(seed: int, steps: int = 60) -> World:
-    """All of it."""
+    """Run the world of `seed` to its end."""
     made: list[World] = []
 
     async def main() -> None:

@@ -1,8 +1,8 @@
-"""Persisted dictionaries, unsorted and sorted: one row for each key.
+"""Persisted dictionaries, unsorted and sorted.
 
     items/<slot>    the key and its value
 
-The interface is that of `dict`. An unsorted dictionary iterates in the order of slots, which a reload keeps.
+The interface is that of `dict`.
 
 A row is `{"key":…,"value":…}` if both serializers are JSON. Otherwise: the length of the key's bytes
 (4 bytes, little-endian), the key's bytes, the value's bytes.
@@ -14,44 +14,31 @@ import struct
 from collections.abc import Iterator, MutableMapping, Reversible
 from typing import Any, Generic, TypeVar
 
-from rt.objects.collections.slots import Edits, Free, Slots, write_all
+from rt.objects.collections.keyed import Keyed, unchanged
 from rt.objects.collections.sorted_keys import SortedKeys
 from rt.objects.core import typed_json
 from rt.objects.core.errors import StateDamaged
-from rt.objects.core.persisted import Kind, ObjectOwner, Persisted, StoredRows
+from rt.objects.core.persisted import Kind, ObjectOwner, StoredRows
 from rt.objects.core.serializers import JsonSerializer, Serializer
-from rt.objects.core.store import ITEMS, ObjectRows
+from rt.objects.core.store import ITEMS
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class PersistedDictionary(Persisted, MutableMapping[K, V]):
+class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
     """Values by hashable keys. A change inside a value is not saved: assign the value again."""
 
-    __slots__ = ("_edits", "_pairs", "_slot_by_key", "_slots", "_values")
+    __slots__ = ("_pairs", "_values")
 
     KIND = Kind.DICTIONARY
-    PARTS = (ITEMS,)
 
     def __init__(
         self, owner: ObjectOwner, object_id: str, keys: Serializer[K], values: Serializer[V]
     ) -> None:
         super().__init__(owner, object_id, keys, values)
         self._pairs = Pairs(keys, values)
-        self._slot_by_key: dict[K, int] = {}
-        self._slots: Slots[K] = Slots()
         self._values: list[Any] = []  # by slot
-        self._edits = Edits()
-
-    def __len__(self) -> int:
-        return len(self._slot_by_key)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._slot_by_key
-
-    def __iter__(self) -> Iterator[K]:
-        return self._slots.each(self._slot_by_key)
 
     def __getitem__(self, key: K) -> V:
         return self._values[self._slot_by_key[key]]  # type: ignore[no-any-return]
@@ -68,11 +55,14 @@ class PersistedDictionary(Persisted, MutableMapping[K, V]):
         if slot is None:
             self._pairs.keys.check(key)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         if slot is None:
             slot = self._add_key(key)
+            if slot == len(self._values):
+                self._values.append(None)
+        else:
+            self._edits.touch(slot)
         self._values[slot] = value
-        self._edits.touch(slot)
 
     def add(self, key: K, value: V) -> None:
         """Add a new key; `ValueError` if it exists."""
@@ -81,69 +71,26 @@ class PersistedDictionary(Persisted, MutableMapping[K, V]):
         self[key] = value
 
     def __delitem__(self, key: K) -> None:
-        slot = self._slot_by_key[key]
+        if key not in self._slot_by_key:
+            raise KeyError(key)
         if not self._is_marked:
-            self._mark()
-        self._before_remove(key)
-        del self._slot_by_key[key]
-        self._slots.remove(slot)
-        self._values[slot] = None
+            self.mark()
+        self._values[self._remove_key(key)] = None
         del self._values[len(self._slots.entries) :]
-        self._edits.touch(slot)
 
     def popitem(self) -> tuple[K, V]:
         """Remove and return the item in the highest slot; `KeyError` if the dictionary is empty."""
-        if not self._slot_by_key:
-            raise KeyError("popitem of an empty dictionary")
-        key = self._slots.entries[-1]
-        assert not isinstance(key, Free)
+        key = self._last_key()
         return key, self.pop(key)
 
     def clear(self) -> None:
-        if not self._is_marked:
-            self._mark()
-        self._slot_by_key.clear()
-        self._slots.clear()
+        super().clear()
         self._values.clear()
-        self._edits.mark_all()
-
-    def _add_key(self, key: K) -> int:
-        self._before_add(key)
-        slot = self._slot_by_key[key] = self._slots.add(key)
-        if slot == len(self._values):
-            self._values.append(None)
-        return slot
-
-    # Overridden by the sorted dictionary
-
-    def _before_add(self, key: K) -> None:
-        """Called before a key is added. May raise to refuse it; nothing is changed then."""
-
-    def _before_remove(self, key: K) -> None:
-        """Called before a key is removed."""
 
     # Saving and loading
 
     def _dump(self, key: K) -> bytes:
         return self._pairs.dump(key, self._values[self._slot_by_key[key]])
-
-    def _is_whole(self) -> bool:
-        return self._edits.edited is None
-
-    def _write_whole(self, rows: ObjectRows) -> None:
-        write_all(rows, ITEMS, self._slots, self._dump)
-
-    def _write_changes(self, rows: ObjectRows) -> None:
-        self._edits.write(rows, ITEMS, self._slots, self._dump)
-
-    def _start_save(self) -> None:
-        self._edits.start_save(len(self._slots.entries))
-
-    def _finish_save(self) -> None:
-        self._edits.finish_save()
-
-    def _abort_save(self, *, unknown_outcome: bool) -> None:
-        self._edits.abort_save(unknown_outcome=unknown_outcome)
 
     def _load(self, rows: StoredRows) -> None:
         values: dict[int, V] = {}
@@ -153,16 +100,8 @@ class PersistedDictionary(Persisted, MutableMapping[K, V]):
                 values[slot] = value
                 yield slot, key
 
-        self._slots.load(rows, ITEMS, keys())
-        end = len(self._slots.entries)
-        self._values = [values.get(slot) for slot in range(end)]
-        self._edits.mark_none(end)
-        try:
-            self._slot_by_key = {key: slot for slot, key in self._slots.numbered()}
-        except TypeError as error:
-            raise rows.damaged(ITEMS, str(error)) from error
-        if len(self._slot_by_key) != len(values):
-            raise rows.damaged(ITEMS, "a key is stored twice")
+        self._load_keys(rows, keys())
+        self._values = [values.get(slot) for slot in range(len(self._slots.entries))]
 
 
 class PersistedSortedDictionary(PersistedDictionary[K, V], Reversible[K]):
@@ -171,61 +110,26 @@ class PersistedSortedDictionary(PersistedDictionary[K, V], Reversible[K]):
     A key that cannot be compared with the others raises `TypeError`; NaN raises `ValueError`.
     """
 
-    __slots__ = ("_keys",)
+    __slots__ = ()
 
     KIND = Kind.SORTED_DICTIONARY
-
-    def __init__(
-        self, owner: ObjectOwner, object_id: str, keys: Serializer[K], values: Serializer[V]
-    ) -> None:
-        super().__init__(owner, object_id, keys, values)
-        self._keys: SortedKeys[K] = SortedKeys()
-
-    def __iter__(self) -> Iterator[K]:
-        return self._check_size(self._keys.between())
+    IS_SORTED = True
+    _order: SortedKeys[K]
 
     def __reversed__(self) -> Iterator[K]:
-        return self._check_size(self._keys.between_reversed())
+        return unchanged(self._order.between_reversed(), self._slot_by_key)
 
     def min(self) -> K:
         """The least key; `ValueError` if the dictionary is empty."""
-        if not self._slot_by_key:
-            raise ValueError("min of an empty dictionary")
-        return self._keys.least
+        return self._order.least
 
     def max(self) -> K:
         """The greatest key; `ValueError` if the dictionary is empty."""
-        if not self._slot_by_key:
-            raise ValueError("max of an empty dictionary")
-        return self._keys.greatest
+        return self._order.greatest
 
     def between(self, low: K | None = None, high: K | None = None) -> Iterator[K]:
         """Keys from `low` to `high`, both included, ascending. None: no bound."""
-        return self._check_size(self._keys.between(low, high))
-
-    def clear(self) -> None:
-        super().clear()
-        self._keys.clear()
-
-    def _check_size(self, keys: Iterator[K]) -> Iterator[K]:
-        size = len(self._slot_by_key)
-        for key in keys:
-            yield key
-            if len(self._slot_by_key) != size:
-                raise RuntimeError("the dictionary changed size during iteration")
-
-    def _before_add(self, key: K) -> None:
-        self._keys.add(key)
-
-    def _before_remove(self, key: K) -> None:
-        self._keys.remove(key)
-
-    def _load(self, rows: StoredRows) -> None:
-        super()._load(rows)
-        try:
-            self._keys = SortedKeys(self._slot_by_key)
-        except TypeError as error:
-            raise rows.damaged(ITEMS, str(error)) from error
+        return unchanged(self._order.between(low, high), self._slot_by_key)
 
 
 _LENGTH = struct.Struct("<I")

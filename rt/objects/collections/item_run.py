@@ -10,7 +10,7 @@ append records nothing, an assignment one number. An edit that moves items marks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from rt.objects.core.persisted import ObjectOwner, Persisted, StoredRows, digits
 from rt.objects.core.serializers import Serializer
@@ -55,7 +55,7 @@ class ItemRun(Persisted, Generic[T]):
     def _edit(self, index: int) -> None:
         """The item at `index` (0 or more) will change."""
         if not self._is_marked:
-            self._mark()
+            self.mark()
         if index < self._kept:
             if self._edited is None:
                 self._edited = set()
@@ -64,18 +64,14 @@ class ItemRun(Persisted, Generic[T]):
     def _move(self, index: int) -> None:
         """Items from `index` on will change."""
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._kept = min(self._kept, index)
 
     def _extend(self, values: Iterable[T]) -> None:
         """Append all values, or none if one is refused."""
-        new = [self._check(value) for value in values]
+        new = self._checked(values)
         self._move(len(self._items))
         self._items.extend(new)
-
-    def _check(self, value: T) -> T:
-        self._serializers[0].check(value)
-        return value
 
     # Saving and loading
 
@@ -106,7 +102,7 @@ class ItemRun(Persisted, Generic[T]):
         self._stored_end = max(self._stored_end, self._kept)
         self._edited = None
 
-    def _finish_save(self) -> None:
+    def saved(self) -> None:
         if self._stored_length is not None:
             self._stored_end = self._stored_length
         self._flight = None
@@ -127,10 +123,3 @@ class ItemRun(Persisted, Generic[T]):
         length = rows.number(METADATA, self.LENGTH)
         self._items = rows.run(ITEMS, 0, length, self._serializers[0].load)
         self._kept = self._stored_length = self._stored_end = length
-
-
-def same_items(items: list[Any], other: object) -> bool | Any:
-    """Whether a list or another run has equal items; `NotImplemented` for other types."""
-    if isinstance(other, ItemRun):
-        return items == other._items
-    return items == other if isinstance(other, list) else NotImplemented

@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from rt.objects.collections.dictionary import Pairs
 from rt.objects.collections.slots import Edits, Slots, write_all
-from rt.objects.core.errors import StateDamaged
 from rt.objects.core.persisted import Kind, ObjectOwner, Persisted, StoredRows
 from rt.objects.core.serializers import JsonSerializer, Serializer
 from rt.objects.core.store import DATA, METADATA, ObjectRows
@@ -145,10 +144,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
 
     def extend(self, values: Iterable[T]) -> None:
         """Append all values, or none if one is refused."""
-        new = list(values)
-        for value in new:
-            self._serializers[0].check(value)
-        for value in new:
+        for value in self._checked(values):
             self._insert(LinkedNode(value), self._last, None)
 
     def remove(self, value: object) -> bool:
@@ -162,7 +158,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
         """Remove the node; `ValueError` if it is not in this list."""
         self._require_own(node)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._link(node._previous, node._next)
         self._length -= 1
         self._touch(node)
@@ -178,8 +174,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
         return self._pop(self._last)
 
     def clear(self) -> None:
-        if not self._is_marked:
-            self._mark()
+        self.mark()
         for node in list(self.nodes()):
             _release(node)
         self._first = self._last = None
@@ -202,7 +197,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
             raise ValueError("the node is already in a list")
         self._serializers[0].check(node._value)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         node._list = self
         node._slot = self._slots.add(node)
         self._link(before, node)
@@ -214,7 +209,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
     def _assign(self, node: LinkedNode[T], value: T) -> None:
         self._serializers[0].check(value)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._data.touch(node._slot)
 
     def _link(self, before: LinkedNode[T] | None, after: LinkedNode[T] | None) -> None:
@@ -258,7 +253,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
         for edits in (self._links, self._data):
             edits.start_save(len(self._slots.entries))
 
-    def _finish_save(self) -> None:
+    def saved(self) -> None:
         for edits in (self._links, self._data):
             edits.finish_save()
 
@@ -294,7 +289,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
         before, slot, count = _NONE, heads[0] if heads else _NONE, 0
         while slot != _NONE:
             if slot not in links or links[slot][0] != before:
-                raise _broken_link(rows, before, slot)
+                raise rows.damaged(METADATA, f"node {before} links to {slot}, which does not link back")
             node = nodes[slot]
             node._slot = slot
             yield node
@@ -314,7 +309,3 @@ def _dump_links(node: LinkedNode[Any]) -> bytes:
 def _release(node: LinkedNode[Any]) -> None:
     node._list = node._previous = node._next = None
     node._slot = _NONE
-
-
-def _broken_link(rows: StoredRows, before: int, slot: int) -> StateDamaged:
-    return rows.damaged(METADATA, f"node {before} links to {slot}, which does not link back")

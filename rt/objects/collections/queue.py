@@ -66,16 +66,13 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
     def enqueue(self, value: T) -> None:
         self._serializers[0].check(value)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._items.append(value)
 
     def extend(self, values: Iterable[T]) -> None:
         """Append all values, or none if one is refused."""
-        new = list(values)
-        for value in new:
-            self._serializers[0].check(value)
-        if not self._is_marked:
-            self._mark()
+        new = self._checked(values)
+        self.mark()
         self._items.extend(new)
 
     def dequeue(self) -> T:
@@ -83,7 +80,7 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
         if not self._items:
             raise IndexError("dequeue from an empty queue")
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._head += 1
         return self._items.popleft()
 
@@ -94,8 +91,7 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
         return self._items[0]
 
     def clear(self) -> None:
-        if not self._is_marked:
-            self._mark()
+        self.mark()
         self._head += len(self._items)
         self._items.clear()
 
@@ -135,7 +131,7 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
         self._stored_head = self._low = self._head
         self._stored_tail = self._written = self._high = self._tail
 
-    def _finish_save(self) -> None:
+    def saved(self) -> None:
         self._flight = None
 
     def _abort_save(self, *, unknown_outcome: bool) -> None:
@@ -175,7 +171,7 @@ class PersistedStack(ItemRun[T], Collection[T], Reversible[T]):
     def push(self, value: T) -> None:
         self._serializers[0].check(value)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._items.append(value)
 
     def extend(self, values: Iterable[T]) -> None:

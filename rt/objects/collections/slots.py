@@ -7,7 +7,7 @@ and a reload finds the same free numbers. So a reload keeps the order of slots.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from rt.objects.core.persisted import StoredRows
@@ -62,15 +62,6 @@ class Slots(Generic[E]):
         self.entries.clear()
         self._free.clear()
 
-    def each(self, sized: Sized) -> Iterator[E]:
-        """Entries in the order of slots; `RuntimeError` if the length of `sized` changes meanwhile."""
-        size = len(sized)
-        for entry in self.entries:
-            if not isinstance(entry, Free):
-                yield entry
-                if len(sized) != size:
-                    raise RuntimeError("the collection changed size during iteration")
-
     def numbered(self) -> Iterator[tuple[int, E]]:
         """Slots and their entries, in order."""
         return ((slot, entry) for slot, entry in enumerate(self.entries) if not isinstance(entry, Free))
@@ -108,7 +99,6 @@ class Edits:
             self.edited.add(slot)
 
     def mark_all(self) -> None:
-        """Mark all rows."""
         self.edited = None
 
     def write(self, rows: ObjectRows, part: str, slots: Slots[E], dump: Callable[[E], bytes]) -> None:
@@ -133,7 +123,6 @@ class Edits:
         self.edited = set()
 
     def finish_save(self) -> None:
-        """The rows of the flight are stored."""
         if self._flight is not None:
             self._stored_end = self._flight.written_end
             self._flight = None
@@ -150,7 +139,6 @@ class Edits:
         self._flight = None
 
     def mark_none(self, slots_end: int) -> None:
-        """No row differs."""
         self.edited = set()
         self._stored_end = slots_end
 

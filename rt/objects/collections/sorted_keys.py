@@ -27,7 +27,6 @@ class SortedKeys(Generic[T]):
         self._lasts: list[Any] = [bucket[-1] for bucket in self._buckets]
 
     def add(self, key: T) -> None:
-        """Add a new key."""
         if key != key:  # noqa: PLR0124 - true for NaN
             raise ValueError(f"a sorted key must be equal to itself, got {key!r}")
         if not self._buckets:
@@ -45,7 +44,6 @@ class SortedKeys(Generic[T]):
             self._lasts[at : at + 1] = [bucket[half - 1], bucket[-1]]
 
     def remove(self, key: T) -> None:
-        """Remove an existing key."""
         at = bisect_left(self._lasts, key)
         bucket = self._buckets[at]
         del bucket[bisect_left(bucket, key)]
@@ -60,13 +58,17 @@ class SortedKeys(Generic[T]):
 
     @property
     def least(self) -> T:
-        """Must not be called without keys."""
+        self._require_keys()
         return self._buckets[0][0]  # type: ignore[no-any-return]
 
     @property
     def greatest(self) -> T:
-        """Must not be called without keys."""
+        self._require_keys()
         return self._lasts[-1]  # type: ignore[no-any-return]
+
+    def _require_keys(self) -> None:
+        if not self._lasts:
+            raise ValueError("min or max of an empty collection")
 
     def between(self, low: T | None = None, high: T | None = None) -> Iterator[T]:
         """Keys from `low` to `high`, both included. None: no bound."""

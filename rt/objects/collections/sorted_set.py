@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableSet, Reversible
 from typing import Any, TypeVar
 
+from rt.objects.collections.keyed import unchanged
 from rt.objects.collections.set import PersistedSet
 from rt.objects.collections.sorted_keys import SortedKeys
-from rt.objects.core.persisted import Kind, ObjectOwner, StoredRows
-from rt.objects.core.serializers import Serializer
-from rt.objects.core.store import ITEMS
+from rt.objects.core.persisted import Kind
 
 T = TypeVar("T")
 
@@ -20,52 +19,26 @@ class PersistedSortedSet(PersistedSet[T], Reversible[T]):
     An element that cannot be compared with the others raises `TypeError`; NaN raises `ValueError`.
     """
 
-    __slots__ = ("_keys",)
+    __slots__ = ()
 
     KIND = Kind.SORTED_SET
-
-    def __init__(self, owner: ObjectOwner, object_id: str, serializer: Serializer[T]) -> None:
-        super().__init__(owner, object_id, serializer)
-        self._keys: SortedKeys[T] = SortedKeys()
-
-    def __iter__(self) -> Iterator[T]:
-        return _check_size(self._keys.between(), self)
+    IS_SORTED = True
+    _order: SortedKeys[T]
 
     def __reversed__(self) -> Iterator[T]:
-        return _check_size(self._keys.between_reversed(), self)
+        return unchanged(self._order.between_reversed(), self._slot_by_key)
 
     def min(self) -> T:
         """The least element; `ValueError` if the set is empty."""
-        if not self._slot_by_key:
-            raise ValueError("min of an empty set")
-        return self._keys.least
+        return self._order.least
 
     def max(self) -> T:
         """The greatest element; `ValueError` if the set is empty."""
-        if not self._slot_by_key:
-            raise ValueError("max of an empty set")
-        return self._keys.greatest
+        return self._order.greatest
 
     def view(self, low: T, high: T) -> SortedView[T]:
         """The elements from `low` to `high`, both included. Edits of either are seen in both."""
         return SortedView(self, low, high)
-
-    def clear(self) -> None:
-        super().clear()
-        self._keys.clear()
-
-    def _before_add(self, value: T) -> None:
-        self._keys.add(value)
-
-    def _before_remove(self, value: T) -> None:
-        self._keys.remove(value)
-
-    def _load(self, rows: StoredRows) -> None:
-        super()._load(rows)
-        try:
-            self._keys = SortedKeys(self._slot_by_key)
-        except TypeError as error:
-            raise rows.damaged(ITEMS, str(error)) from error
 
 
 class SortedView(MutableSet[T], Reversible[T]):
@@ -85,16 +58,16 @@ class SortedView(MutableSet[T], Reversible[T]):
         return set(values)
 
     def __len__(self) -> int:
-        return self._set._keys.count(self._low, self._high)
+        return self._set._order.count(self._low, self._high)
 
     def __contains__(self, value: object) -> bool:
         return value in self._set and self._is_inside(value)
 
     def __iter__(self) -> Iterator[T]:
-        return _check_size(self._set._keys.between(self._low, self._high), self._set)
+        return unchanged(self._set._order.between(self._low, self._high), self._set._slot_by_key)
 
     def __reversed__(self) -> Iterator[T]:
-        return _check_size(self._set._keys.between_reversed(self._low, self._high), self._set)
+        return unchanged(self._set._order.between_reversed(self._low, self._high), self._set._slot_by_key)
 
     def add(self, value: T) -> bool:  # type: ignore[override]
         """Returns whether the element is new. `ValueError` outside the range."""
@@ -131,12 +104,3 @@ class SortedView(MutableSet[T], Reversible[T]):
 
     def _is_inside(self, value: Any) -> bool:
         return not (value < self._low or self._high < value)
-
-
-def _check_size(keys: Iterator[T], of: PersistedSet[T]) -> Iterator[T]:
-    """The keys; `RuntimeError` if the set changes size meanwhile."""
-    size = len(of)
-    for key in keys:
-        yield key
-        if len(of) != size:
-            raise RuntimeError("the set changed size during iteration")

@@ -36,7 +36,7 @@ class PersistedValue(Persisted, Generic[T]):
     def value(self, value: T) -> None:
         self._serializers[0].check(value)
         if not self._is_marked:
-            self._mark()
+            self.mark()
         self._value = value
 
     def _is_whole(self) -> bool:
@@ -50,7 +50,7 @@ class PersistedValue(Persisted, Generic[T]):
     def _start_save(self) -> None:
         pass
 
-    def _finish_save(self) -> None:
+    def saved(self) -> None:
         pass
 
     def _abort_save(self, *, unknown_outcome: bool) -> None:

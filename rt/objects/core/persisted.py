@@ -9,7 +9,7 @@ rows edited since. So every row of an unconfirmed save is written again, whether
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 from rt.objects.core.errors import NoSuchObject, ObjectError, StateDamaged
@@ -74,17 +74,22 @@ class Persisted:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._id!r}>"
 
-    # Called by edits before they change anything
-
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Called by edits before they change anything, and by the space after a failed save."""
         if self._owner is None:
             raise NoSuchObject("the object was deleted from its space", where=self._id)
         self._is_marked = self._owner.mark(self)
 
+    def _checked(self, values: Iterable[T]) -> list[T]:
+        """The values, if each can be stored."""
+        found = list(values)
+        for value in found:
+            self._serializers[0].check(value)
+        return found
+
     # Called by the space
 
     def detach(self) -> None:
-        """Called when the space deleted the object."""
         self._owner = None
         self._is_marked = False
 
@@ -120,18 +125,11 @@ class Persisted:
         self._start_save()
         self._is_marked = False
 
-    def saved(self) -> None:
-        self._finish_save()
-
     def save_failed(self, *, unknown_outcome: bool) -> None:
         """The save was not committed, or its outcome is unknown."""
         if not unknown_outcome:
             self._may_be_stored = self._flight_was_stored
         self._abort_save(unknown_outcome=unknown_outcome)
-
-    def mark_again(self) -> None:
-        """Mark as changed after a failed save."""
-        self._mark()
 
     def load(self, rows: StoredRows) -> None:
         """Load the stored state. Called once, on a new object."""
@@ -159,8 +157,8 @@ class Persisted:
         """
         raise NotImplementedError
 
-    def _finish_save(self) -> None:
-        """The rows of the flight are stored. Idempotent."""
+    def saved(self) -> None:
+        """The save was committed: the rows of the flight are stored. Idempotent."""
         raise NotImplementedError
 
     def _abort_save(self, *, unknown_outcome: bool) -> None:

@@ -15,11 +15,12 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from rt.streams.agent.read_slots import ReadSlot
+from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.queue.adapter import HistoryReader
 
 if TYPE_CHECKING:
-    from rt.streams.agent.consumer import Consumer, DeliveryHost
+    from rt.streams.agent.consumer import Consumer
 
 logger = logging.getLogger("rt.streams")
 
@@ -36,10 +37,10 @@ class _Unreadable(Exception):
 class CatchUpReader:
     """Reads the history for one consumer."""
 
-    __slots__ = ("_consumer", "_failures", "_host")
+    __slots__ = ("_consumer", "_failures", "_queue")
 
-    def __init__(self, host: DeliveryHost, consumer: Consumer) -> None:
-        self._host = host
+    def __init__(self, queue: ServedQueue, consumer: Consumer) -> None:
+        self._queue = queue
         self._consumer = consumer
         self._failures = 0
 
@@ -51,27 +52,28 @@ class CatchUpReader:
     async def run(self) -> None:
         """Run until the cache has what comes next, or others need the slot."""
         try:
-            async with self._host.read_slots.acquire() as slot:
+            async with self._queue.read_slots.acquire() as slot:
                 if not self._has_joined():
                     await self._read(slot)
         except _Unreadable as error:
             self._failures += 1
-            self._host.counts.failures += 1
+            self._queue.counts.failures += 1
             stream, wanted = self._consumer.record.stream, self._consumer.wanted
             logger.warning("history_failed stream=%s token=%s error=%r", stream, wanted, error.__cause__)
-            await asyncio.sleep(self._host.backoff(self._failures))
+            await asyncio.sleep(self._queue.backoff(self._failures))
 
     def _has_joined(self) -> bool:
         """Return to the cache, if it has everything from here on."""
         consumer = self._consumer
-        if not self._host.cache.covers(consumer.record.stream, consumer.wanted):
+        if not self._queue.cache.covers(consumer.record.stream, consumer.wanted):
             return False
         self._failures = 0
         consumer.join_cache(consumer.wanted)
         return True
 
     async def _read(self, slot: ReadSlot) -> None:
-        reader = await _of_history(self._host.history(self._consumer))
+        queue, stream, wanted = self._queue, self._consumer.record.stream, self._consumer.wanted
+        reader = await _of_history(queue.adapter.history(queue.id, stream, wanted))
         try:
             while not self._consumer.is_stopping and not self._has_joined():
                 if not await self._read_on(reader, slot) or slot.is_wanted:
@@ -83,7 +85,7 @@ class CatchUpReader:
         """Deliver what one read returns. False if the reader is not at the consumer's position."""
         consumer = self._consumer
         before = consumer.wanted
-        read = await _of_history(reader.read(self._host.options.catch_up_events))
+        read = await _of_history(reader.read(self._queue.options.catch_up_events))
         self._failures = 0
         if read.gap is not None:
             consumer.add_gap(read.gap)
@@ -118,7 +120,7 @@ class CatchUpReader:
             rest = pending[0].from_token(self._consumer.wanted)
             if rest is not None:
                 pending[0] = rest
-                return rest.slice(0, self._consumer.tries.events)
+                return rest.slice(0, self._consumer.policy.batch_events)
             pending.popleft()
         return None
 

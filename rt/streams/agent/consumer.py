@@ -19,76 +19,24 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable
-from contextvars import ContextVar
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from rt.streams.agent.catch_up_reader import CatchUpReader
-from rt.streams.agent.delivery_retry import RetryState
-from rt.streams.agent.options import StreamOptions
-from rt.streams.agent.queue_cache import CacheCursor, QueueCache
-from rt.streams.agent.read_slots import ReadSlots
+from rt.streams.agent.observer_calls import ObserverCalls
+from rt.streams.agent.poison_policy import PoisonPolicy
+from rt.streams.agent.queue_cache import CacheCursor
+from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.agent.subscription_store import SubscriptionRecord
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.core.metrics import QueueCounts
 from rt.streams.core.stream_id import SequenceToken, checked_token
-from rt.streams.observer import DeadLetter, DeadLetters, StreamGap, StreamObserver
-from rt.streams.queue.adapter import HistoryReader, QueueGap
+from rt.streams.observer import StreamGap, StreamObserver
+from rt.streams.queue.adapter import QueueGap
+
+if TYPE_CHECKING:
+    from rt.streams.agent.subscription_table import SubscriptionTable
 
 logger = logging.getLogger("rt.streams")
-
-T = TypeVar("T")
-
-_CANCELLED_S: Final = 5.0
-"""How long a cancelled call of a consumer, or its `on_close`, may take, in seconds."""
-
-
-_CALL: ContextVar[object | None] = ContextVar("rt_streams_call", default=None)
-"""The observer call that the current code runs in. Waiting for that call would deadlock."""
-
-
-class DeliveryHost(Protocol):
-    """What a consumer needs from the agent that serves its queue."""
-
-    cache: QueueCache
-    counts: QueueCounts
-    gaps: list[QueueGap]
-    """The gaps between the oldest event of the cache and its end."""
-    options: StreamOptions
-    dead_letters: DeadLetters | None
-    is_rewindable: bool
-    is_open: bool
-    read_slots: ReadSlots
-    """The read slots for catching up."""
-
-    def backoff(self, attempt: int) -> float:
-        """Seconds to wait after failed try number `attempt`, counted from 1."""
-
-    def moved(self, consumer: Consumer, events: int) -> None:
-        """Record `events` more accepted events. Must ignore the position of a consumer that is no longer
-        served.
-        """
-
-    def catch_up_started(self, consumer: Consumer) -> None:
-        """It starts to catch up, so its position must be stored separately."""
-
-    def caught_up(self, consumer: Consumer) -> None:
-        """It is back in the cache."""
-
-    def closed(self, consumer: Consumer) -> None:
-        """Nothing of it runs any more."""
-
-    async def history(self, consumer: Consumer) -> HistoryReader:
-        """Read its stream from its position."""
-
-    async def give_up(self, consumer: Consumer, error: DeliveryFailed) -> None:
-        """Fault the subscription durably, if this consumer serves it. The consumer has ended already."""
-
-    async def unregister(self, consumer: Consumer) -> None:
-        """End the subscription durably, if this consumer serves it. The consumer has ended already."""
-
-    def fail(self, error: BaseException) -> None:
-        """Report a failure outside this consumer."""
 
 
 class _Ended(Exception):
@@ -96,44 +44,51 @@ class _Ended(Exception):
 
 
 class Consumer:
-    """One subscription while its queue is served here. Its cursor is parked until `seat`."""
+    """One subscription while its queue is served here. Its cursor is parked until `seat`.
+
+    It reports to `table`, which stores its position and its end.
+    """
 
     __slots__ = (
-        "_call",
+        "_calls",
         "_catching_up",
-        "_closing",
         "_gaps",
-        "_host",
         "_is_begun",
+        "_is_closed",
         "_is_greeted",
         "_is_named",
+        "_queue",
+        "_table",
         "_task",
         "_went_back_at",
         "cursor",
         "is_catching_up",
         "is_stopping",
-        "observer",
+        "policy",
         "record",
-        "tries",
     )
 
-    def __init__(self, host: DeliveryHost, record: SubscriptionRecord, observer: StreamObserver) -> None:
-        self._host = host
+    def __init__(
+        self,
+        queue: ServedQueue,
+        table: SubscriptionTable,
+        record: SubscriptionRecord,
+        observer: StreamObserver,
+    ) -> None:
+        self._queue = queue
+        self._table = table
         self.record = record
-        self.observer = observer
-        self.cursor: CacheCursor = host.cache.cursor(record.stream, self)
+        self.cursor: CacheCursor = queue.cache.cursor(record.stream, self)
         self.is_catching_up = False
-        """Whether it is catching up."""
         self.is_stopping = False
         """Whether it gets no more events."""
-        self.tries = RetryState(host.options.batch_events_max)
-        self._catching_up = CatchUpReader(host, self)
+        self.policy = PoisonPolicy(queue, record)
+        self._calls = ObserverCalls(record.stream, observer)
+        self._catching_up = CatchUpReader(queue, self)
         self._task: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
         self._is_begun = False
         self._is_greeted = False
-        self._call: object | None = None
-        """The observer call under way."""
+        self._is_closed = False
         self._is_named = True
         self._gaps: deque[StreamGap] = deque()
         self._went_back_at: SequenceToken | None = None
@@ -152,7 +107,7 @@ class Consumer:
     @property
     def is_failing(self) -> bool:
         """Whether its last delivery, or the last read of its history, failed."""
-        return self.tries.are_failing or self._catching_up.is_failing
+        return self.policy.is_failing or self._catching_up.is_failing
 
     def needs_before(self, low: SequenceToken) -> bool:
         """Whether it still needs an event before `low`, which has been read."""
@@ -165,34 +120,35 @@ class Consumer:
         If the queue cannot be read again: at its oldest event, with a gap reported. No gap is reported for
         the missing beginning of a queue if the caller named no token.
         """
-        host, stream = self._host, self.record.stream
+        queue, stream = self._queue, self.record.stream
         self._is_named = is_named
-        if host.cache.covers(stream, wanted):
+        if queue.cache.covers(stream, wanted):
             self.join_cache(wanted)
             return
         self.cursor.park()
         self.cursor.wanted = wanted
-        if host.is_rewindable:
-            self._leave_cache()
+        if queue.is_rewindable:
+            self.start_catch_up()
             return
-        oldest = host.cache.oldest(stream)
+        oldest = queue.cache.oldest(stream)
         self.add_gap(QueueGap(wanted, oldest, "the queue cannot be read again"))
         self.join_cache(oldest)
 
     def begin(self) -> None:
-        """Start to deliver."""
         self._is_begun = True
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to deliver."""
         if self._task is None and self._is_begun and not self.is_stopping:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def start_catch_up(self) -> None:
-        """Leave the cache, whose room others need, and start to catch up."""
+        """Leave the cache and read the history, from the same position."""
         self.cursor.park()
-        self._leave_cache()
+        if not self.is_catching_up:
+            self.is_catching_up = True
+            self._table.on_catch_up_started(self)
+        self.wake()
 
     def add_gap(self, gap: QueueGap) -> None:
         """Report the gap before the events after it."""
@@ -208,41 +164,21 @@ class Consumer:
         Its position stays pinned until `close`. Does not wait if the observer itself calls it.
         """
         self.is_stopping = True
-        task, call = self._task, self._call
-        if task is not None and (call is None or _CALL.get() is not call):
-            if call is None:
-                task.cancel()
-            left = deadline - asyncio.get_running_loop().time()
-            if left > 0:
-                await asyncio.wait([task], timeout=left)
-            task.cancel()
-            _, stuck = await asyncio.wait([task], timeout=_CANCELLED_S)
-            if stuck:
-                logger.error(
-                    "consumer_not_cancelled stream=%s observer=%r", self.record.stream, self.observer
-                )
+        if self._task is not None:
+            await self._calls.end(self._task, deadline)
 
     async def close(self) -> None:
         """Unpin its position and call `on_close`, once. Call after `stop`. Does not wait for an observer that
         hangs.
         """
         self.cursor.close()
-        if self._closing is not None:
+        if self._is_closed:
             return
-        self._closing = asyncio.get_running_loop().create_task(self._call_on_close())
+        self._is_closed = True
         try:
-            _, late = await asyncio.wait([self._closing], timeout=_CANCELLED_S)
-            if late:
-                self._closing.cancel()
-                logger.error("consumer_not_closed stream=%s observer=%r", self.record.stream, self.observer)
+            await self._calls.close()
         finally:
-            self._host.closed(self)
-
-    async def _call_on_close(self) -> None:
-        try:
-            await self.observer.on_close()
-        except Exception as error:  # noqa: BLE001 - whatever a consumer raises; there is no caller to report it to
-            logger.warning("consumer_close_failed stream=%s error=%r", self.record.stream, error)
+            self._table.on_closed(self)
 
     # Position
 
@@ -250,9 +186,9 @@ class Consumer:
         """Move into the cache, which covers `wanted`, with the gaps between there and its end."""
         if self.is_catching_up:
             self.is_catching_up = False
-            self._host.caught_up(self)
+            self._table.on_caught_up(self)
         self.cursor.place(wanted)
-        for gap in self._host.gaps:
+        for gap in self._queue.gaps:
             if gap.resumed > wanted:
                 self.add_gap(gap)
 
@@ -261,23 +197,17 @@ class Consumer:
         if end > self.wanted:
             self._move(end, 0)
 
-    def _leave_cache(self) -> None:
-        if not self.is_catching_up:
-            self.is_catching_up = True
-            self._host.catch_up_started(self)
-        self.wake()
-
     def go_to(self, wanted: SequenceToken) -> None:
         """Move to where the consumer says that it is."""
         if wanted < self.wanted:
             self.seat(wanted)
         else:
             self.cursor.advance(wanted)
-        self._host.moved(self, 0)
+        self._table.on_advanced(self, 0)
 
     def _move(self, wanted: SequenceToken, events: int) -> None:
         self.cursor.advance(wanted)
-        self._host.moved(self, events)
+        self._table.on_advanced(self, events)
 
     # The task
 
@@ -288,18 +218,18 @@ class Consumer:
             while not self.is_stopping:
                 if self.is_catching_up:
                     await self._catching_up.run()
-                elif (batch := self.cursor.take(self.tries.events)) is not None:
+                elif (batch := self.cursor.take(self.policy.batch_events)) is not None:
                     await self.hand_out(batch)
                 elif self._gaps:
                     await self._report_gap()
                 else:
                     break
         except ConsumerGone:
-            await self._end(self._host.unregister(self), None)
+            await self._end(self._table.unregister(self), None)
         except _Ended:
             pass
         except Exception as error:  # noqa: BLE001 - the agent stops, and reports why
-            self._host.fail(error)
+            self._queue.fail(error)
         finally:
             self._task = None
 
@@ -307,7 +237,7 @@ class Consumer:
         """Ask the observer for its position, and move there."""
         while not self._is_greeted and not self.is_stopping:
             try:
-                last = await self._called(self.observer.last_token())
+                last = await self._calls.run(self._calls.observer.last_token())
                 wanted = self.wanted if last is None else checked_token(last).next
             except ConsumerGone:
                 raise
@@ -315,7 +245,7 @@ class Consumer:
                 await self._failed(None, error)
                 continue
             self._is_greeted = True
-            self.tries.succeeded()
+            self.policy.succeeded()
             if wanted != self.wanted:
                 self.go_to(wanted)
 
@@ -332,7 +262,7 @@ class Consumer:
             batch = batch.slice(0, before)
         at = batch.first
         try:
-            answer = await self._called(self.observer.on_batch(batch))
+            answer = await self._calls.run(self._calls.observer.on_batch(batch))
             wanted = batch.end if answer is None else checked_token(answer).next
             if wanted in {self.wanted, at} or (wanted < self.wanted and at == self._went_back_at):
                 raise DeliveryFailed(
@@ -343,7 +273,7 @@ class Consumer:
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
             await self._failed(batch, error)
             return
-        self.tries.succeeded()
+        self.policy.succeeded()
         if wanted < self.wanted:
             self._went_back_at = at
             self.go_to(wanted)
@@ -360,18 +290,17 @@ class Consumer:
         """Report the next gap. If the consumer raises, it is reported again, like events."""
         gap = self._gaps[0]
         try:
-            await self._called(self.observer.on_gap(gap))
+            await self._calls.run(self._calls.observer.on_gap(gap))
         except ConsumerGone:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
             is_over = await self._failed(None, error)
-            if not is_over or self._host.dead_letters is None:
+            if not is_over or self._queue.dead_letters is None:
                 return
             logger.warning("gap_handler_failed stream=%s error=%r", gap.stream, error)
         else:
-            self.tries.succeeded()
+            self.policy.succeeded()
         self._gaps.popleft()
-        self._host.counts.gaps_reported += 1
 
     # Failures
 
@@ -380,21 +309,17 @@ class Consumer:
 
         Returns whether it was.
         """
-        host = self._host
         at = self.wanted if batch is None else batch.first
-        is_over = self.tries.failed(at, asyncio.get_running_loop().time()) >= host.options.deliver_for_s
-        host.counts.failures += 1
-        logger.info("delivery_failed stream=%s token=%s error=%r", self.record.stream, at, error)
+        is_over = self.policy.failed(at, error)
         if self.is_stopping:
             return False
         is_over = is_over and (batch is None or len(batch) == 1)
-        if not (is_over and await self._decided(batch, at, error)):
-            await asyncio.sleep(host.backoff(self.tries.count))
+        if not (is_over and await self._is_resolved(batch, at, error)):
+            await self.policy.wait()
         return is_over
 
-    async def _decided(self, batch: EventBatch | None, at: SequenceToken, cause: Exception) -> bool:
+    async def _is_resolved(self, batch: EventBatch | None, at: SequenceToken, cause: Exception) -> bool:
         """Apply the policy. Whether the event is resolved, so that the consumer continues after it."""
-        host = self._host
         what = "an event" if batch is not None else "a gap" if self._is_greeted else "where it is"
         failed = DeliveryFailed(
             f"a consumer does not {'take' if self._is_greeted else 'say'} {what}",
@@ -402,55 +327,26 @@ class Consumer:
             got=f"{type(cause).__name__}: {cause}"[:500],
         )
         failed.__cause__ = cause
-        if host.options.on_poison == "fault":
+        on_poison = self._queue.options.on_poison
+        if on_poison == "fault":
             gone = SubscriptionFaulted("the subscription was given up", where=failed.where, got=failed.got)
-            await self._end(host.give_up(self, failed), gone)
+            await self._end(self._table.give_up(self, failed), gone)
             raise _Ended
-        if host.options.on_poison == "block" or batch is None or host.dead_letters is None:
+        if on_poison == "block" or batch is None or not await self.policy.discard(batch, failed):
             return False
-        letter = DeadLetter(self.record.id, self.record.stream, at, batch.events[0], failed)
-        try:
-            await host.dead_letters(letter)
-        except Exception as error:  # noqa: BLE001 - the event is retried
-            logger.warning("dead_letter_store_failed stream=%s token=%s error=%r", letter.stream, at, error)
-            return False
-        host.counts.dead_letters += 1
         self._move(batch.end, 0)
-        self.tries.passed_over()
-        await self._call_on_error(failed)
+        await self._calls.report(failed)
         return True
-
-    async def _call_on_error(self, error: StreamError) -> None:
-        try:
-            await self._called(self.observer.on_error(error))
-        except ConsumerGone:
-            raise
-        except Exception as failure:  # noqa: BLE001 - it was notified
-            logger.warning("error_handler_failed stream=%s error=%r", self.record.stream, failure)
 
     async def _end(self, ending: Awaitable[None], error: StreamError | None) -> None:
         """Close the cursor before anything is awaited, so that nothing stays pinned."""
         self.is_stopping = True
         if self.is_catching_up:
             self.is_catching_up = False
-            self._host.caught_up(self)
+            self._table.on_caught_up(self)
         self.cursor.close()
         await ending
         if error is not None:
             with contextlib.suppress(ConsumerGone):  # It has ended already.
-                await self._call_on_error(error)
+                await self._calls.report(error)
         await self.close()
-
-    async def _called(self, call: Awaitable[T]) -> T:
-        self._call = object()
-        token = _CALL.set(self._call)
-        task = asyncio.current_task()
-        try:
-            return await call
-        except asyncio.CancelledError:
-            if task is not None and task.cancelling():
-                raise
-            raise DeliveryFailed("the consumer's own task was cancelled") from None
-        finally:
-            self._call = None
-            _CALL.reset(token)

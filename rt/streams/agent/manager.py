@@ -49,6 +49,9 @@ class _QueueState:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def may_serve(self, fence: Fence) -> bool:
+        return self.closed_to is None or fence > self.closed_to
+
 
 class PullingManager:
     """Follows `balancer` from `start` to `stop`. `make` makes an agent, with a callback for its failure."""
@@ -64,7 +67,7 @@ class PullingManager:
         self._balancer = balancer
         self._make = make
         self._drain_s = drain_s
-        self._places = {queue: _QueueState() for queue in queues}
+        self._states = {queue: _QueueState() for queue in queues}
         self._changed = asyncio.Event()
         """Set and replaced when the served queues may have changed."""
         self._following: list[asyncio.Task[None]] = []
@@ -74,40 +77,38 @@ class PullingManager:
     def queues_changed(self) -> None:
         """Read `my_queues()` soon."""
         owned = self._balancer.my_queues()
-        for queue, place in self._places.items():
+        for queue, state in self._states.items():
             if queue not in owned:
-                place.closed_to = None
-            place.woken.set()
+                state.closed_to = None
+            state.woken.set()
         self._notify_changed()
 
     async def release(self, queue: QueueId) -> None:
-        """Drain, save, end."""
         await self._give_up(queue, self._drain_s, saves_positions=True)
 
     async def revoke(self, queue: QueueId) -> None:
-        """End at once."""
         await self._give_up(queue, 0.0, saves_positions=False)
 
     async def _give_up(self, queue: QueueId, drain_s: float, *, saves_positions: bool) -> None:
-        place = self._places.get(queue)
-        if place is None:
+        state = self._states.get(queue)
+        if state is None:
             return
-        fence = self._balancer.my_queues().get(queue) if place.agent is None else place.agent.fence
-        place.closed_to = fence
-        if place.starting is not None:
-            place.starting.cancel()
-        if place.agent is not None and place.agent.is_stopping:
-            await place.agent.stop(drain_s, saves_positions=saves_positions)  # May shorten the drain.
-        await self._end(place, drain_s, saves_positions=saves_positions)
+        fence = self._balancer.my_queues().get(queue) if state.agent is None else state.agent.fence
+        state.closed_to = fence
+        if state.starting is not None:
+            state.starting.cancel()
+        if state.agent is not None and state.agent.is_stopping:
+            await state.agent.stop(drain_s, saves_positions=saves_positions)  # May shorten the drain.
+        await self._end(state, drain_s, saves_positions=saves_positions)
 
     # Lifecycle
 
     async def start(self) -> None:
         """Start to follow the balancer. Agents start in the background."""
         self._balancer.subscribe(self)
-        for queue, place in self._places.items():
-            place.woken.set()
-            self._following.append(asyncio.create_task(self._follow(queue, place)))
+        for queue, state in self._states.items():
+            state.woken.set()
+            self._following.append(asyncio.create_task(self._follow(queue, state)))
 
     async def stop(self) -> None:
         """Drain all queues, and end. Stop the balancer first, so that it can release its leases."""
@@ -117,124 +118,115 @@ class PullingManager:
         if self._following:
             await asyncio.wait(self._following)
         await asyncio.gather(
-            *(self._end(place, self._drain_s, saves_positions=True) for place in self._places.values())
+            *(self._end(state, self._drain_s, saves_positions=True) for state in self._states.values())
         )
         self._notify_changed()
 
     def agent(self, queue: QueueId) -> PullingAgent | None:
         """The agent that serves the queue here; None if there is none."""
-        place = self._places[queue]
-        is_up = place.agent is not None and place.failed is None and place.agent.is_open
-        return place.agent if is_up else None
+        state = self._states[queue]
+        is_up = state.agent is not None and state.failed is None and state.agent.queue.is_open
+        return state.agent if is_up else None
 
     def agents(self) -> list[PullingAgent]:
-        """The agents of all queues served here."""
-        return [agent for queue in self._places if (agent := self.agent(queue)) is not None]
+        return [agent for queue in self._states if (agent := self.agent(queue)) is not None]
 
     async def changed(self) -> None:
         """Wait until an agent was started, was ended, or the balancer changed its queues."""
         await self._changed.wait()
 
     def status(self) -> list[tuple[QueueStatus, QueueCounts]]:
-        """Every queue of the provider."""
         found = []
-        for queue, place in self._places.items():
+        for queue, state in self._states.items():
             agent = self.agent(queue)
-            is_failing = place.failed is not None or (place.failures > 0 and agent is None)
+            is_failing = state.failed is not None or (state.failures > 0 and agent is None)
             idle = QueueStatus(queue.name, "failed" if is_failing else "elsewhere")
-            found.append((idle if agent is None else agent.status(), place.counts))
+            found.append((idle if agent is None else agent.status(), state.counts))
         return found
 
     # Following
 
-    async def _follow(self, queue: QueueId, place: _QueueState) -> None:
+    async def _follow(self, queue: QueueId, state: _QueueState) -> None:
         while True:
             try:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._next_try(queue, place)):
-                        await place.woken.wait()
-                place.woken.clear()
+                    async with asyncio.timeout_at(self._next_try(queue, state)):
+                        await state.woken.wait()
+                state.woken.clear()
                 await self._reconcile(queue, self._balancer.my_queues().get(queue))
             except Exception:
                 logger.exception("queue_follow_failed queue=%s again_s=%g", queue, _RESTART_MAX_S)
                 await asyncio.sleep(_RESTART_MAX_S)
-                place.woken.set()
+                state.woken.set()
 
     async def _reconcile(self, queue: QueueId, fence: Fence | None) -> None:
         """Make the agent match `fence`; None: no agent."""
-        place = self._places[queue]
-        if place.failed is not None:
-            await self._end(place, 0.0, saves_positions=False)
-        if place.agent is not None and place.agent.fence != fence:
-            await self._end(place, 0.0, saves_positions=False)
+        state = self._states[queue]
+        if state.failed is not None:
+            await self._end(state, 0.0, saves_positions=False)
+        if state.agent is not None and state.agent.fence != fence:
+            await self._end(state, 0.0, saves_positions=False)
         if fence is None:
-            place.failures, place.try_at = 0, 0.0
-        elif place.agent is None and _now() >= place.try_at and self._may_serve(place, fence):
-            await self._start_agent(queue, place, fence)
+            state.failures, state.try_at = 0, 0.0
+        elif state.agent is None and _now() >= state.try_at and state.may_serve(fence):
+            await self._start_agent(queue, state, fence)
 
-    @staticmethod
-    def _may_serve(place: _QueueState, fence: Fence) -> bool:
-        return place.closed_to is None or fence > place.closed_to
-
-    async def _start_agent(self, queue: QueueId, place: _QueueState, fence: Fence) -> None:
-        async with place.changing:
-            if self._balancer.my_queues().get(queue) != fence or not self._may_serve(place, fence):
+    async def _start_agent(self, queue: QueueId, state: _QueueState, fence: Fence) -> None:
+        async with state.changing:
+            if self._balancer.my_queues().get(queue) != fence or not state.may_serve(fence):
                 return
-            agent = self._make(queue, fence, place.counts, lambda error: self._broke(queue, agent, error))
-            place.agent, place.started_at = agent, _now()
-            place.starting = asyncio.create_task(agent.start())
+            agent = self._make(queue, fence, state.counts, lambda error: self._broke(queue, agent, error))
+            state.agent, state.started_at = agent, _now()
+            state.starting = asyncio.create_task(agent.start())
             try:
-                await asyncio.wait([place.starting])
+                await asyncio.wait([state.starting])
             except asyncio.CancelledError:
-                place.starting.cancel()
-                await asyncio.wait([place.starting])
+                state.starting.cancel()
+                await asyncio.wait([state.starting])
                 raise
             finally:
-                starting, place.starting = place.starting, None
+                starting, state.starting = state.starting, None
             if starting.cancelled() or (error := starting.exception()) is not None:
-                place.agent = None
+                state.agent = None
                 if not starting.cancelled() and error is not None:
-                    self._note_failure(queue, place, error)
+                    self._note_failure(queue, state, error)
                 return
             logger.info("agent_started queue=%s fence=%d", queue, fence)
         self._notify_changed()
 
-    async def _end(self, place: _QueueState, drain_s: float, *, saves_positions: bool) -> None:
-        async with place.changing:
-            agent, place.failed = place.agent, None
+    async def _end(self, state: _QueueState, drain_s: float, *, saves_positions: bool) -> None:
+        async with state.changing:
+            agent, state.failed = state.agent, None
             if agent is None:
                 return
             await agent.stop(drain_s, saves_positions=saves_positions)
-            place.agent = None
-            logger.info("agent_ended queue=%s fence=%d", agent.queue, agent.fence)
+            state.agent = None
+            logger.info("agent_ended queue=%s fence=%d", agent.queue.id, agent.fence)
         self._notify_changed()
 
     def _broke(self, queue: QueueId, agent: PullingAgent, error: BaseException) -> None:
-        place = self._places[queue]
-        if place.agent is agent:
-            place.failed = agent
-            self._note_failure(queue, place, error)
-            place.woken.set()
+        state = self._states[queue]
+        if state.agent is agent:
+            state.failed = agent
+            self._note_failure(queue, state, error)
+            state.woken.set()
 
-    def _note_failure(self, queue: QueueId, place: _QueueState, error: BaseException) -> None:
-        if _now() - place.started_at > _HEALTHY_S:
-            place.failures = 0
-        is_locked = isinstance(error, DirectoryLocked)  # The previous owner closes it soon.
-        wait = (
-            _RESTART_MIN_S
-            if is_locked
-            else min(_RESTART_MAX_S, _RESTART_MIN_S * 2.0 ** min(place.failures, 10))
-        )
-        place.failures += 1
-        place.counts.agent_failures += 1
-        place.try_at = _now() + wait
+    def _note_failure(self, queue: QueueId, state: _QueueState, error: BaseException) -> None:
+        if _now() - state.started_at > _HEALTHY_S:
+            state.failures = 0
+        # The previous owner closes a locked store soon.
+        doublings = 0 if isinstance(error, DirectoryLocked) else min(state.failures, 10)
+        wait = min(_RESTART_MAX_S, _RESTART_MIN_S * 2.0**doublings)
+        state.failures += 1
+        state.counts.agent_failures += 1
+        state.try_at = _now() + wait
         logger.error("agent_failed queue=%s again_s=%.1f error=%r", queue, wait, error)
 
-    def _next_try(self, queue: QueueId, place: _QueueState) -> float | None:
+    def _next_try(self, queue: QueueId, state: _QueueState) -> float | None:
         """When a failed agent is due to restart; None if there is none."""
         fence = self._balancer.my_queues().get(queue)
-        is_due = place.agent is None and place.failures and fence is not None
-        return place.try_at if is_due and fence is not None and self._may_serve(place, fence) else None
+        is_waiting = state.agent is None and state.failures > 0
+        return state.try_at if is_waiting and fence is not None and state.may_serve(fence) else None
 
     def _notify_changed(self) -> None:
         self._changed.set()

@@ -201,8 +201,6 @@ class QueueCache:
         self._bucket_bytes = max(1, bytes_max // BUCKETS)
         self._buckets: deque[_Bucket] = deque()
         self._lines: dict[StreamId, _Line] = {}
-        self.cursors = 0
-        """The number of open cursors, including parked ones."""
 
     # Reading
 
@@ -263,7 +261,6 @@ class QueueCache:
         """A new parked cursor. The cache only stores `owner`."""
         line = self._line(stream)
         line.cursors += 1
-        self.cursors += 1
         return CacheCursor(self, line, owner)
 
     def covers(self, stream: StreamId, wanted: SequenceToken) -> bool:
@@ -286,7 +283,6 @@ class QueueCache:
 
     def forget(self, line: _Line) -> None:
         """A cursor of the line was closed."""
-        self.cursors -= 1
         line.cursors -= 1
         self._leave(line)
 

@@ -16,8 +16,6 @@ PATIENCE_S: Final = 1.0
 
 
 class ReadSlots:
-    """The `count` slots of one agent."""
-
     def __init__(self, count: int) -> None:
         self._places = asyncio.Semaphore(count)
         self._waiting = 0

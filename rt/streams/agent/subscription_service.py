@@ -11,29 +11,29 @@ import asyncio
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from rt.streams.agent.consumer import Consumer, DeliveryHost
-from rt.streams.agent.consumer_factories import ConsumerFactories
+from rt.streams.agent.consumer import Consumer
+from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.agent.subscription_store import SubscriptionRecord, SubscriptionStore
-from rt.streams.agent.subscription_table import SubscriptionTable
+from rt.streams.agent.subscription_table import ConsumerFactories, SubscriptionTable
 from rt.streams.core.errors import NoSuchSubscription, NotRewindable, QueueElsewhere, StreamError
 from rt.streams.core.stream_id import SequenceToken, StartPosition, StreamId, checked_token
 from rt.streams.observer import StreamObserver
 
 
 class SubscriptionService:
-    """What an agent, `host`, offers to the provider."""
+    """What an agent offers to the provider."""
 
     def __init__(
         self,
-        host: DeliveryHost,
-        roster: SubscriptionTable,
-        registry: SubscriptionStore,
-        known: ConsumerFactories,
+        queue: ServedQueue,
+        table: SubscriptionTable,
+        store: SubscriptionStore,
+        factories: ConsumerFactories,
     ) -> None:
-        self._host = host
-        self._table = roster
-        self._registry = registry
-        self._known = known
+        self._queue = queue
+        self._table = table
+        self._store = store
+        self._factories = factories
         self._resuming: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._dismissing: set[asyncio.Future[None]] = set()
 
@@ -47,17 +47,17 @@ class SubscriptionService:
         """Returns the new subscription's id. If the store cannot be written, there is no subscription."""
         record = SubscriptionRecord(uuid4().hex, stream, consumer)
         is_named = not isinstance(start, StartPosition)
-        served = self._table.serve(record, observer, self._start_of(stream, start), _now(), is_named=is_named)
-        self._registry.put(record, served.wanted)
+        served = self._table.serve(record, observer, self._start_of(stream, start), is_named=is_named)
+        self._store.put(record, served.wanted)
         try:
-            await self._registry.commit()
+            await self._store.commit()
         except BaseException:
-            self._registry.remove(record.id)
+            self._store.remove(record.id)
             self._table.leave(served)
             await served.close()
             raise
         if self._table.serves(served):
-            self._known.attach(record.id, observer)
+            self._factories.attach(record.id, observer)
             served.begin()
         return record.id
 
@@ -71,7 +71,7 @@ class SubscriptionService:
         """
         resuming = self._resuming.setdefault(subscription_id, asyncio.Lock())
         async with resuming:
-            if not self._host.is_open:
+            if not self._queue.is_open:
                 raise QueueElsewhere(
                     "this host stopped serving the queue during the call", got=subscription_id
                 )
@@ -81,15 +81,15 @@ class SubscriptionService:
         self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
     ) -> None:
         before = self._table.served.get(subscription_id)
-        record = self._registry.record(subscription_id) if before is None else before.record
+        record = self._store.record(subscription_id) if before is None else before.record
         if record is None:
             raise NoSuchSubscription("no such subscription", got=subscription_id)
         if start is not None:
             start = self._start_of(record.stream, start)
-        place = self._registry.place(record.id) if before is None else before.wanted
+        place = self._store.place(record.id) if before is None else before.wanted
         whole = SubscriptionRecord(record.id, record.stream, record.consumer, record.pattern)
-        served = self._table.serve(whole, observer, start or place or self._host.cache.low(), _now())
-        self._known.attach(record.id, observer)
+        served = self._table.serve(whole, observer, start or place or self._queue.cache.low())
+        self._factories.attach(record.id, observer)
         try:
             if before is not None:
                 self._table.leave(before)
@@ -97,8 +97,8 @@ class SubscriptionService:
                 if start is None and self._table.serves(served) and before.wanted != served.wanted:
                     served.go_to(before.wanted)
             if self._table.serves(served):
-                self._registry.put(whole, served.wanted)
-            await self._registry.commit()
+                self._store.put(whole, served.wanted)
+            await self._store.commit()
         finally:
             served.begin()
         if not self._table.serves(served):
@@ -110,23 +110,23 @@ class SubscriptionService:
         Raises `StreamError` for an implicit subscription whose pattern is registered on this host.
         """
         consumer = self._table.served.get(subscription_id)
-        record = self._registry.record(subscription_id) if consumer is None else consumer.record
-        if record is not None and record.pattern is not None and self._known.has_pattern(record.pattern):
+        record = self._store.record(subscription_id) if consumer is None else consumer.record
+        if record is not None and record.pattern is not None and self._factories.has_pattern(record.pattern):
             hint = "Let the consumer raise ConsumerGone, or do not register the pattern."
             raise StreamError(
                 "cannot end an implicit subscription while its pattern is registered", got=record, hint=hint
             )
         self._table.unattended.pop(subscription_id, None)
-        self._known.detach(subscription_id)
-        self._registry.remove(subscription_id)
+        self._factories.detach(subscription_id)
+        self._store.remove(subscription_id)
         if consumer is not None:
             self._table.leave(consumer)
             await self._dismiss(consumer)
-        await self._registry.commit()
+        await self._store.commit()
 
     def found(self, stream: StreamId) -> list[SubscriptionRecord]:
         """The subscriptions of a stream: served, faulted, or waiting to be resumed."""
-        records = {record.id: record for record in self._registry.records()}
+        records = {record.id: record for record in self._store.records()}
         records.update((each.record.id, each.record) for each in self._table.served.values())
         return [record for record in records.values() if record.stream == stream]
 
@@ -136,7 +136,7 @@ class SubscriptionService:
         """
 
         async def dismissed() -> None:
-            await consumer.stop(_now() + self._host.options.drain_s)
+            await consumer.stop(self._queue.now() + self._queue.options.drain_s)
             await consumer.close()
 
         work = asyncio.ensure_future(dismissed())
@@ -145,7 +145,7 @@ class SubscriptionService:
         await asyncio.shield(work)
 
     def _start_of(self, stream: StreamId, start: SequenceToken | StartPosition) -> SequenceToken:
-        cache, is_rewindable = self._host.cache, self._host.is_rewindable
+        cache, is_rewindable = self._queue.cache, self._queue.is_rewindable
         if start is StartPosition.LATEST:
             return cache.end
         if start is StartPosition.EARLIEST_AVAILABLE:
@@ -155,7 +155,3 @@ class SubscriptionService:
             wanted = f"{cache.oldest(stream)} or later"
             raise NotRewindable("the queue cannot be read again", where=stream, got=start, expected=wanted)
         return start
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

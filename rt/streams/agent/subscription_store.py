@@ -52,7 +52,6 @@ class SubscriptionRecord:
 
     @property
     def is_implicit(self) -> bool:
-        """Whether it was created by a pattern."""
         return self.pattern is not None
 
 
@@ -160,7 +159,6 @@ class SubscriptionStore:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there are uncommitted edits."""
         return self._committed < self._edits
 
     async def commit(self) -> None:

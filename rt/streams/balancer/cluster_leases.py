@@ -28,8 +28,6 @@ T = TypeVar("T", str, OwnedLease)
 
 CALL_S: Final = 10.0
 _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
-_NOT_AVAILABLE: Final = LeaseAnswer(LeaseResult.NOT_AVAILABLE)
-_INVALID_TOKEN: Final = LeaseAnswer(LeaseResult.INVALID_TOKEN)
 
 
 def boot_clock() -> float:
@@ -69,8 +67,6 @@ class ClusterLeases:
         return self._clock()
 
     async def acquire(self, names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
-        """See `LeaseProvider.acquire`."""
-
         async def ask(part: Sequence[str]) -> Sequence[LeaseAnswer]:
             end_s = until_s(self.now_s(), duration_s)
             full = [self._full(name) for name in part]
@@ -78,15 +74,13 @@ class ClusterLeases:
             return [
                 LeaseAnswer(LeaseResult.OK, OwnedLease(name, token, duration_s, end_s))
                 if token
-                else _NOT_AVAILABLE
+                else LeaseAnswer(LeaseResult.NOT_AVAILABLE)
                 for name, token in zip(part, tokens, strict=True)
             ]
 
         return await _in_parts(names, ask)
 
     async def renew(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
-        """See `LeaseProvider.renew`."""
-
         async def ask(part: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
             now_s = self.now_s()
             call_s = _call_s(min(one.duration_s for one in part))
@@ -94,14 +88,13 @@ class ClusterLeases:
             return [
                 LeaseAnswer(LeaseResult.OK, replace(one, until_s=until_s(now_s, one.duration_s)))
                 if is_held
-                else _INVALID_TOKEN
+                else LeaseAnswer(LeaseResult.INVALID_TOKEN)
                 for one, is_held in zip(part, are_held, strict=True)
             ]
 
         return await _in_parts(leases, ask)
 
     async def release(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseResult]:
-        """See `LeaseProvider.release`."""
         try:
             were_held = await self._calls.release(self._owner, self._rows(leases), timeout_s=CALL_S)
         except RtError as error:
@@ -109,7 +102,6 @@ class ClusterLeases:
         return [LeaseResult.OK if one else LeaseResult.INVALID_TOKEN for one in were_held]
 
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
-        """See `LeaseProvider.held`."""
         try:
             rows = await self._calls.held(self._full(prefix), timeout_s=CALL_S)
         except RtError as error:

@@ -51,7 +51,6 @@ class LeaseKeeper:
     # Lifecycle
 
     def begin(self) -> None:
-        """Start to renew."""
         self._renewals = asyncio.get_running_loop().create_task(self._keep_renewed())
 
     async def give_up_all(self) -> None:
@@ -66,7 +65,7 @@ class LeaseKeeper:
         if self.owned.queues:
             logger.warning("leases_left host=%s queues=%d", self._host, len(self.owned.queues))
             self.owned.queues.clear()
-            self.listeners.tell()
+            self.listeners.notify()
         self.listeners.clear()
         self._arm()
         for task in {*self._changes, self._renewals} - {None}:
@@ -76,21 +75,18 @@ class LeaseKeeper:
     # State
 
     def served(self) -> Mapping[QueueId, Fence]:
-        """The queues to serve here now, each with its fence."""
         return {} if self._is_over else self.owned.served(self._leases.now_s())
 
     def set_host_lease(self, lease: OwnedLease) -> None:
-        """Record this host's own lease."""
         self.owned.host_lease = lease
         self._arm()
 
     def add(self, won: Mapping[QueueId, OwnedLease]) -> None:
-        """Record queues that were won."""
         for queue, lease in won.items():
             self.owned.queues[queue] = QueueOwnership(lease)
         if won:
             self._arm()
-            self.listeners.tell()
+            self.listeners.notify()
 
     # Renewing
 
@@ -168,7 +164,7 @@ class LeaseKeeper:
         finally:
             if self.owned.queues.get(queue) is right:
                 del self.owned.queues[queue]
-                self.listeners.tell()
+                self.listeners.notify()
         if result is LeaseResult.TRANSIENT_FAILURE:
             logger.warning("lease_left queue=%s host=%s", queue, self._host)
 
@@ -183,7 +179,7 @@ class LeaseKeeper:
             has_stopped = await self.listeners.revoke(queue)
         finally:
             self.owned.on_stopped(queue, has_stopped=has_stopped)
-            self.listeners.tell()
+            self.listeners.notify()
             self._on_free()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

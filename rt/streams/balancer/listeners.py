@@ -25,14 +25,12 @@ class Listeners:
         """Calls that did not end in time."""
 
     def add(self, listener: QueueListener) -> bool:
-        """False if it is already there."""
         if listener in self._listeners:
             return False
         self._listeners.append(listener)
         return True
 
     def remove(self, listener: QueueListener) -> bool:
-        """False if it is not there."""
         if listener not in self._listeners:
             return False
         self._listeners.remove(listener)
@@ -41,7 +39,7 @@ class Listeners:
     def clear(self) -> None:
         self._listeners.clear()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Notify all that `my_queues` may have changed."""
         for listener in tuple(self._listeners):
             try:

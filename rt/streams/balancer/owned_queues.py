@@ -41,7 +41,6 @@ class OwnedQueues:
         """Tokens of queues that failed to stop in time: their leases must expire."""
 
     def served(self, now_s: float) -> dict[QueueId, Fence]:
-        """The queues that may be served now."""
         return {
             queue: Fence(right.lease.token)
             for queue, right in self.queues.items()
@@ -53,7 +52,6 @@ class OwnedQueues:
         return [queue for queue, right in self.queues.items() if not right.is_leaving]
 
     def renewable(self) -> list[tuple[QueueId, QueueOwnership]]:
-        """The queues whose leases must be renewed."""
         return [(queue, right) for queue, right in self.queues.items() if not right.is_released]
 
     def may_take(self, queue: QueueId) -> bool:

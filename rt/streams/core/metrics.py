@@ -24,7 +24,6 @@ class QueueCounts:
     dead_letters: int = 0
     faults: int = 0
     gaps: int = 0
-    gaps_reported: int = 0
     catch_ups: int = 0
     waits: int = 0
     saves: int = 0
@@ -62,15 +61,18 @@ class StreamMetric:
     samples: Callable[[QueueStatus, QueueCounts], Mapping[str, float]]
 
 
-def _number(
-    name: str, unit: str, text: str, value: Callable[[QueueStatus, QueueCounts], float]
-) -> StreamMetric:
-    """A metric without a further label. It is a counter if its name ends in `_total`."""
-    kind = "counter" if name.endswith("_total") else "gauge"
-    return StreamMetric(name, kind, unit, "", text, lambda status, counts: {"": value(status, counts)})
+def _number(field: str, name: str, unit: str, text: str) -> StreamMetric:
+    """A metric of one field of `QueueStatus`, or of `QueueCounts` if its name ends in `_total`."""
+    if name.endswith("_total"):
+        return StreamMetric(name, "counter", unit, "", text, lambda _, counts: {"": getattr(counts, field)})
+    return StreamMetric(name, "gauge", unit, "", text, lambda status, _: {"": getattr(status, field)})
 
 
-def _states(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
+def _state(state: str, name: str, text: str) -> StreamMetric:
+    return StreamMetric(name, "gauge", "0 or 1", "", text, lambda status, _: {"": status.state == state})
+
+
+def _consumers(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
     return {
         "served": status.consumers - status.behind,
         "behind": status.behind,
@@ -80,104 +82,59 @@ def _states(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
 
 
 METRICS: Final = (
-    _number(
-        "rt_streams_queue_owned",
-        "0 or 1",
-        "1 if this host serves the queue.",
-        lambda s, _: s.state == "served",
-    ),
-    _number(
-        "rt_streams_queue_failed",
-        "0 or 1",
-        "1 if its agent failed and will be restarted.",
-        lambda s, _: s.state == "failed",
-    ),
+    _state("served", "rt_streams_queue_owned", "1 if this host serves the queue."),
+    _state("failed", "rt_streams_queue_failed", "1 if its agent failed and will be restarted."),
     StreamMetric(
         "rt_streams_consumers",
         "gauge",
         "subscriptions",
         "state",
         "Served from the cache; catching up (`behind`); faulted; without an observer here (`unattended`).",
-        _states,
+        _consumers,
     ),
     _number(
-        "rt_streams_slow_consumers",
-        "consumers",
-        "Consumers in the oldest part of a full cache.",
-        lambda s, _: s.slow,
+        "slow", "rt_streams_slow_consumers", "consumers", "Consumers in the oldest part of a full cache."
     ),
+    _number("failing", "rt_streams_failing_consumers", "consumers", "Consumers whose last delivery failed."),
     _number(
-        "rt_streams_failing_consumers",
-        "consumers",
-        "Consumers whose last delivery failed.",
-        lambda s, _: s.failing,
-    ),
-    _number(
+        "low",
         "rt_streams_acknowledged_position",
         "position",
         "Every consumer served from the cache has everything before this position.",
-        lambda s, _: s.low,
     ),
     _number(
+        "lag",
         "rt_streams_lag_events",
         "positions",
         "From the acknowledged position to the end of the queue, as far as this host knows it.",
-        lambda s, _: s.lag,
     ),
-    _number("rt_streams_cache_events", "events", "Events in the cache.", lambda s, _: s.cache_events),
-    _number("rt_streams_cache_bytes", "bytes", "Bytes in the cache.", lambda s, _: s.cache_bytes),
+    _number("cache_events", "rt_streams_cache_events", "events", "Events in the cache."),
+    _number("cache_bytes", "rt_streams_cache_bytes", "bytes", "Bytes in the cache."),
     _number(
+        "pressure",
         "rt_streams_cache_fill_ratio",
         "ratio",
         "Share of the cache that consumers still need. Reading pauses at 0.9.",
-        lambda s, _: s.pressure,
     ),
+    _number("reads", "rt_streams_reads_total", "reads", "Reads of the queue that returned something."),
+    _number("events", "rt_streams_events_total", "events", "Events read from the queue."),
     _number(
-        "rt_streams_reads_total", "reads", "Reads of the queue that returned something.", lambda _, c: c.reads
+        "delivered", "rt_streams_delivered_total", "events", "Events accepted, summed over all consumers."
     ),
-    _number("rt_streams_events_total", "events", "Events read from the queue.", lambda _, c: c.events),
+    _number("failures", "rt_streams_failures_total", "failures", "Failed deliveries."),
+    _number("dead_letters", "rt_streams_dead_letters_total", "events", "Events sent to the dead letters."),
+    _number("faults", "rt_streams_subscriptions_faulted_total", "subscriptions", "Subscriptions faulted."),
+    _number("gaps", "rt_streams_gaps_total", "gaps", "Gaps: events that the queue no longer has."),
     _number(
-        "rt_streams_delivered_total",
-        "events",
-        "Events accepted, summed over all consumers.",
-        lambda _, c: c.delivered,
+        "catch_ups", "rt_streams_catch_ups_total", "consumers", "Times that a consumer started to catch up."
     ),
-    _number("rt_streams_failures_total", "failures", "Failed deliveries.", lambda _, c: c.failures),
+    _number("waits", "rt_streams_backpressure_waits_total", "waits", "Waits because the cache was full."),
+    _number("saves", "rt_streams_checkpoints_total", "commits", "Commits of the subscription store."),
     _number(
-        "rt_streams_dead_letters_total",
-        "events",
-        "Events sent to the dead letters.",
-        lambda _, c: c.dead_letters,
-    ),
-    _number(
-        "rt_streams_subscriptions_faulted_total",
-        "subscriptions",
-        "Subscriptions faulted.",
-        lambda _, c: c.faults,
-    ),
-    _number(
-        "rt_streams_gaps_total", "gaps", "Gaps: events that the queue no longer has.", lambda _, c: c.gaps
-    ),
-    _number(
-        "rt_streams_catch_ups_total",
-        "consumers",
-        "Times that a consumer started to catch up.",
-        lambda _, c: c.catch_ups,
-    ),
-    _number(
-        "rt_streams_backpressure_waits_total",
-        "waits",
-        "Waits because the cache was full.",
-        lambda _, c: c.waits,
-    ),
-    _number(
-        "rt_streams_checkpoints_total", "commits", "Commits of the subscription store.", lambda _, c: c.saves
-    ),
-    _number(
+        "agent_failures",
         "rt_streams_agent_failures_total",
         "failures",
         "Failures of the agent: of the queue, or of the subscription store.",
-        lambda _, c: c.agent_failures,
     ),
 )
 

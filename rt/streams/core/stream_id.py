@@ -51,7 +51,6 @@ class StreamId:
 
 
 def stream_of(topic: str) -> StreamId:
-    """The stream of a topic."""
     namespace, slash, key = topic.partition("/")
     return StreamId(namespace, key) if slash and namespace else StreamId("", topic)
 

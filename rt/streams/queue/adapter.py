@@ -79,10 +79,6 @@ class QueueAdapter(Protocol):
     """The queues of a provider on this host."""
 
     @property
-    def name(self) -> str:
-        """Used in logs."""
-
-    @property
     def is_rewindable(self) -> bool:
         """Whether `history` works: events that left the cache can be read again."""
 

@@ -58,7 +58,6 @@ class Cluster:
 
     @property
     def directory(self) -> str:
-        """The directory of the local copy."""
         if not self.endpoints and is_log_directory(REAL, self.path):
             return self.path
         return merged_directory(self.path, self.stream)
@@ -67,7 +66,6 @@ class Cluster:
 class ClusterQueues:
     """One queue per entry of `clusters`, named by its key. Factory and adapter in one."""
 
-    name: Final = "rt"
     is_rewindable: Final = True
 
     def __init__(self, clusters: Mapping[str, Cluster], *, split: Split | None = None) -> None:
@@ -108,7 +106,6 @@ class ClusterQueues:
         return receiver
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
-        """Read a topic of the local copy."""
         cluster = self._clusters[queue.name]
         return ClusterHistory(cluster.directory, stream, start, self._split)
 

@@ -31,7 +31,6 @@ class GeneratorQueues:
     says.
     """
 
-    name: Final = "generator"
     is_rewindable: Final = True
     direction: Final = StreamDirection.READ_ONLY
 

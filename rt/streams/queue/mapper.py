@@ -43,8 +43,7 @@ class QueueMapper(Protocol):
     def queues(self) -> tuple[QueueId, ...]:
         """All queues, in the order of the ring."""
 
-    def queue_for(self, stream: StreamId) -> QueueId:
-        """The queue that carries the stream."""
+    def queue_for(self, stream: StreamId) -> QueueId: ...
 
     def queues_in(self, part: RingRange) -> tuple[QueueId, ...]:
         """The queues whose position lies in `part`."""
@@ -96,9 +95,3 @@ class PartitionedQueueMapper(HashRingQueueMapper):
         if len(set(partitions)) != len(partitions):
             raise InvalidOption("a partition is named more than once", got=", ".join(partitions)[:200])
         self._place(partitions, len(partitions))
-
-    def partition_of(self, queue: QueueId) -> str:
-        """The partition of a queue. `IndexError` for a queue of another mapper."""
-        if queue not in self._queues:
-            raise IndexError(f"queue {queue} does not belong to this mapper")
-        return queue.name

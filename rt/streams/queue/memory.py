@@ -32,7 +32,6 @@ class MemoryQueues:
     Event numbers start at `first`. Default: the microseconds since 1970.
     """
 
-    name: Final = "memory"
     is_rewindable: Final = False
     direction: Final = StreamDirection.READ_WRITE
 
@@ -56,7 +55,6 @@ class MemoryQueues:
         self._queues[queue].append(stream, list(events))
 
     async def receiver(self, queue: QueueId, start: SequenceToken | None) -> MemoryReceiver:
-        """Open the queue at `start`, or at its oldest event."""
         return MemoryReceiver(self._queues[queue], start)
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> HistoryReader:
@@ -138,7 +136,6 @@ class MemoryReceiver:
         return self._read(events_max)
 
     async def acknowledge(self, low: SequenceToken) -> None:
-        """Delete what lies before `low`."""
         queue = self._queue
         while queue.batches and queue.batches[0].last < low:
             queue.start += len(queue.batches.popleft())

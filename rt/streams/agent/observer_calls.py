@@ -1,0 +1,95 @@
+"""Calls of one observer, which may raise, hang, be cancelled, or change its own subscription.
+
+Invariant: a call raises the observer's error, or `CancelledError` if the task that makes it must end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError
+from rt.streams.core.stream_id import StreamId
+from rt.streams.observer import StreamObserver
+
+logger = logging.getLogger("rt.streams")
+
+T = TypeVar("T")
+
+_CANCELLED_S: Final = 5.0
+"""How long a cancelled call, or `on_close`, may take, in seconds."""
+
+_CALL: ContextVar[object | None] = ContextVar("rt_streams_call", default=None)
+"""The observer call that the current code runs in. Waiting for that call would deadlock."""
+
+
+class ObserverCalls:
+    """One call at a time."""
+
+    __slots__ = ("_call", "_closing", "_stream", "observer")
+
+    def __init__(self, stream: StreamId, observer: StreamObserver) -> None:
+        self._stream = stream
+        self.observer = observer
+        self._call: object | None = None
+        """The call under way."""
+        self._closing: asyncio.Task[None] | None = None
+
+    async def run(self, call: Awaitable[T]) -> T:
+        """Await a call of the observer. `DeliveryFailed` if its own task was cancelled."""
+        self._call = object()
+        token = _CALL.set(self._call)
+        task = asyncio.current_task()
+        try:
+            return await call
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            raise DeliveryFailed("the consumer's own task was cancelled") from None
+        finally:
+            self._call = None
+            _CALL.reset(token)
+
+    async def report(self, error: StreamError) -> None:
+        """Call `on_error`. Only `ConsumerGone` is raised."""
+        try:
+            await self.run(self.observer.on_error(error))
+        except ConsumerGone:
+            raise
+        except Exception as failure:  # noqa: BLE001 - it was notified
+            logger.warning("error_handler_failed stream=%s error=%r", self._stream, failure)
+
+    async def end(self, task: asyncio.Task[None], deadline: float) -> None:
+        """End the task that makes the calls. A call under way may last until `deadline`, in the loop's time.
+
+        Does not wait if the observer itself calls it.
+        """
+        call = self._call
+        if call is not None and _CALL.get() is call:
+            return
+        if call is None:
+            task.cancel()
+        left = deadline - asyncio.get_running_loop().time()
+        if left > 0:
+            await asyncio.wait([task], timeout=left)
+        task.cancel()
+        _, stuck = await asyncio.wait([task], timeout=_CANCELLED_S)
+        if stuck:
+            logger.error("consumer_not_cancelled stream=%s observer=%r", self._stream, self.observer)
+
+    async def close(self) -> None:
+        """Call `on_close`. Does not wait for an observer that hangs."""
+        self._closing = asyncio.get_running_loop().create_task(self._on_close())
+        _, late = await asyncio.wait([self._closing], timeout=_CANCELLED_S)
+        if late:
+            self._closing.cancel()
+            logger.error("consumer_not_closed stream=%s observer=%r", self._stream, self.observer)
+
+    async def _on_close(self) -> None:
+        try:
+            await self.observer.on_close()
+        except Exception as error:  # noqa: BLE001 - whatever a consumer raises; there is no caller to report it to
+            logger.warning("consumer_close_failed stream=%s error=%r", self._stream, error)
