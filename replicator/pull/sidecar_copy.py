@@ -1,11 +1,11 @@
-"""The copy of a pull client that works for a subscriber beside it, or leaves trimming to one.
+"""The local copy of `rt pull`. It exchanges files with the subscribers that read the copy.
 
 Invariants:
-- It has caught up when everything is here that the first node had when it was asked. That is reported once.
-- With retention "own" sealed segments are trimmed at the next sync after the subscriber allowed it
-  (`rt.client.cursor.TRIMMABLE_FILE`).
-- What the subscriber has acknowledged, or where it began, is in files as well. The nodes are sent that of the
-  name in the certificate, whichever subscriber of the copy has that name.
+- The end of the log at the first node that answers is reported once: a copy that reaches it has caught up.
+- With retention "own" the subscriber writes to `TRIMMABLE_FILE` up to where the copy may be trimmed. Sealed
+  segments before that are trimmed at the next sync.
+- Each named subscriber keeps what it has acknowledged, or where it began, in a file. The nodes receive the
+  position of the subscriber that is named in the certificate: they hold the log for it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ logger = logging.getLogger("replicator")
 
 
 class SidecarCopy(LocalCopy):
-    """`on_reached` is called, in any thread, with the end of the log that a node first reported; `on_refused`
-    when a node says that it holds nothing for the subscriber; `on_no_good_bytes` when every node says that
-    what comes next is corrupt. `subscriber` is the name in the certificate, if that is a subscriber's.
+    """`on_reached` is called once, in any thread: a node was reached, and its log ends at this position.
+
+    `on_refused`: a node refuses to hold the log for the subscriber. `on_no_good_bytes`: these positions are
+    corrupt on every node. `subscriber`: the name in the certificate, if its role is subscriber.
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class SidecarCopy(LocalCopy):
         self._on_reached, self._on_refused = on_reached, on_refused
         self._on_no_good_bytes = on_no_good_bytes
         self._subscriber = subscriber
-        self._is_unreadable = False
-        self._has_reached = False
+        self._is_error_logged = False
+        self._was_node_reached = False
         self._trimmed_to = 0
 
     def start(self, start: PullStart) -> None:
         super().start(start)
-        if not self._has_reached:
-            self._has_reached = True
+        if not self._was_node_reached:
+            self._was_node_reached = True
             self._on_reached(start.end)
 
     def on_hold_refused(self, refused: HoldRejected) -> None:
@@ -64,19 +65,17 @@ class SidecarCopy(LocalCopy):
         self._on_no_good_bytes(start, end, why)
 
     def acknowledged(self) -> Acknowledged | None:
-        """As the base class. A file that cannot be read is logged once, and holds nothing: its reader gets
-        the error.
-        """
+        """As the base class. None if the file is corrupt: logged once; the subscriber raises the error."""
         if self._subscriber is None:
             return None
         try:
             position = read_needed(self._disk, self.path, self._subscriber)
         except Corrupt as error:
-            if not self._is_unreadable:
-                self._is_unreadable = True
+            if not self._is_error_logged:
+                self._is_error_logged = True
                 logger.error("acknowledgement_unreadable error=%r", str(error))
             return None
-        self._is_unreadable = False
+        self._is_error_logged = False
         return None if position is None else Acknowledged(self._subscriber, position)
 
     def tidy(self) -> None:
@@ -86,7 +85,7 @@ class SidecarCopy(LocalCopy):
         position = read_position(self._disk, os.path.join(self.path, TRIMMABLE_FILE), TRIMMABLE)
         if receiver is None or position is None or position <= self._trimmed_to:
             return
-        done = [segment.id for segment in receiver.writer.table.segments if segment.end <= position]
-        if done:
-            receiver.trim(done[-1]._replace(roll=done[-1].roll + 1), TrimReason.REQUEST)
+        trimmable = [segment.id for segment in receiver.writer.table.segments if segment.end <= position]
+        if trimmable:
+            receiver.trim(trimmable[-1]._replace(roll=trimmable[-1].roll + 1), TrimReason.REQUEST)
         self._trimmed_to = position

@@ -1,8 +1,8 @@
 """The lock of a session directory: one push client at a time, and how the next one takes over.
 
-Invariant: the client that serves holds `push.lock`, the one that waits holds `push.next`. A client whose
-publisher has ended makes way for one that waits, because that one has a publisher, and the same bytes to
-send.
+Invariant: the client that pushes the session holds `push.lock`. The next one holds `push.next` and waits.
+A client whose publisher has ended polls `is_awaited`, and releases `push.lock` to the one that waits. That
+one has a running publisher, and sends the remaining bytes too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def lock_push(path: str, *, disk: Disk = REAL) -> Lock:
 
 
 async def wait_for_turn(path: str, *, disk: Disk = REAL) -> Lock:
-    """The lock, when the client that holds it makes way."""
+    """The lock, as soon as no other client holds it. Others see meanwhile that this one waits."""
     with contextlib.suppress(DirectoryLocked):
         return lock_push(path, disk=disk)
-    waiting = await _locked(disk, path, WAITING_FILE)
+    waiting = await _wait_for_lock(disk, path, WAITING_FILE)
     try:
-        return await _locked(disk, path, SERVING_FILE)
+        return await _wait_for_lock(disk, path, SERVING_FILE)
     finally:
         waiting.close()
 
 
 def is_awaited(path: str, *, disk: Disk = REAL) -> bool:
+    """Whether a client waits for its turn."""
     try:
         _lock(disk, path, WAITING_FILE).close()
     except DirectoryLocked:
@@ -43,7 +44,7 @@ def is_awaited(path: str, *, disk: Disk = REAL) -> bool:
     return False
 
 
-async def _locked(disk: Disk, path: str, name: str) -> Lock:
+async def _wait_for_lock(disk: Disk, path: str, name: str) -> Lock:
     while True:
         with contextlib.suppress(DirectoryLocked):
             return _lock(disk, path, name)

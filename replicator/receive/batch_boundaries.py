@@ -16,8 +16,8 @@ from rt.log.scan.directory import read_header, scans
 from rt.log.scan.scanner import ScanResult, SessionScanner
 
 
-class BoundaryRecorder(NamedTuple):
-    """Boundaries of one segment, in order."""
+class SegmentBoundaries(NamedTuple):
+    """Some or all batch boundaries of one segment, in order."""
 
     segment: SegmentId
     marks: list[ChecksummedBoundary]

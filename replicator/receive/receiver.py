@@ -4,10 +4,10 @@ Invariants:
 - Only whole, verified frames are stored, each at the offset it has at the sender. So a copy is a prefix of
   the log, byte for byte, from where it began.
 - Bytes that do not verify or do not follow are refused with an error that names their offset. Earlier bytes
-  stay, and the copy can go on from `next_offset`.
+  stay, and the copy can continue at `next_offset`.
 - Bytes of an unfinished frame are in memory, bounded by the largest frame allowed.
 
-One thread at a time gives items; `sync_to` may run in another one.
+One thread at a time calls `append` and `seal`; `sync_to` may run in another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rt.log.scan.scanner import Scanner, ScanResult
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
 
 QUICK_BYTES_MAX = CHUNK_BYTES_MAX
-"""Up to this size a write to the page cache takes less time than a change of threads."""
+"""A write of this size to the page cache takes less time than a change of threads."""
 
 AnyScanner = TypeVar("AnyScanner", bound=Scanner)
 
@@ -41,17 +41,17 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
         self.writer = writer
-        """Its table says what is sealed and trimmed. Only the receiver changes anything with it."""
+        """Only the receiver calls what changes the log. `table` lists what is sealed and trimmed."""
         self._scanner: AnyScanner | None = None  # Walks the active segment; None while none is active.
         self._frame_bytes_max = frame_bytes_max
         self._partial = PartialFrame()
         """Bytes after `next_offset` that are no whole frame or segment header yet."""
-        self._starting: SegmentId | None = None  # The segment whose header has come in part.
+        self._starting: SegmentId | None = None  # The segment whose header was received in part.
         self._skip_target: SegmentId | None = None
-        """A segment that may begin although it does not follow: earlier ones are not needed."""
+        """If set, the next segment: it need not follow the last one, because those between are not needed."""
         self._files_lock = threading.Lock()
         """Held while files are closed or synced, so that none is closed while it is synced."""
-        self._needed = 0  # Bytes that the scanner needs to go on.
+        self._needed = 0  # Bytes that the scanner needs from its offset on, to verify the next piece.
         self._durable_lock = threading.Lock()
         self._durable = (self.next_offset, self.end)
 
@@ -65,7 +65,9 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def next_offset(self) -> LogOffset | None:
-        """After the last whole frame here, or where a skip leads to; None if nothing is here."""
+        """Where the sender must continue: after the last whole frame here, or at a later segment if the ones
+        between are skipped. None if nothing is here.
+        """
         return self._stored_offset() if self._skip_target is None else LogOffset(*self._skip_target, 0)
 
     def _stored_offset(self) -> LogOffset | None:
@@ -83,7 +85,7 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def durable(self) -> LogOffset | None:
-        """Everything before it is on disk, as far as `record_synced` was called."""
+        """Everything before it is on disk: what `open` recovered, and what `record_synced` reported."""
         return self._durable[0]
 
     @property
@@ -93,6 +95,7 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def active(self) -> SegmentHeader | None:
+        """The segment that grows; None between a seal and the next segment."""
         return None if self._scanner is None else self.writer.active
 
     @property
@@ -138,7 +141,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             if self._starting is None:
                 self._check_start(place)
                 self._starting = place.segment
-                self._partial, self._needed = PartialFrame(), 0  # It was of a segment whose end is skipped.
+                self._partial, self._needed = PartialFrame(), 0  # The rest of a skipped segment.
             self._check_follows(place, LogOffset(*self._starting, len(self._partial)))
             try:
                 chunk = self._handle_header(chunk)
@@ -154,8 +157,7 @@ class Receiver(ABC, Generic[AnyScanner]):
         self._handle_frames(chunk, is_quick=is_quick)
 
     def seal(self, sealed: SegmentSealed) -> None:
-        """The segment ends at its last frame here; durable on return. Sealing the last one again does
-        nothing.
+        """Seal the segment at its last whole frame; durable on return. A repeated seal does nothing.
 
         `rt.ProtocolViolation` if the sender's segment has more bytes, or ends at another offset.
         """
@@ -177,7 +179,7 @@ class Receiver(ABC, Generic[AnyScanner]):
         return self.writer.sync_point()
 
     def sync_to(self, point: SyncPoint) -> None:
-        """Return when all up to `point` is on disk; from any thread. `rt.StorageFailed` is final."""
+        """Return when all up to `point` is on disk; from any thread. `rt.StorageFailed` ends the receiver."""
         with self._files_lock:
             active = self.writer.active
             if active is None or active.id != point.id or self.writer.is_sealed:
@@ -196,7 +198,7 @@ class Receiver(ABC, Generic[AnyScanner]):
             return self.writer.trim(before, reason)
 
     def uncached_with(self, offset: LogOffset) -> int:
-        """How many bytes `uncache` would drop from the page cache; 0 or less: none yet."""
+        """Number of bytes that `uncache` would drop from the page cache; 0 or less: none."""
         is_active = self.active is not None and self.active.id == offset.segment
         return self.writer.uncached_with(offset.offset) if is_active else 0
 
@@ -224,7 +226,7 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @abstractmethod
     def _check_seal(self, sealed: SegmentSealed, place: LogOffset) -> bool:
-        """Whether to seal now, with what is here up to `place`. `rt.ProtocolViolation` if it is wrong."""
+        """Whether to seal now, at `place`. `rt.ProtocolViolation` if the sender's end is wrong."""
 
     @abstractmethod
     def _new_scanner(self, header: SegmentHeader) -> AnyScanner:
@@ -232,7 +234,7 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @abstractmethod
     def _rewind(self, scanner: AnyScanner) -> AnyScanner:
-        """A scanner at the boundary of `scanner`, which may be within a frame."""
+        """A scanner at the last frame boundary of `scanner`, which may have scanned part of a frame."""
 
     def _scan(self, scanner: AnyScanner, data: memoryview, *, is_quick: bool) -> ScanResult:  # noqa: ARG002
         """Verify `data`, which starts where the scanner stands, and move the scanner over it.
@@ -255,9 +257,7 @@ class Receiver(ABC, Generic[AnyScanner]):
                 self._durable = (place, end)
 
     def _handle_header(self, chunk: Chunk) -> Chunk:
-        """Take bytes of a segment's header, and begin the segment if it is whole. Returns the rest of the
-        chunk.
-        """
+        """Begin the segment once its header is whole. Returns the chunk without the bytes of the header."""
         missing = SEGMENT_HEADER_BYTES - len(self._partial)
         data = memoryview(chunk.data)
         head = bytes(self._partial.view()) + data[:missing]
@@ -291,9 +291,7 @@ class Receiver(ABC, Generic[AnyScanner]):
         self._became_durable(LogOffset(*header.id, SEGMENT_HEADER_BYTES), header.first)
 
     def _before_seal(self, sealed: SegmentSealed | None) -> None:
-        """The active segment will be sealed now: as the sender says, or (None) because the rest of it is
-        skipped.
-        """
+        """The active segment will be sealed now: the sender did, or (None) the rest of it is skipped."""
 
     def _before_start(self, header: SegmentHeader) -> None:
         """A segment begins that may not follow. The files are locked."""
@@ -337,12 +335,12 @@ class Receiver(ABC, Generic[AnyScanner]):
             self._scanner = before
             self.drop_unfinished()
             if (stored := self.writer.offset - base) > 0:
-                self._scanner.scan(data[:stored])  # On a full disk the frames that fit stay.
+                self._scanner.scan(data[:stored])  # On a full disk the frames that fit were stored, and stay.
             raise
         return found
 
     def _check_frame(self, found: ScanResult, scanner: AnyScanner, segment: SegmentId) -> None:
-        """Raise what is wrong with the frame after the last whole one, and drop it."""
+        """Drop the frame after the last whole one and raise an error, if it is bad or too large."""
         problem, too_large = found.problem, max(self._needed, len(self._partial)) > self._frame_bytes_max
         if problem is None and not too_large:
             return
@@ -369,12 +367,11 @@ class Receiver(ABC, Generic[AnyScanner]):
             expected=self._frame_bytes_max,
         )
 
-    def _check_follows(self, place: LogOffset, wanted: LogOffset) -> None:
-        if place != wanted:
-            raise violation("bytes that do not follow", place, wanted)
+    def _check_follows(self, place: LogOffset, expected: LogOffset) -> None:
+        if place != expected:
+            raise violation("bytes that do not follow", place, expected)
 
 
-def violation(what: str, place: LogOffset | SegmentId, wanted: object) -> ProtocolViolation:
-    """The error of a sender that violates the order of a log."""
-    hint = "Connect again: the receiver says where it goes on."
-    return ProtocolViolation(what, got=place, expected=wanted, hint=hint)
+def violation(what: str, place: LogOffset | SegmentId, expected: object) -> ProtocolViolation:
+    hint = "Connect again: the receiver then names the offset where it continues."
+    return ProtocolViolation(what, got=place, expected=expected, hint=hint)

@@ -1,9 +1,9 @@
 """Receives a session: the one writer of a session replica.
 
 Invariants:
-- Bytes are accepted only of the run that was started, in segments with its run id, in the order of the
-  publisher's log. The next segment of a run begins when the one before is sealed, the next run when the
-  sender said that nothing more of the last one follows.
+- Only bytes of the started run are accepted, in segments with its run id, in the publisher's order.
+  A segment begins after the one before is sealed, a run after the sender sealed the last segment of the run
+  before. Segments may be skipped if they are merged (`skip_to`).
 - Replicas of one session have the same bytes on all nodes.
 """
 
@@ -19,7 +19,7 @@ from replicator.protocol.column_check import QUICK_BYTES_MAX as EXPANDED_BYTES_M
 from replicator.protocol.column_check import BadColumns, check_columns, expanded_bytes
 from replicator.protocol.handshake import NOWHERE
 from replicator.protocol.messages import LogOffset, Run, SegmentSealed, WholeRun
-from replicator.receive.batch_boundaries import BoundaryRecorder, RecordingScanner, read_marks
+from replicator.receive.batch_boundaries import RecordingScanner, SegmentBoundaries
 from replicator.receive.receiver import NotQuick, Receiver, violation
 from rt.errors import ClusterMismatch, Fenced
 from rt.log.disk import REAL, Disk
@@ -35,15 +35,12 @@ from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.scan.scanner import Scanner, ScanResult, SessionScanner
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint, WholeSegment
 
-__all__ = ["FRAME_BYTES_MAX", "BoundaryRecorder", "SessionReceiver", "read_marks"]
-
 _ONE_MESSAGE_BYTES: Final = 4096
 """What a batch of one message needs beside its value, at most: headers, padding, the longest topic."""
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + _ONE_MESSAGE_BYTES
 
-
-_EXPANDING: Final = threading.BoundedSemaphore(2)
-"""Held while a large compressed batch is checked. A check takes up to 26 MiB; two keep two cores busy."""
+_LARGE_CHECKS: Final = threading.BoundedSemaphore(2)
+"""Held while a large compressed batch is checked. A check uses up to 26 MiB; two keep two cores busy."""
 
 
 class _Merged(NamedTuple):
@@ -51,20 +48,18 @@ class _Merged(NamedTuple):
 
     offset: LogOffset
     number: int | None
-    keep: bool = False  # What is here before it is kept for now.
+    keep: bool = False  # Do not trim the earlier segments yet.
 
 
 class SessionReceiver(Receiver[SessionScanner]):
-    """Made by `open`. `recovered` are the boundaries of the segment that was active then; all of it is
-    durable.
-    """
+    """Made by `open`. `recovered`: the batch boundaries of the segment that was active then, all durable."""
 
     def __init__(self, writer: LogWriter, *, frame_bytes_max: int) -> None:
-        self.recovered: list[BoundaryRecorder] = []
-        self._unsynced: deque[BoundaryRecorder] = deque()
-        """One for each append; `on_synced` may remove them while another thread appends."""
+        self.recovered: list[SegmentBoundaries] = []
+        self._unsynced: deque[SegmentBoundaries] = deque()
+        """Of each append. `on_synced` may remove the oldest while another thread appends."""
         self._run: Run | None = None
-        self._ended: SegmentId | None = None  # The segment after which nothing of its run follows.
+        self._ended: SegmentId | None = None  # The last segment of its run, as the sender reported.
         self._merged = _Merged(NOWHERE, None)
         self._is_jump = False  # The segment that begins was accepted because everything before it is merged.
         super().__init__(writer, frame_bytes_max=frame_bytes_max)
@@ -80,9 +75,9 @@ class SessionReceiver(Receiver[SessionScanner]):
         number: int | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> SessionReceiver:
-        """Lock and recover the replica (created if missing); it goes on where it ends.
+        """Lock and recover the replica (created if missing); it continues at its end.
 
-        `at` is the consumed end and `number` the next one there: see `skip_to`. `rt.Corrupt`,
+        Everything before `at` is merged, and `number` comes next: see `skip_to`. `rt.Corrupt`,
         `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
         """
         assert identity.kind is LogKind.SESSION, identity
@@ -136,24 +131,24 @@ class SessionReceiver(Receiver[SessionScanner]):
                 where=self.path,
                 got=run.run_id.hex(),
                 expected=known.hex(),
-                hint="Two publishers share a session directory, or copies of it: give each its own one.",
+                hint="Two publishers share a session directory, or copies of it: use one directory for each.",
             )
         self._run = run
 
     def may_append_whole(self, run: WholeRun) -> bool:
-        """Whether a whole run is what comes next here, with nothing else under way."""
+        """Whether a whole run comes next, and no segment is active or begun."""
         is_free = self._scanner is None and self._starting is None and self._skip_target is None
         return is_free and self._is_due(run.items[1].start)
 
     def append_whole(self, runs: Sequence[WholeRun]) -> None:
         """`start_run`, `append` and `seal` for runs that follow each other; durable on return, all or none.
 
-        The first one must be what comes next (`may_append_whole`). The errors of these three.
+        `may_append_whole` must be true of the first one. Raises the errors of these three.
         """
         self.writer.check_usable()
         known, self._is_jump = self._run, False
         segments: list[WholeSegment] = []
-        marks: list[BoundaryRecorder] = []
+        marks: list[SegmentBoundaries] = []
         try:
             for run in runs:
                 self.start_run(run.run)
@@ -169,8 +164,8 @@ class SessionReceiver(Receiver[SessionScanner]):
         self._unsynced.extend(one for one in marks if one.marks)
         self._became_durable(runs[-1].end_offset, self.end)
 
-    def _checked(self, run: WholeRun) -> tuple[WholeSegment, BoundaryRecorder]:
-        """The segment of a whole run, verified as `append` does, and the boundaries in it."""
+    def _checked(self, run: WholeRun) -> tuple[WholeSegment, SegmentBoundaries]:
+        """The segment of a whole run, verified as `append` does, and its batch boundaries."""
         data = memoryview(run.data)
         header = decode_segment_header(bytes(data[:SEGMENT_HEADER_BYTES]), path=run.segment.file_name)
         if header.id != run.segment:
@@ -180,25 +175,25 @@ class SessionReceiver(Receiver[SessionScanner]):
         found = self._scan(scanner, data[SEGMENT_HEADER_BYTES:], is_quick=False)
         self._check_frame(found, scanner, header.id)
         if (scanner.boundary, scanner.next) != (len(data), run.end):
-            wanted = f"{LogOffset(*header.id, scanner.boundary)}, number {scanner.next}"
-            raise violation(f"a whole run ends with number {run.end}", run.end_offset, wanted)
+            expected = f"{LogOffset(*header.id, scanner.boundary)}, number {scanner.next}"
+            raise violation(f"a whole run ends with number {run.end}", run.end_offset, expected)
         low_ns = min((mark.timestamp_low_ns for mark in found.marks), default=0)
         high_ns = max((mark.timestamp_high_ns for mark in found.marks), default=0)
         whole = WholeSegment(header, data, run.end, (low_ns, high_ns))
-        return whole, BoundaryRecorder(header.id, found.marks)
+        return whole, SegmentBoundaries(header.id, found.marks)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the sender said that nothing of the last segment's run follows it."""
+        """Whether the sender sealed the last segment as the last one of its run."""
         return self._scanner is None and self._ended is not None and self._ended == self.writer.last_id
 
     def skip_to(self, at: LogOffset, number: int | None = None, *, keep: bool = False) -> None:
-        """Everything before `at` is merged: a replica that ends in an earlier segment goes on where that of
-        `at` begins.
+        """Everything before `at` is merged: a replica that ends in an earlier segment continues at the start
+        of the segment of `at`.
 
-        Earlier segments are trimmed unless `keep`. `number` must be merged next: with it the sender may also
-        begin at the later segment of that run which begins with it, because earlier ones may be trimmed
-        there. Not during `append`; may be repeated as merging goes on.
+        Earlier segments are trimmed unless `keep`. `number` must be merged next. With it the sender may also
+        continue at a later segment of that run, if that begins with `number`: the sender may have trimmed
+        the ones between. Not during `append`; repeat it while merging continues.
         """
         if at >= self._merged.offset:
             self._merged = _Merged(at, number, keep)
@@ -216,13 +211,11 @@ class SessionReceiver(Receiver[SessionScanner]):
             self._became_durable(stored, self.end)
         self._skip_target = at.segment
 
-    def on_synced(self, point: SyncPoint | None) -> list[BoundaryRecorder]:
-        """`sync_to(point)` returned (None: there was nothing to sync). Returns the boundaries that became
-        durable, also of segments that were sealed since.
-        """
+    def on_synced(self, point: SyncPoint | None) -> list[SegmentBoundaries]:
+        """`record_synced`. Returns the boundaries that became durable, also of segments sealed since."""
         self.record_synced(point)
         durable = self.durable
-        ready: list[BoundaryRecorder] = []
+        ready: list[SegmentBoundaries] = []
         while self._unsynced and durable is not None:
             segment, marks = self._unsynced[0]
             if LogOffset(*segment, marks[-1].offset) > durable:
@@ -240,7 +233,7 @@ class SessionReceiver(Receiver[SessionScanner]):
             raise violation("a segment that does not follow", place, self.next_offset)
 
     def _is_due(self, place: LogOffset) -> bool:
-        """Whether the segment of `place` is where a skip leads to, or follows what is here."""
+        """Whether the segment of `place` is the target of a skip, or follows the last one."""
         last = self.writer.last_id
         if self._skip_target is not None or last is None:
             return self._skip_target in {None, place.segment}
@@ -251,7 +244,7 @@ class SessionReceiver(Receiver[SessionScanner]):
         return place.run > last.run and place.roll == 0 and self._ended == last
 
     def _is_merged_before(self, segment: SegmentId) -> bool:
-        """Whether everything before the segment may be merged: the number it begins with will show."""
+        """Whether everything before the segment may be merged; `_check_header` compares its first number."""
         merged = self._merged
         return (
             merged.number is not None and merged.offset.run == segment.run and merged.offset.segment < segment
@@ -272,20 +265,21 @@ class SessionReceiver(Receiver[SessionScanner]):
             )
         last = self.writer.last_id
         follows = last is not None and last.run == header.id.run and self._skip_target is None
-        wanted = self._merged.number if self._is_jump else self.end
-        if (self._is_jump or follows) and header.first != wanted:
-            raise violation(f"{header.id} begins with number {header.first}", header.id, wanted)
+        expected = self._merged.number if self._is_jump else self.end
+        if (self._is_jump or follows) and header.first != expected:
+            raise violation(f"{header.id} begins with number {header.first}", header.id, expected)
 
     def _check_seal(self, sealed: SegmentSealed, place: LogOffset) -> bool:
         """A publisher that lost unsynced bytes ends its run before the end of the replica, which keeps them.
 
-        It may say so before it knows that the segment is the last of its run, and repeats it then.
+        Such a seal counts when it is repeated as the last of its run. Until then nothing is sealed.
         """
         is_whole = sealed.end_offset == place and not self._partial and sealed.end == self.end
         is_shorter = sealed.end_offset.offset < place.offset and sealed.end <= self.end
         if not is_whole and not is_shorter:
-            wanted = f"{place}, number {self.end}, {len(self._partial)} bytes of an unfinished batch after it"
-            raise violation(f"a segment is sealed with end {sealed.end}", sealed.end_offset, wanted)
+            unfinished = f"{len(self._partial)} bytes of an unfinished batch after it"
+            expected = f"{place}, number {self.end}, {unfinished}"
+            raise violation(f"a segment is sealed with end {sealed.end}", sealed.end_offset, expected)
         if sealed.is_last_of_run:
             self._ended = place.segment
         return is_whole or sealed.is_last_of_run
@@ -298,10 +292,10 @@ class SessionReceiver(Receiver[SessionScanner]):
         return SessionScanner(header, marks=True)
 
     def _rewind(self, scanner: SessionScanner) -> SessionScanner:
-        return scanner
+        return scanner  # It stops only at boundaries.
 
     def _scan(self, scanner: SessionScanner, data: memoryview, *, is_quick: bool) -> ScanResult:
-        """As the base class; and every reader can decode each batch."""
+        """As the base class. Also verifies that every reader can decode each batch."""
         start, number, chain, content = scanner.offset, scanner.next, scanner.chain, scanner.content
         found = scanner.scan(data)
         if is_quick and sum(expanded_bytes(placed.header) for placed in found.batches) > EXPANDED_BYTES_MAX:
@@ -309,7 +303,7 @@ class SessionReceiver(Receiver[SessionScanner]):
         for placed in found.batches:
             is_large = expanded_bytes(placed.header) > EXPANDED_BYTES_MAX
             try:
-                with _EXPANDING if is_large else nullcontext():
+                with _LARGE_CHECKS if is_large else nullcontext():
                     check_columns(
                         placed.header, data[placed.start : placed.start + placed.header.total_bytes]
                     )
@@ -334,26 +328,26 @@ class SessionReceiver(Receiver[SessionScanner]):
         active = self.active
         assert active is not None
         if scan.marks:
-            self._unsynced.append(BoundaryRecorder(active.id, scan.marks))
+            self._unsynced.append(SegmentBoundaries(active.id, scan.marks))
 
     def _resume(self, active: SegmentHeader | None, scanners: list[RecordingScanner]) -> None:
         if active is not None:
-            walked = next(scanner for scanner in reversed(scanners) if scanner.header.id == active.id)
+            scanned = next(scanner for scanner in reversed(scanners) if scanner.header.id == active.id)
             self._scanner = SessionScanner(
                 active,
-                offset=walked.offset,
-                first=walked.next,
+                offset=scanned.offset,
+                first=scanned.next,
                 marks=True,
-                chain=walked.chain,
-                content=walked.content,
+                chain=scanned.chain,
+                content=scanned.content,
             )
-            self.recovered = [BoundaryRecorder(active.id, walked.seen)]
+            self.recovered = [SegmentBoundaries(active.id, scanned.seen)]
         place = self.next_offset
         if place is not None:
             self._became_durable(place, self.end)
 
     def _run_id_of(self, number: int) -> bytes | None:
-        """The id of run `number`, from the segments that are here."""
+        """The id of run `number`, from the active segment or the last sealed one."""
         if self.active is not None and self.active.id.run == number:
             return self.active.run_id
         sealed = self.writer.table.segments

@@ -20,8 +20,9 @@ from typing import Final, ParamSpec, TypeVar
 from replicator.protocol.handshake import NOWHERE, PushProgress
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.protocol.run_in_thread import run_to_end
+from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.group_commit import GroupCommit
-from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
+from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Closed, Overloaded, RtError, StorageFailed
 from rt.log.write.writer import SyncPoint
 
@@ -164,7 +165,7 @@ class SessionReplicaWriter:
         sync: GroupCommit,
         pool: Executor,
         *,
-        on_marks: Callable[[list[BoundaryRecorder]], None],
+        on_marks: Callable[[list[SegmentBoundaries]], None],
         on_failed: Callable[[RtError], None],
         unfinished: UnfinishedBytes | None = None,
     ) -> None:
@@ -176,7 +177,7 @@ class SessionReplicaWriter:
         self._unfinished = unfinished or UnfinishedBytes()
         self._alone = asyncio.Lock()
         self._refusal: RtError | None = None
-        self._interruption: RtError | None = None  # What ends the present stream; the next one may go on.
+        self._interruption: RtError | None = None  # Ends the present stream; the next one may continue.
         self._progress = PushProgress(receiver.durable or NOWHERE, receiver.durable_end)
         self._changed = asyncio.Event()
         self._waking: asyncio.TimerHandle | None = None
@@ -238,7 +239,7 @@ class SessionReplicaWriter:
         return True
 
     async def start_run(self, run: Run) -> None:
-        """A stream begins, or goes on, with the bytes of an open run."""
+        """A stream begins, or continues, with the bytes of an open run."""
         async with self._alone:
             self._check()
             self.receiver.start_run(run)

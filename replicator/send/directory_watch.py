@@ -1,9 +1,9 @@
-"""One inotify instance for all log directories that an event loop watches.
+"""One inotify instance for all log directories that an event loop watches. Only the loop calls this.
 
 Invariants:
 - A reader that takes `version`, then reads the directory, then awaits `changed(version)`, misses no change.
-- Waiting costs nothing until something changes.
-- If the system has no inotify instance or watch left, the directory is polled.
+- Waiting costs nothing until something changes. But if the system has no inotify instance or watch left, the
+  directory is polled.
 """
 
 from __future__ import annotations
@@ -24,11 +24,25 @@ from rt.log.read.watch import LogPoll
 
 logger = logging.getLogger("replicator")
 
-_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-_GONE: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
+_WATCH_ENDED: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+_CHANGES: Final = (
+    flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF
+)
+"""With `DELETE`, because the kernel sends `DELETE_SELF` only after the last open file in it is closed."""
+_EVENTS_BYTES: Final = 64 * 1024
+_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, size of the name: see inotify(7).
+
+
+class InotifyEvent(NamedTuple):
+    watch: int
+    mask: int
+    name: bytes  # The name of the file; empty for the directory itself.
 
 
 class WatchedDirectory:
+    """`version` grows with each change. `users` is the number of `watching` contexts."""
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.version = 0
@@ -48,7 +62,6 @@ class WatchedDirectory:
         changed.set()
 
     def start_polling(self) -> None:
-        """Poll the directory: inotify is not available for it."""
         self._poll_state = LogPoll(self.path)
         self._schedule_poll()
 
@@ -90,7 +103,7 @@ class WatchHub:
                 self._stop(watched)
 
     def wake(self, path: str) -> None:
-        """Wake all who wait for a change of that directory."""
+        """Wake every waiter for a change of that directory."""
         if path in self._watched:
             self._watched[path].mark_changed()
 
@@ -101,7 +114,7 @@ class WatchHub:
                 self._watch(watched)
             except OSError as error:
                 self._release_if_unused()
-                if error.errno not in _LIMITS:
+                if error.errno not in _EXHAUSTED:
                     raise
                 hint = "raise fs.inotify.max_user_watches and max_user_instances"
                 logger.warning("inotify_exhausted path=%s hint=%s", path, hint)
@@ -113,7 +126,7 @@ class WatchHub:
         if self._inotify is None:
             self._inotify = INotify(nonblocking=True)
             asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read_events)
-        watch = self._inotify.add_watch(watched.path, CHANGES | flags.ONLYDIR)
+        watch = self._inotify.add_watch(watched.path, _CHANGES | flags.ONLYDIR)
         self._by_watch.setdefault(watch, []).append(watched)
 
     def _stop(self, watched: WatchedDirectory) -> None:
@@ -143,7 +156,7 @@ class WatchHub:
         assert self._inotify is not None
         changed: dict[WatchedDirectory, None] = {}
         with contextlib.suppress(BlockingIOError):
-            for event in events_in(os.read(self._inotify.fileno(), EVENTS_BYTES)):
+            for event in _events_in(os.read(self._inotify.fileno(), _EVENTS_BYTES)):
                 changed.update(dict.fromkeys(self._affected_by(event)))
         for watched in changed:
             watched.mark_changed()
@@ -152,30 +165,14 @@ class WatchHub:
         if event.mask & flags.Q_OVERFLOW:
             return [watched for all_watched in self._by_watch.values() for watched in all_watched]
         found = self._by_watch.get(event.watch, [])
-        if event.mask & _GONE:
+        if event.mask & _WATCH_ENDED:
             for watched in found:  # A new directory may have that path from now on.
                 if self._watched.get(watched.path) is watched:
                     del self._watched[watched.path]
-        return found if may_bring_items(event.name) else []
+        return found if _may_bring_messages(event.name) else []
 
 
-CHANGES: Final = (
-    flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF
-)
-"""The system reports the deletion of the directory only when none of its files is open: so watch deleted
-files.
-"""
-EVENTS_BYTES: Final = 64 * 1024
-_EVENT = struct.Struct("iIII")
-
-
-class InotifyEvent(NamedTuple):
-    watch: int
-    mask: int
-    name: bytes  # The name of the file; empty for the directory itself.
-
-
-def events_in(data: bytes) -> Iterator[InotifyEvent]:
+def _events_in(data: bytes) -> Iterator[InotifyEvent]:
     at = 0
     while at < len(data):
         watch, mask, _, size = _EVENT.unpack_from(data, at)
@@ -183,8 +180,6 @@ def events_in(data: bytes) -> Iterator[InotifyEvent]:
         yield InotifyEvent(watch, mask, data[at - size : at].rstrip(b"\0"))
 
 
-def may_bring_items(name: bytes) -> bool:
-    """Whether a change of this file may mean new items. Of `.progress`, indexes and temporary files it does
-    not.
-    """
+def _may_bring_messages(name: bytes) -> bool:
+    """Whether the file may hold new messages: not if it is an index, `.progress` or temporary."""
     return not name.startswith((b".", b"index."))

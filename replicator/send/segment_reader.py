@@ -1,14 +1,14 @@
-"""Reads one segment to send it: whole, verified batches or blocks, in chunks.
+"""Reads one segment to send it: whole, verified frames (batches or blocks), in chunks.
 
 Invariants:
-- Of a session only verified batches are returned; of a merged log only whole blocks whose columns verify (the
-  receiver verifies the values).
+- A session's batches are verified whole. Of a merged log's blocks all but the values is verified; the
+  receiver verifies the values.
 - Bytes that are not whole, or do not verify, may be half written: `read_chunks` then returns nothing and
   `problem` says why.
-- Shared reads end at the last frame before a multiple of `GRID_BYTES`, so that senders with different starts
-  soon read the same pieces.
-- A reader without a cache keeps no bytes of an incomplete block: it reads them again when it returns them. So
-  it holds a chunk or two, however large messages are.
+- Senders of one session share a `ReadCache`: its reads end at the last batch before a multiple of
+  `_GRID_BYTES`, so that senders with different starts soon read the same pieces.
+- A reader without a cache keeps no bytes of an incomplete frame: it reads them again when it returns them. So
+  it holds one or two chunks, however large messages are.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from rt.log.scan.catalog import scanner_at, segment_path
 from rt.log.scan.directory import read_index, scans
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
-GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
-
-
-_LARGE: Final = threading.Lock()
-"""Held while a frame of several chunks is verified without being kept: one at a time is in memory."""
+_GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
+_LARGE_FRAME_LOCK: Final = threading.Lock()
+"""Held while a frame of several chunks is in memory, to verify it. So the process holds one at a time."""
+_RESTORE: Final = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
 class _Piece(NamedTuple):
-    """Verified bytes of the file that were not returned yet. Without `data` they are read again."""
+    """Verified bytes of the file that were not returned yet. If `data` is None, they are read again."""
 
     offset: int
     size: int
@@ -46,10 +45,10 @@ class _Piece(NamedTuple):
 
 
 class SegmentReader:
-    """An open segment. Made by `open`."""
+    """Made by `open`."""
 
     def __init__(
-        self, path: str, file: File, header: SegmentHeader, scanner: Scanner, shared: ReadCache | None
+        self, path: str, file: File, header: SegmentHeader, scanner: Scanner, cache: ReadCache | None
     ) -> None:
         self.path = path
         self.header = header
@@ -58,7 +57,7 @@ class SegmentReader:
         """Why the last `read_chunks` stopped before the end of the file; None if it did not."""
         self._file = file
         self._scanner = scanner
-        self._shared = shared if isinstance(scanner, SessionScanner) else None
+        self._cache = cache if isinstance(scanner, SessionScanner) else None
         self._pieces: deque[_Piece] = deque()
         self._offset = scanner.offset
 
@@ -71,12 +70,12 @@ class SegmentReader:
         identity: LogIdentity,
         *,
         offset: int = 0,
-        shared: ReadCache | None = None,
+        cache: ReadCache | None = None,
     ) -> SegmentReader | None:
         """Open `segment` of the directory `path` at `offset`; None while it is shorter than that.
 
-        `rt.Diverged` if no batch or block ends at `offset`, `rt.Corrupt` if the bytes before it do not
-        verify, `FileNotFoundError` if the segment was trimmed.
+        `cache` is used for sessions only. `rt.Diverged` if no frame ends at `offset`, `rt.Corrupt` if the
+        bytes before it do not verify, `FileNotFoundError` if the segment was trimmed.
         """
         file_path = segment_path(path, segment)
         file = disk.open(file_path)
@@ -93,7 +92,7 @@ class SegmentReader:
             scanner = scanner_for(header) if offset <= SEGMENT_HEADER_BYTES else None
             if scanner is None:
                 scanner = _scanner_at_offset(disk, path, header, file, offset)
-            reader = cls(file_path, file, header, scanner, shared)
+            reader = cls(file_path, file, header, scanner, cache)
             if offset == 0:
                 reader._offset = 0
                 reader._pieces.append(_Piece(0, len(head), memoryview(head)))
@@ -120,9 +119,9 @@ class SegmentReader:
         return bool(self._pieces) and self._offset == self._pieces[0].offset
 
     def read_chunks(self, bytes_max: int, *, is_fresh: bool = False) -> list[Chunk]:
-        """The next chunks, up to a chunk more than `bytes_max`. Empty if nothing more verifies now.
+        """The next chunks, at most a chunk more than `bytes_max`. Empty if nothing more verifies now.
 
-        `is_fresh`: read also what was written after this round of shared reads began.
+        All senders of a round see the size that the first one saw. `is_fresh`: read what was written since.
         """
         chunks: list[Chunk] = []
         taken = 0
@@ -136,7 +135,7 @@ class SegmentReader:
         return chunks
 
     def check_next(self) -> None:
-        """Verify the next frame with its values, which the sender of a merged log does not verify otherwise.
+        """Verify the next frame with its values, which `read_chunks` does not verify in a merged log.
 
         `rt.Corrupt` if it does not verify. Call it only if the frame is known to be synced.
         """
@@ -154,26 +153,26 @@ class SegmentReader:
     def _next_chunk(self) -> Chunk | None:
         if not self._pieces:
             return None
-        offset, held, data = self._pieces[0]
-        size = min(held, self._scanner.boundary - offset, self.chunk_bytes)
+        offset, left, data = self._pieces[0]
+        size = min(left, self._scanner.boundary - offset, self.chunk_bytes)
         if size <= 0:
             return None
-        handed = memoryview(self._file.pread(size, offset)) if data is None else data[:size]
-        if len(handed) < size:
+        returned = memoryview(self._file.pread(size, offset)) if data is None else data[:size]
+        if len(returned) < size:
             return None  # It was trimmed.
-        if size == held:
+        if size == left:
             self._pieces.popleft()
         else:
-            self._pieces[0] = _Piece(offset + size, held - size, None if data is None else data[size:])
+            self._pieces[0] = _Piece(offset + size, left - size, None if data is None else data[size:])
         self._offset = offset + size
-        return Chunk(LogOffset(*self.header.id, offset), handed)
+        return Chunk(LogOffset(*self.header.id, offset), returned)
 
     def _read_piece(self, *, is_fresh: bool) -> bool:
         """Read and verify the next piece. False if there is none."""
         scanner, start = self._scanner, self._scanner.offset
-        shared = self._shared
-        if shared is not None and isinstance(scanner, SessionScanner):
-            known = shared.get(LogOffset(*self.header.id, start))
+        cache = self._cache
+        if cache is not None and isinstance(scanner, SessionScanner):
+            known = cache.get(LogOffset(*self.header.id, start))
             if known is not None:
                 scanner.offset, scanner.next = start + len(known.data), known.number_end
                 self._pieces.append(_Piece(start, len(known.data), known.data))
@@ -181,23 +180,24 @@ class SegmentReader:
         piece = self._read_verified(start, is_fresh=is_fresh)
         if piece is None:
             return False
-        if self._shared is None and (self._scanner.boundary < start + piece.size or len(self._pieces)):
-            piece = piece._replace(data=None)
+        if cache is None and (self._scanner.boundary < start + piece.size or len(self._pieces)):
+            piece = piece._replace(data=None)  # Part of a frame of several pieces.
         self._pieces.append(piece)
-        if shared is not None and piece.data is not None:
-            shared.put(LogOffset(*self.header.id, start), CachedRead(piece.data, self._scanner.next))
+        if cache is not None and piece.data is not None:
+            cache.put(LogOffset(*self.header.id, start), CachedRead(piece.data, self._scanner.next))
         return True
 
     def _read_verified(self, start: int, *, is_fresh: bool) -> _Piece | None:
-        shared = None if is_fresh else self._shared
-        left = (self._file.size() if shared is None else shared.size(self.header.id, self._file)) - start
+        cache = self._cache
+        end = self._file.size() if cache is None or is_fresh else cache.size(self.header.id, self._file)
+        left = end - start
         size = min(left, self.chunk_bytes)
-        if self._shared is not None:
-            size = min(left, (start + CHUNK_BYTES_MAX) // GRID_BYTES * GRID_BYTES - start)
+        if cache is not None:
+            size = min(left, (start + CHUNK_BYTES_MAX) // _GRID_BYTES * _GRID_BYTES - start)
         self.problem = None
         while size > 0:
-            is_large = self._shared is None and size > CHUNK_BYTES_MAX
-            with _LARGE if is_large else nullcontext():
+            is_large = cache is None and size > CHUNK_BYTES_MAX
+            with _LARGE_FRAME_LOCK if is_large else nullcontext():
                 try:
                     data = memoryview(self._file.pread(size, start))
                 except Corrupt as error:  # A known bad range: what was read before it is good.
@@ -208,7 +208,7 @@ class SegmentReader:
                     is_kept = not is_large and scan.consumed <= len(data)
                     return _Piece(start, scan.consumed, data[: scan.consumed] if is_kept else None)
                 is_short = len(data) < size
-                del data
+                del data  # Before the lock is released.
             if scan.problem is None and size < scan.needed <= left and not is_short:
                 size = scan.needed
                 continue
@@ -217,7 +217,7 @@ class SegmentReader:
         return None
 
     def _scan(self, data: memoryview, left: int) -> ScanResult:
-        """Verify `data`. Values of a merged log are skipped if they lie within the `left` bytes."""
+        """Verify `data`. Values of a merged log are not read: they must lie within the `left` bytes."""
         scanner = self._scanner
         if not isinstance(scanner, MergedScanner):
             return scanner.scan(data)
@@ -226,7 +226,7 @@ class SegmentReader:
 
 
 def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> Scanner:
-    """A scanner of the segment at `offset`, from the last index entry before it."""
+    """A scanner at `offset` that has verified all from the last index entry before it."""
     frames = [
         entry
         for entry in read_index(disk, path, header)
@@ -247,9 +247,6 @@ def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File,
     if scanner.offset != offset or scanner.boundary != offset:
         raise _no_boundary(segment_path(path, header.id), offset)
     return scanner
-
-
-_RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
 def _no_boundary(path: str, offset: int) -> Diverged:

@@ -39,7 +39,7 @@ from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_durable_end
 
 ITEMS_MAX: Final = 4 * WHOLE_RUNS_MAX
-"""What one call gives at most, or a little more: it must not take long in an event loop."""
+"""About the largest number of items that one call returns: it must not block an event loop for long."""
 _RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
@@ -167,7 +167,7 @@ class Sender:
         offset = self._resume_at.offset if segment == self._resume_at.segment else 0
         try:
             reader = SegmentReader.open(
-                self._disk, self.path, segment, self.identity, offset=offset, shared=self._shared
+                self._disk, self.path, segment, self.identity, offset=offset, cache=self._shared
             )
         except FileNotFoundError as error:
             return self._check_missing(segment, found, error)
@@ -195,7 +195,7 @@ class Sender:
         return entry.reason is not TrimReason.LOST  # The end and the run id of a lost entry are unknown.
 
     def _at_end(self, reader: SegmentReader, found: list[Item]) -> bool:
-        """What the table and the durable end say of a segment that had nothing more when they were read."""
+        """Handle the end of a segment: seal it, wait for more (False), or raise if it must be longer."""
         entry = self._view.sealed(reader.header.id)
         durable = 0 if entry is not None or reader.problem is None else self._durable_offset(reader.header.id)
         more: list[Chunk] = (
@@ -226,7 +226,7 @@ class Sender:
         return True
 
     def _emit_sealed(self, entry: SealedSegment, found: list[Item]) -> None:
-        """A sealed segment was returned whole: say so, and go on after it."""
+        """Append the seal of a segment that was returned whole, and continue after it."""
         run, roll = entry.id
         later = self._view.at_or_after(SegmentId(run, roll + 1))
         self._sealed = SegmentSealed(

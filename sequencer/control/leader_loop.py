@@ -1,6 +1,6 @@
-"""Runs a `Leader` while this node leads: one for each term and each restored state.
+"""Passes the events of the consensus thread's loop to a `Leader` while this node leads.
 
-Used by the consensus thread only.
+Each term, and each restored state, gets a new `Leader`. Only the consensus thread calls this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sequencer.state.commands import Command
 
 
 class LeaderLoop:
-    """`members`: how many nodes the cluster has. `configured`: the replicated settings of this node."""
+    """`members` is the number of nodes, `configured` the replicated settings in this node's configuration."""
 
     def __init__(
         self,
@@ -43,16 +43,16 @@ class LeaderLoop:
                 self._machine.state,
                 self._members,
                 proposer,
-                self._messenger.request_full_report,
-                time.monotonic_ns,
-                self._messenger.request_fetch,
-                self._messenger.report_divergence,
-                self._configured,
+                ask_again=self._messenger.request_full_report,
+                now_ns=time.monotonic_ns,
+                send_fetch=self._messenger.request_fetch,
+                on_divergence=self._messenger.report_divergence,
+                configured=self._configured,
             )
         self._term = leadership.term
 
     def on_restored(self) -> None:
-        """The state machine has a new state: the leader of the old one must not plan."""
+        """The state was replaced: its `Leader` must not plan. The next leadership makes another one."""
         self._leader = None
 
     def on_report(self, node: str, report: pb.Report) -> None:
@@ -62,7 +62,7 @@ class LeaderLoop:
                 self._leader.plan()
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """Plans after everything that was committed together is applied."""
+        """Plan once, after all commands that were committed together are applied."""
         if self._leader is not None:
             self._leader.on_applied(command, outcome)
             if self._leader.has_plans and not self._is_due:

@@ -64,9 +64,9 @@ class Leader:
         now_ns: Callable[[], int],
         send_fetch: Callable[[FetchRequest], None] = lambda _: None,
         on_divergence: Callable[[Divergence], None] = lambda _: None,
-        wanted: Mapping[str, int] = MappingProxyType({}),
+        configured: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`on_divergence` gets nodes that must stop. `wanted` are the replicated settings of this node."""
+        """`on_divergence` gets nodes that must stop. `configured`: this node's replicated settings."""
         self.tracker = ReplicationTracker(members)
         self._state, self._now_ns = state, now_ns
         self._proposals = Proposals(proposer, now_ns)
@@ -76,7 +76,7 @@ class Leader:
         self._closer = SessionCloser(state, self.tracker)
         self._restoration = DiskRestoration(state, self.tracker)
         self._fetch_planner, self._send_fetch = PeerFetchPlanner(state, self.tracker), send_fetch
-        self._retention = RetentionPlanner(state, members, wanted, now_ns())
+        self._retention = RetentionPlanner(state, members, configured, now_ns())
         self._lease_expiry = LeaseExpiry(state)
         self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
         self._asks = False

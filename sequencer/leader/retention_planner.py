@@ -35,10 +35,12 @@ class NodeUsage(NamedTuple):
 
 
 class RetentionPlanner:
-    """The trims of one leader. `wanted` are the replicated settings in its node's own configuration."""
+    """The trims of one leader. `configured` are the replicated settings in its node's own configuration."""
 
-    def __init__(self, state: SequencerState, members: int, wanted: Mapping[str, int], now_ns: int) -> None:
-        self._state, self._members, self._wanted = state, members, wanted
+    def __init__(
+        self, state: SequencerState, members: int, configured: Mapping[str, int], now_ns: int
+    ) -> None:
+        self._state, self._members, self._configured = state, members, configured
         self._poll_ns = 0
         self._disk_ns = now_ns + DISK_AGAIN_NS  # The previous leader may have trimmed just now.
         self._freed: deque[tuple[int, int]] = deque()
@@ -53,7 +55,7 @@ class RetentionPlanner:
     def configure(self) -> Configure | None:
         """The change that makes the replicated configuration equal to this node's; None if it is."""
         now = self._state.configuration
-        changes = {name: value for name, value in self._wanted.items() if getattr(now, name) != value}
+        changes = {name: value for name, value in self._configured.items() if getattr(now, name) != value}
         return Configure(**changes) if changes else None
 
     def plan(self, heard: Collection[NodeUsage], now_ns: int) -> TrimSegments | None:

@@ -1,4 +1,4 @@
-"""Session ranges that were fetched from peers for the merger, in memory until they are merged.
+"""Session ranges that this node's replicas are missing: fetched from peers, in memory until they are merged.
 
 The event loop adds them; the merger's thread finds and removes them.
 """
@@ -13,7 +13,7 @@ from sequencer.state.write_plan import BlockWrite, WritePlan
 
 
 class FetchedRanges:
-    """The ranges, by segment. Any thread may call this."""
+    """Any thread may call this. Without ranges, the usual case, no lock is taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,23 +25,24 @@ class FetchedRanges:
             self._ranges.setdefault(key, []).append(fetched)
 
     def find(self, block: BlockWrite) -> FetchedRange | None:
-        """A range that contains a block's input."""
+        """The range that holds the session bytes which `block` copies; None if there is none."""
         if not self._ranges:
             return None
         with self._lock:
-            known = self._ranges.get((block.session_id, SegmentId(block.run, block.roll)), ())
-            return next((one for one in known if one.range_info(block) is not None), None)
+            found = self._ranges.get((block.session_id, SegmentId(block.run, block.roll)), ())
+            return next((fetched for fetched in found if fetched.range_info(block) is not None), None)
 
-    def forget(self, order: WritePlan) -> None:
-        """Drop the input of a plan that was executed; plans are executed in order."""
+    def forget(self, plan: WritePlan) -> None:
+        """Drop the ranges that no plan after `plan` needs; plans are executed in order."""
         if not self._ranges:
             return
         with self._lock:
-            for block in order.blocks:
+            for block in plan.blocks:
                 key = block.session_id, SegmentId(block.run, block.roll)
                 if key in self._ranges:
-                    self._ranges[key] = [one for one in self._ranges[key] if one.range.end > block.end]
-                    if not self._ranges[key]:
+                    later = [fetched for fetched in self._ranges[key] if fetched.range.end > block.end]
+                    self._ranges[key] = later
+                    if not later:
                         del self._ranges[key]
 
     def clear(self) -> None:
@@ -52,4 +53,4 @@ class FetchedRanges:
     def total_bytes(self) -> int:
         """The memory that the ranges use."""
         with self._lock:
-            return sum(len(one.data) for known in self._ranges.values() for one in known)
+            return sum(len(fetched.data) for found in self._ranges.values() for fetched in found)

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterator
 
 from replicator.protocol.messages import LogOffset
-from replicator.receive.session_receiver import SessionReceiver, read_marks
+from replicator.receive.batch_boundaries import read_marks
+from replicator.receive.session_receiver import SessionReceiver
 from replicator.receive.session_replica import SessionReplicaWriter
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.running_checksum import CONTENT_START, ChecksummedBoundary, chain_of_segment

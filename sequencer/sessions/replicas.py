@@ -14,8 +14,9 @@ from concurrent.futures import Executor
 from typing import Final
 
 from replicator.protocol.messages import Chunk, LogOffset, SegmentSealed
+from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.group_commit import GroupCommit
-from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
+from replicator.receive.session_receiver import SessionReceiver
 from replicator.receive.session_replica import SessionReplicaWriter, UnfinishedBytes
 from rt.errors import Corrupt, DiskFull, LogNotFound, RtError
 from rt.log.disk import REAL, Disk, File
@@ -277,7 +278,7 @@ class SessionReplicas:
             if replica.receiver.uncached_with(place) > 0:
                 await asyncio.get_running_loop().run_in_executor(self._pool, replica.receiver.uncache, place)
 
-    def _on_marks(self, session_id: int, marked: list[BoundaryRecorder]) -> None:
+    def _on_marks(self, session_id: int, marked: list[SegmentBoundaries]) -> None:
         replica = self._replicas.get(session_id)
         if replica is None:
             return

@@ -52,8 +52,8 @@ from replicator.protocol.messages import (
 from replicator.pull.memory_budget import BudgetGrant
 from replicator.pull.negotiation import plan_filtered, plan_merged, plan_session
 from replicator.pull.server import PullServicer, check_puller
+from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.merged_receiver import MergedReceiver
-from replicator.receive.session_receiver import read_marks
 from replicator.send.sender import Sender
 from replicator.send.topic_filter import FilteredScan
 from rt.errors import CertificateError, ClusterMismatch, Diverged, ProtocolViolation, RtError

@@ -14,7 +14,8 @@ from receiving import COPY, SESSION, files_of, give, items_of, messages, publish
 
 import rt
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
-from replicator.receive.session_receiver import FRAME_BYTES_MAX, SessionReceiver, read_marks
+from replicator.receive.batch_boundaries import read_marks
+from replicator.receive.session_receiver import FRAME_BYTES_MAX, SessionReceiver
 from rt.errors import (
     BadContents,
     ClusterMismatch,

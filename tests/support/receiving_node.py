@@ -16,8 +16,9 @@ from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.memory_budget import PullBudget
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
+from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.group_commit import GroupCommit
-from replicator.receive.session_receiver import BoundaryRecorder, SessionReceiver
+from replicator.receive.session_receiver import SessionReceiver
 from replicator.receive.session_replica import SessionReplicaWriter, UnfinishedBytes
 from rt.errors import LogNotFound
 from rt.log.format.segment import LogKind
@@ -94,7 +95,7 @@ class FakeNode:
         self.node = node
         self.merged = str(root / "merged")
         self.stores: dict[str, SessionReplicaWriter] = {}
-        self.marks: list[BoundaryRecorder] = []
+        self.marks: list[SegmentBoundaries] = []
         self.failures: list[rt.RtError] = []
         self.lives: list[Run] = []
         self.ended = 0

@@ -2,11 +2,10 @@
 
 Invariants:
 - Bytes are compared; nothing is decoded.
-- Each log must be a prefix of the longest. Except a log's newest one, a segment must have the same length in
-  every log that keeps it.
-- In a segment that grows, only bytes that verify or are known to be synced count. Bytes that are being
-  written are no difference.
-- The ends of the logs and their trims are reported, and are no difference.
+- Each log must be a prefix of the longest. A segment must have the same length in every log that keeps it,
+  except where it is the newest of a log.
+- Of an active segment only the bytes that verify or are known to be synced are compared (`read_status`).
+- Logs may end at different positions, and be trimmed to different ones: `Comparison.logs` has both.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rt.log.scan.catalog import scanner_at, segment_path
 from rt.log.scan.directory import read_header, read_index, scans
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes compared so far, and how many there are."""
+"""Called with the bytes compared so far, and their total."""
 
 PIECE_BYTES = 2**20
 """Bytes per read of each log: two reads fit in a processor's cache."""
@@ -36,10 +35,10 @@ PIECE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class CopyDifference:
-    """The first place where `path` and `other` differ.
+    """The first byte at which `path` and `other` differ, and `what` differs there.
 
-    `segment` is None if the directories are not copies of one log. `offset` is the first byte that differs,
-    and `position` the first one of its batch, None if unknown.
+    `segment` is None if the directories are not copies of one log. `position` is the first position of the
+    batch at `offset`, None if unknown.
     """
 
     what: str
@@ -62,7 +61,7 @@ class CopyDifference:
 class Comparison:
     """The status of each log, in the given order, and their differences.
 
-    A log is `path` of at most one difference: it is not compared after it.
+    After its first difference a log is not compared any more, so each log is `path` of one at most.
     """
 
     logs: tuple[LogStatus, ...]
@@ -90,7 +89,7 @@ class _Copy(NamedTuple):
 
 
 class _Comparison:
-    """`logs` are those without a difference so far."""
+    """`logs` are those without a difference so far, `_given` all of them."""
 
     def __init__(self, logs: Sequence[LogStatus], disk: Disk, on_progress: Progress | None) -> None:
         self.logs = list(logs)
@@ -133,21 +132,21 @@ class _Comparison:
                 )
 
     def _compare_lengths(self, segment: SegmentId) -> None:
-        """Sealed copies must be as long as the longest. A missing segment between others must be trimmed.
+        """Sealed copies must be as long as the longest, and a segment between kept ones must not be missing.
 
-        A copy that fell behind the trimming continued after a gap, and has less of the segment before it.
+        If the sender trimmed what came next, a copy has a gap, and its segment before the gap is shorter.
         """
         known = [(log, found) for log in self.logs if (found := self._find(log, segment))]
         if not known:
             return
         longest_log, longest = max(known, key=lambda pair: pair[1].size_bytes)
         for log, found in known:
-            is_unknown = (
+            may_differ = (
                 found.state is SegmentState.ACTIVE
-                or found.reason is TrimReason.LOST
+                or found.reason is TrimReason.LOST  # Its size is unknown.
                 or (found.state is SegmentState.TRIMMED and _is_before_gap(log, found))
             )
-            if not is_unknown and found.size_bytes != longest.size_bytes:
+            if not may_differ and found.size_bytes != longest.size_bytes:
                 what = f"{found.state} at {found.size_bytes} bytes, the other has {longest.size_bytes}"
                 self._differ_at(what, log, longest_log, segment, found.size_bytes)
         for log in list(self.logs):
@@ -167,25 +166,28 @@ class _Comparison:
             try:
                 file = self._disk.open(segment_path(log.path, segment))
             except FileNotFoundError:
-                self._lost(segment, log, "missing", 0)
+                self._on_missing(segment, log, "missing", 0)
                 continue
             opened.callback(file.close)
             copies.append(_Copy(log, file, found.size_bytes))
         return sorted(copies, key=lambda copy: copy.size_bytes, reverse=True)
 
     def _compare_bytes(self, segment: SegmentId, copies: list[_Copy]) -> None:
-        """Compare each copy with the longest, piece by piece, until all others have ended."""
+        """Compare each copy with the longest, piece by piece, until all others have ended.
+
+        If the longest could not be read, the same piece is compared again without it.
+        """
         at = 0
         while len(copies) > 1 and copies[1].size_bytes > at:
             size = min(PIECE_BYTES, copies[1].size_bytes - at)
             longest = copies[0]
-            copies = self._equal(segment, [copy for copy in copies if copy.size_bytes > at], at, size)
+            copies = self._keep_equal(segment, [copy for copy in copies if copy.size_bytes > at], at, size)
             if copies and copies[0] is longest:
                 at += size
                 self._advance(size)
 
-    def _equal(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
-        """The copies whose next `size` bytes, or fewer at their end, equal those of the longest."""
+    def _keep_equal(self, segment: SegmentId, copies: Sequence[_Copy], at: int, size: int) -> list[_Copy]:
+        """The copies whose `size` bytes at `at`, or fewer at their end, equal those of the longest."""
         whole = []
         for copy in copies:
             left = min(size, copy.size_bytes - at)
@@ -193,20 +195,20 @@ class _Comparison:
             if len(piece) == left:
                 whole.append((copy, piece))
             else:
-                self._lost(segment, copy.log, "cut off", at + len(piece))
+                self._on_missing(segment, copy.log, "cut off", at + len(piece))
         longest, expected = copies[0], whole[0][1] if whole else b""
         if not whole or whole[0][0] is not longest:
             return [copy for copy, _ in whole]
         same = []
         for copy, piece in whole:
-            if piece == (expected if len(piece) == len(expected) else expected[: len(piece)]):
+            if piece == expected[: len(piece)]:
                 same.append(copy)
             else:
                 offset = at + _first_difference(piece, expected)
                 self._differ_at("other bytes", copy.log, longest.log, segment, offset)
         return same
 
-    def _lost(self, segment: SegmentId, log: LogStatus, what: str, offset: int) -> None:
+    def _on_missing(self, segment: SegmentId, log: LogStatus, what: str, offset: int) -> None:
         """Bytes that existed at the start are missing: a difference, unless they were trimmed meanwhile."""
         segments = read_status(log.path, disk=self._disk).segments
         now = next((found for found in segments if found.id == segment), None)
@@ -237,7 +239,7 @@ class _Comparison:
         self.logs = [log for log in self.logs if log.path != difference.path]
 
     def _position(self, log: LogStatus, segment: SegmentId, offset: int) -> int | None:
-        """The first position of the batch at `offset`, as far as the log's frames verify."""
+        """The first position of the batch at `offset`, as far as the segment verifies."""
         try:
             header = read_header(self._disk, log.path, segment)
             if header is None:
@@ -246,10 +248,9 @@ class _Comparison:
         except (FormatError, FileNotFoundError):
             return None
         try:
-            hops = [entry for entry in read_index(self._disk, log.path, header) if entry.offset <= offset]
-            scanner = scanner_at(
-                self._disk, log.path, header, file, max((hop.first for hop in hops), default=0)
-            )
+            index = read_index(self._disk, log.path, header)
+            indexed = max((entry.first for entry in index if entry.offset <= offset), default=0)
+            scanner = scanner_at(self._disk, log.path, header, file, indexed)
             position = scanner.next
             for scan in scans(file.pread, scanner):
                 for batch in scan.batches:

@@ -1,4 +1,4 @@
-"""The result of verifying a log directory, as values.
+"""The result of verifying a log directory.
 
 *Damage* is bytes that were valid before but are not now, or files that contradict each other.
 A *bad message* is a batch with valid checksums that no reader can decode: it was published like this, and all
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem, and in which file and at which byte the bad header, batch, block or record starts."""
+    """`offset` is where the bad header, batch, block or record starts in the file `path`."""
 
     severity: Severity
     what: str
@@ -38,9 +38,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """One segment. If trimmed, `size_bytes` is its size before; the counts are of what was verified now.
+    """One segment. `first` and `end` are numbers of a session, or positions of a merged log.
 
-    `end` of a corrupt segment is where its valid frames stop.
+    Of a corrupt segment, `end` is where the valid batches or blocks stop. Of a trimmed one the counts are 0,
+    and `size_bytes` is the size before the trim.
     """
 
     id: SegmentId
@@ -55,7 +56,10 @@ class SegmentReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `problems` are those of files that belong to no single segment."""
+    """`problems` are those of files that belong to no single segment.
+
+    `identity` and `durable` are None if no file has a valid one.
+    """
 
     path: str
     identity: LogIdentity | None
@@ -65,7 +69,7 @@ class Report:
 
     @property
     def all_problems(self) -> list[Problem]:
-        """Those of the directory, then of each segment."""
+        """`problems`, then those of each segment."""
         return [*self.problems, *(problem for segment in self.segments for problem in segment.problems)]
 
     @property
@@ -78,10 +82,8 @@ class Report:
 
     @property
     def bad_messages(self) -> list[Problem]:
-        """Batches that no reader can decode, though no disk is at fault."""
         return [problem for problem in self.all_problems if problem.severity is Severity.BAD_MESSAGE]
 
     @property
     def notes(self) -> list[Problem]:
-        """Problems that cost no message."""
         return [problem for problem in self.all_problems if problem.severity is Severity.NOTE]

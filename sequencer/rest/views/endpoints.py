@@ -40,7 +40,7 @@ from sequencer.rest.views.cluster_views import Liveness, Readiness, StatusReport
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_history import (
     LatestOutPosition,
-    SegmentReport,
+    MergedSegmentReport,
     SegmentState,
     latest_out_position,
     log_history,
@@ -100,7 +100,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/log-history",
         "Merged segments, oldest first, trimmed ones included. The same on every node.",
         log_history,
-        list[SegmentReport],
+        list[MergedSegmentReport],
         EVERYBODY,
         (
             bound("from", "Only segments with data at or after this position or time."),

@@ -20,9 +20,7 @@ SegmentState: TypeAlias = Literal["active", "sealed", "trimmed"]
 _REASONS: Final = ["", *(reason.name.lower() for reason in TrimReason if reason)]
 
 
-class SegmentReport(Answer):
-    """A merged segment."""
-
+class MergedSegmentReport(Answer):
     log_path: Annotated[str, doc("Path of the file, relative to the data directory of any node.")]
     log_time: Annotated[str, doc("Sequencing time of its first message, RFC 3339.")]
     log_time_ns: Annotated[Digits, doc("logTime as nanoseconds since 1970, in digits.")]
@@ -37,8 +35,6 @@ class SegmentReport(Answer):
 
 
 class LatestOutPosition(Answer):
-    """The newest position."""
-
     latest_out_position: Annotated[CountOrNone, doc("Position of the last merged message. -1: none.")]
 
 
@@ -87,9 +83,9 @@ def _matches(segment: MergedSegment, query: Mapping[str, Any]) -> bool:
     return True
 
 
-def _report(segment: MergedSegment, stream: str, now_ns: int) -> SegmentReport:
+def _report(segment: MergedSegment, stream: str, now_ns: int) -> MergedSegmentReport:
     age_ns = max(now_ns - segment.sealed_ns, 0)
-    return SegmentReport(
+    return MergedSegmentReport(
         log_path=log_path(stream, segment.id),
         log_time=format_time(segment.created_ns),
         log_time_ns=str(segment.created_ns),

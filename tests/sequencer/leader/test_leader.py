@@ -71,7 +71,7 @@ class Bench:
     asked: list[str] = field(default_factory=list)
     differences: list[Divergence] = field(default_factory=list)
     error: Exception | None = None
-    wanted: dict[str, int] = field(default_factory=dict)
+    configured: dict[str, int] = field(default_factory=dict)
     now_ns: int = 10**12
     outcomes: list[tuple[Command, Outcome]] = field(default_factory=list)
     sequences: dict[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Bench:
             self.asked.append,
             lambda: self.now_ns,
             on_divergence=self.differences.append,
-            wanted=self.wanted,
+            configured=self.configured,
         )
 
     def propose(self, command: bytes) -> Future[int]:
@@ -402,7 +402,7 @@ def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
 
 
 def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench):
-    bench.wanted = {"retention_bytes": 7, "retention_minutes": 5, "roll_minutes": 0}
+    bench.configured = {"retention_bytes": 7, "retention_minutes": 5, "roll_minutes": 0}
     bench.lead()
     bench.leader.tick()
     bench.leader.tick()
@@ -418,7 +418,7 @@ def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench
 
 def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
     grown_old(bench)
-    bench.wanted = {"retention_minutes": 0}
+    bench.configured = {"retention_minutes": 0}
     bench.lead()
     week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
     for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
