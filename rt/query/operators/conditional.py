@@ -19,12 +19,12 @@ Comparer = Callable[[Any, Any], object]
 
 def some(predicate: Callable[[Any], object] | None = None) -> Transform:
     """True at the first value for which `predicate` is true; False at the end. Saves nothing."""
-    return only(predicate, applied(Answer, True))
+    return only(predicate, applied(Quantifier, True))
 
 
 def all(predicate: Callable[[Any], object]) -> Transform:
     """False at the first value for which `predicate` is false; True at the end. Saves nothing."""
-    return only(lambda value: not predicate(value), applied(Answer, False))
+    return only(lambda value: not predicate(value), applied(Quantifier, False))
 
 
 def contains(value: Any, comparer: Comparer = eq) -> Transform:
@@ -34,7 +34,7 @@ def contains(value: Any, comparer: Comparer = eq) -> Transform:
 
 def is_empty() -> Transform:
     """False at the first value; True at the end. Saves nothing."""
-    return applied(Answer, False)
+    return applied(Quantifier, False)
 
 
 def sequence_equal(second: Observable[Any], comparer: Comparer = eq, *, limit: int = LIMIT) -> Transform:
@@ -49,11 +49,11 @@ def sequence_equal(second: Observable[Any], comparer: Comparer = eq, *, limit: i
     return lambda source: Applied(lambda: SequenceEqual(comparer, limit), (source, second))
 
 
-class Answer(Operator[Any, bool]):
+class Quantifier(Operator[Any, bool]):
     """Emits `at_value` at the first value, the opposite at the end."""
 
     __slots__ = ("_at_value",)
-    NAME = "answer"
+    NAME = "quantifier"
 
     def __init__(self, at_value: bool) -> None:
         self._at_value: Final = at_value

@@ -41,7 +41,7 @@ from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_history import (
     LatestOutPosition,
     MergedSegmentReport,
-    SegmentState,
+    MergedSegmentState,
     latest_out_position,
     log_history,
 )
@@ -105,7 +105,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         (
             bound("from", "Only segments with data at or after this position or time."),
             bound("to", "Only segments with data before this position or time."),
-            choice("state", "Only segments in this state.", SegmentState),
+            choice("state", "Only segments in this state.", MergedSegmentState),
             LIMIT,
             OFFSET,
         ),

@@ -16,7 +16,7 @@ from sequencer.rest.base.fields import TimeParameter, page
 from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.state import MergedSegment, SequencerState
 
-SegmentState: TypeAlias = Literal["active", "sealed", "trimmed"]
+MergedSegmentState: TypeAlias = Literal["active", "sealed", "trimmed"]
 _REASONS: Final = ["", *(reason.name.lower() for reason in TrimReason if reason)]
 
 
@@ -31,7 +31,7 @@ class MergedSegmentReport(Answer):
     seal_time: Annotated[str, doc(f"When it was sealed. {TIME}")]
     truncation_time: Annotated[str, doc(f"When it was trimmed. {TIME}")]
     truncation_reason: Annotated[str, one_of(_REASONS), doc("Why it was trimmed. Empty: it is kept.")]
-    state: Annotated[SegmentState, doc("State of the segment.")]
+    state: Annotated[MergedSegmentState, doc("State of the segment.")]
 
 
 class LatestOutPosition(Answer):
@@ -59,7 +59,7 @@ def _segments(state: SequencerState) -> list[MergedSegment]:
     return [*state.segments, growing]
 
 
-def _state_of(segment: MergedSegment) -> SegmentState:
+def _state_of(segment: MergedSegment) -> MergedSegmentState:
     if segment.trimmed_ns:
         return "trimmed"
     return "sealed" if segment.sealed_ns else "active"
