@@ -275,7 +275,9 @@ class SessionReceiver(Receiver[SessionScanner]):
         Such a seal counts when it is repeated as the last of its run. Until then nothing is sealed.
         """
         is_whole = sealed.end_offset == place and not self._partial and sealed.end == self.end
-        is_shorter = sealed.end_offset.offset < place.offset and sealed.end <= self.end
+        offset = sealed.end_offset.offset
+        is_shorter = SEGMENT_HEADER_BYTES <= offset < place.offset and offset % 8 == 0
+        is_shorter = is_shorter and sealed.end <= self.end
         if not is_whole and not is_shorter:
             unfinished = f"{len(self._partial)} bytes of an unfinished batch after it"
             expected = f"{place}, number {self.end}, {unfinished}"

@@ -72,9 +72,11 @@ class PulledCopy:
             self._noticed = found
             self._wake()
             return
-        self._emit_corrupt()
-        if self._pulling.failure is not None and not is_closed:
-            raise copy.copy(self._pulling.failure)
+        corrupt, failure = found
+        if corrupt is not None:
+            self._emit_corrupt(corrupt)
+        if failure is not None and not is_closed:
+            raise copy.copy(failure)
 
     def emit_hold_refused(self) -> None:
         refused, self._pulling.refused = self._pulling.refused, None
@@ -83,11 +85,10 @@ class PulledCopy:
         elif refused is not None:
             logger.warning("hold_refused name=%s why=%r", refused.name, refused.why)
 
-    def _emit_corrupt(self) -> None:
+    def _emit_corrupt(self, corrupt: CorruptPositions) -> None:
         """Report positions without valid bytes on any node, after all messages before them were read."""
-        corrupt, self._pulling.corrupt = self._pulling.corrupt, None
-        if corrupt is None:
-            return
+        if self._pulling.corrupt is corrupt:
+            self._pulling.corrupt = None
         if self._on_event is not None:
             self._on_event(corrupt)
             return

@@ -235,8 +235,9 @@ class Subscriber:
     # Waits
 
     def _wake(self) -> None:
-        if self._watch is not None:
-            self._watch.wake()
+        """From any thread: another one may close the watch, which may be woken nevertheless."""
+        if (watch := self._watch) is not None:
+            watch.wake()
         if self._reader is not None:
             self._reader.wake()
 

@@ -73,7 +73,7 @@ class Leader:
         self._nodes = NodeReports(ask_again, now_ns)
         self._speculation = Speculation(state)
         self._divergences, self._on_divergence = DivergenceDetector(members), on_divergence
-        self._closer = SessionCloser(state, self.tracker)
+        self._closer = SessionCloser(state, self.tracker, now_ns())
         self._restoration = DiskRestoration(state, self.tracker)
         self._fetch_planner, self._send_fetch = PeerFetchPlanner(state, self.tracker), send_fetch
         self._retention = RetentionPlanner(state, members, configured, now_ns())
@@ -95,7 +95,7 @@ class Leader:
             return
         if report.connected:
             self._idle.on_heard(report.connected, self._now_ns())
-            self._closer.on_heard(report.connected)
+            self._closer.on_heard(report.connected, self._now_ns())
         if report.merged.instruction != node.merged.instruction:
             for found in self._divergences.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_divergence(found)
@@ -281,6 +281,7 @@ class Leader:
         if idle:
             logger.info("idle_sessions_given_up count=%d first=%d", len(idle), idle[0])
             self._closer.give_up(idle)
+        self._closer.give_up_closed(self._now_ns())
         forget = self._old.plan(self._nodes.merged.values(), self.tracker.majority, self._now_ns())
         if forget is not None:
             self._proposals.repeat(forget)

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
+from typing import Final
 
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey
 from sequencer.state.apply_result import (
@@ -49,10 +50,14 @@ from sequencer.state.apply_result import (
     RunFenced,
     RunOpened,
 )
-from sequencer.state.commands import LATER_MAX, CloseRun, FenceRun, RestoreDisk
+from sequencer.state.commands import LATER_MAX, CloseRun, FenceRun, RestoreDisk, may_be_end
 from sequencer.state.run_lifecycle import waits
 from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
+
+AWAY_NS: Final = 15 * 10**9
+"""A publisher that no node reported for this time is not connected: nodes report those that are every few
+seconds."""
 
 
 def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes: Collection[str]) -> bool:
@@ -66,8 +71,9 @@ def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes
 class SessionCloser:
     """The runs that must end, checked again when something changes on which their ends depend."""
 
-    def __init__(self, state: SequencerState, tracker: ReplicationTracker) -> None:
-        self._state, self._tracker = state, tracker
+    def __init__(self, state: SequencerState, tracker: ReplicationTracker, began_ns: int = 0) -> None:
+        """`began_ns`: the time, since which the publishers that are connected are heard of."""
+        self._state, self._tracker, self._began_ns = state, tracker, began_ns
         self.due = set(state.sessions)
         """The sessions to check next."""
         self._closed = {
@@ -78,6 +84,10 @@ class SessionCloser:
         """Sessions whose current run is closed and not merged completely."""
         self._given_up: set[int] = set()
         """Sessions whose publisher is not waited for: it was idle too long, or an operator closed them."""
+        self._asked: set[int] = set()
+        """Sessions that an operator closed, and whose publisher may be connected."""
+        self._heard_ns: dict[int, int] = {}
+        """By session id: when its publisher was last connected."""
 
     def on_news(self, session_ids: Iterable[int]) -> None:
         """Nodes reported more of these sessions."""
@@ -88,9 +98,18 @@ class SessionCloser:
         self._given_up.update(session_ids)
         self.due.update(self._given_up)
 
-    def on_heard(self, session_ids: Iterable[int]) -> None:
+    def give_up_closed(self, now_ns: int) -> None:
+        """Give up the sessions that an operator closed, once it is known that no publisher is connected."""
+        away = [one for one in self._asked if now_ns - self._heard_ns.get(one, self._began_ns) >= AWAY_NS]
+        if away:
+            self._asked.difference_update(away)
+            self.give_up(away)
+
+    def on_heard(self, session_ids: Collection[int], now_ns: int) -> None:
         """The publishers of these sessions are connected: they may still send what nodes are missing."""
         self._given_up.difference_update(session_ids)
+        self._asked.difference_update(session_ids)
+        self._heard_ns.update(dict.fromkeys(session_ids, now_ns))
 
     def on_applied(self, outcome: Outcome) -> None:
         """Record which sessions a command may have brought closer to an end."""
@@ -98,15 +117,19 @@ class SessionCloser:
             case RunOpened(session_id):
                 self.due |= {session_id, self._state.sessions[session_id].waits_for} - {0}
                 self._given_up.discard(session_id)
+                self._asked.discard(session_id)
             case RunClosed(session_id):
                 self.due.add(session_id)
                 self._closed.add(session_id)
             case RunFenced(session_id, _, is_given_up):
                 self.due.add(session_id)
                 if is_given_up:
-                    self._given_up.add(session_id)
+                    self._asked.add(session_id)
             case Forgotten(session_ids):
                 self._given_up.difference_update(session_ids)
+                self._asked.difference_update(session_ids)
+                for session_id in session_ids:
+                    self._heard_ns.pop(session_id, None)
                 self._closed.difference_update(session_ids)
             case RangesMerged(plan):
                 self.due.update(end.session_id for end in plan.consumed if self._is_ending(end.session_id))
@@ -209,10 +232,16 @@ class SessionCloser:
         return tuple(islice(runs, LATER_MAX))
 
     def _to_close_empty(self, session: Session) -> tuple[int, ...]:
-        """The later runs that are fenced, and of which no byte was acknowledged or is left."""
-        fenced = (one.run for one in session.active_runs[1:] if one.is_fenced and one.end is None)
-        runs = (run for run in fenced if self._is_empty(self._tracker.finals(session.id, run)))
-        return tuple(islice(runs, LATER_MAX))
+        """The later runs that are fenced, and of which no byte was acknowledged or is left.
+
+        A run whose end was announced since it was opened is closed alone, with that end: it is cut short.
+        """
+        fenced = (one for one in session.active_runs[1:] if one.is_fenced and one.end is None)
+        runs = (
+            one.run for one in fenced if one.announced or not _is_announced(session, one.run, self._tracker)
+        )
+        empty = (run for run in runs if self._is_empty(self._tracker.finals(session.id, run)))
+        return tuple(islice(empty, LATER_MAX))
 
     def _is_empty(self, finals: Mapping[str, SessionEnd]) -> bool:
         is_known = is_quorum_of_disks(self._state, self._tracker, finals)
@@ -220,8 +249,17 @@ class SessionCloser:
 
 
 def _announced(tracker: ReplicationTracker, session_id: int, run: int) -> End | None:
+    """The end that the publisher announced; None if it announced none, or no possible one."""
     announced = tracker.announced(session_id, run)
-    return None if announced is None else End(*announced[2:])
+    if announced is None or not may_be_end(announced.offset, announced.number):
+        return None
+    return End(*announced[2:])
+
+
+def _is_announced(session: Session, run: int, tracker: ReplicationTracker) -> bool:
+    """Whether the publisher announced bytes of a run."""
+    announced = _announced(tracker, session.id, run)
+    return announced is not None and announced[:2] > BEGIN
 
 
 def _may_be_fenced(session: Session, run: int, tracker: ReplicationTracker) -> bool:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, PushStart
@@ -96,7 +96,10 @@ class SessionIngest:
 
     def on_snapshot(self) -> None:
         """The whole state was replaced."""
-        for name in list(self._streams):
+        for name, streams in list(self._streams.items()):
+            for intake in streams:
+                intake.sealed.clear()  # Any of them may have been fenced meanwhile.
+            self._note_sealed(name)
             self._end_fenced(name)
         self.on_changed()
 
@@ -114,7 +117,10 @@ class SessionIngest:
             case RangesMerged(order):
                 for end in order.consumed:
                     self.on_session(end.session_id)
-            case RunClosed(session_id) | RunFenced(session_id):
+            case RunFenced(session_id, run):
+                self._drop_sealed(session_id, {run, *outcome.later})
+                self.on_session(session_id)
+            case RunClosed(session_id):
                 self.on_session(session_id)
             case ClusterReset():
                 self.on_changed()
@@ -125,6 +131,14 @@ class SessionIngest:
         for intake in self._streams.get(name, ()):
             if session is not None and session.incarnation == intake.hello.incarnation:
                 intake.note_sealed(session)
+
+    def _drop_sealed(self, session_id: int, runs: Collection[int]) -> None:
+        """Runs were fenced: they may be closed before the ends with which they were sealed."""
+        session = self._follower.session(session_id)
+        for intake in () if session is None else self._streams.get(session.name, ()):
+            if session is not None and session.incarnation == intake.hello.incarnation:
+                for run in runs:
+                    intake.sealed.pop(run, None)
 
     def _end_fenced(self, name: str) -> None:
         """End the streams of that name whose directory was superseded by another."""
@@ -386,7 +400,8 @@ class IngestStream:
         self._ingest, self.hello = ingest, hello
         self._replica = replica
         self.sealed: dict[int, ActiveRun] = {}
-        """By run number: sealed runs that were open during this stream, from the current one on."""
+        """By run number: sealed runs that were open during this stream, from the current one on. Never a run
+        that was fenced: nothing after the end at which it is closed may be acknowledged."""
         self._ended: RtError | None = None
         self._has_replica = asyncio.Event()
         if replica is not None:

@@ -379,9 +379,14 @@ def _check_run(x: int, active: bytes) -> None:
         raise ValueError(f"session number {x}")
 
 
-def _check_end(offset: int, number: int) -> None:
+def may_be_end(offset: int, number: int) -> bool:
+    """Whether a segment can end there."""
     is_boundary = SEGMENT_HEADER_BYTES <= offset < NUMBER_MAX and offset % 8 == 0
-    if not is_boundary or not 0 <= number < NUMBER_MAX:
+    return is_boundary and 0 <= number < NUMBER_MAX
+
+
+def _check_end(offset: int, number: int) -> None:
+    if not may_be_end(offset, number):
         raise ValueError(f"no end of a session: offset {offset}, number {number}")
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import neg
 from typing import Final, TypeVar
 
 from rt.names import session_owner
@@ -73,9 +75,9 @@ def taken_from_largest(sizes: Mapping[_Owner, int], count: int) -> dict[_Owner, 
 
     Of owners with the same number the one that comes first in `sizes` loses first.
     """
-    owners = list(sizes)
-    heap = [(-sizes[owner], rank) for rank, owner in enumerate(owners)]
-    heapq.heapify(heap)
+    owners, ranked = list(sizes), zip(map(neg, sizes.values()), itertools.count(), strict=False)
+    # No other owner can be the one with the most before `count` were taken. Sorted, so it is a heap.
+    heap = heapq.nsmallest(count, ranked)
     taken = dict[_Owner, int]()
     for _ in range(min(count, sum(sizes.values()))):
         size, rank = heap[0]

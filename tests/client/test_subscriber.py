@@ -208,3 +208,38 @@ def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) ->
     for _ in range(2):
         with pytest.raises(rt.Closed):
             copy.check(is_closed=False)
+
+
+def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_next_one(
+    tmp_path: Path,
+) -> None:
+    corrupt = rt.events.CorruptPositions(9, None, "no node has them")
+
+    class Pulling:
+        refused = failure = None
+        looks = 0
+
+        @property
+        def corrupt(self) -> rt.events.CorruptPositions | None:
+            """The pull client reports it just after it was first asked for."""
+            self.looks += 1
+            return corrupt if self.looks > 1 else None
+
+    pulling: Any = Pulling()
+    events: list[rt.events.Event] = []
+    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: None)
+    copy.check(is_closed=False)
+    copy.check(is_closed=False)
+    assert events == []
+
+
+def test_a_watch_that_another_thread_closes_may_be_woken(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes: list[bool] = []
+    watches = iter([SimpleNamespace(wake=lambda: wakes.append(True))])
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        with monkeypatch.context() as patch:
+            patch.setattr(rt.Subscriber, "_watch", property(lambda _: next(watches, None)), raising=False)
+            subscriber.pause()
+        assert wakes == [True]

@@ -248,6 +248,20 @@ def test_what_a_publisher_lost_but_the_copy_has_stays_and_its_next_run_follows()
     receiver.close()
 
 
+@pytest.mark.parametrize("offset", [0, 8, 56, 65, 100])
+def test_an_end_at_which_no_segment_can_end_is_refused(offset: int) -> None:
+    disk = MemoryDisk()
+    publish(disk, 100, 100, roll_bytes=1 << 20)
+    receiver = session_copy(disk)
+    give(receiver, items_of(disk, SESSION)[:2])
+    place = receiver.next_offset
+    assert place is not None
+    with pytest.raises(ProtocolViolation):
+        receiver.seal(SegmentSealed(place._replace(offset=offset), 0, True, 0))
+    assert not receiver.has_ended
+    receiver.close()
+
+
 def test_a_frame_above_the_limit_is_refused_before_it_is_collected() -> None:
     disk = MemoryDisk()
     publish(disk, 300_000, roll_bytes=1 << 20)

@@ -1635,6 +1635,46 @@ def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config)
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(config, is_snapshot: bool):
+    """The stream knew them before. They are over, and nothing of them is merged."""
+    offline = Offline(4)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            state = played.data.follower.state
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs[:1]))
+            await played.until(lambda: proposed(played))
+            offline.commit(played, offline.opening())
+            await taking
+            first = offline.runs[0]
+            over = [FenceRun(1, 0, (1, 2, 3)), CloseRun(1, 0, 0, len(first.data), first.end, (1, 2))]
+            if is_snapshot:
+                for command in over:
+                    apply(state, command)
+                offline.index = 9
+                played.say(snapshot_of(state, index=9))
+            else:
+                for command in over:
+                    offline.commit(played, command)
+            offline.commit(played, offline.merging(state, first))
+            assert played.data.follower.state.sessions[1].done[0] == 2
+            for run in offline.runs[1:]:
+                played.heard.clear()
+                taking = asyncio.ensure_future(intake.append_runs([run]))
+                await played.until(lambda taking=taking: taking.done() or proposed(played))
+                for command in proposed(played):
+                    offline.commit(played, command)
+                with pytest.raises(Unreachable):
+                    await taking
+            with_messages = {one: data for one, data in offline.stored(played).items() if len(data) > 64}
+            assert with_messages == {first.segment: bytes(first.data)}
+            await intake.close()
+
+    asyncio.run(play())
+
+
 def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
     offline = Offline(3)
 

@@ -23,6 +23,7 @@ from sequencer.leader.node_reports import FRESH_NS
 from sequencer.leader.proposals import REPEAT_NS
 from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
 from sequencer.leader.retention_planner import POLL_NS
+from sequencer.leader.session_close import AWAY_NS
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import (
     CommandRejected,
@@ -845,6 +846,9 @@ def test_an_operator_closes_a_run_whose_end_is_lost_with_a_disk_also_after_nodes
     for node in "abc":
         bench.report(node, joins=4)
     bench.leader.tick()
+    assert closing(bench) == [], "its publisher may be connected to a node that has not said so yet"
+    bench.now_ns += AWAY_NS
+    bench.leader.tick()
     assert CloseRun(1, 0, 0, 64, 0) in bench.pending
     bench.reconcile()
     assert [active.run for active in bench.state.sessions[1].active_runs] == [1][: runs - 1]
@@ -866,6 +870,8 @@ def test_an_operator_closes_many_waiting_runs_of_which_no_node_has_a_byte_with_a
     for node in "abc":
         bench.report(node, joins=3)
     bench.commit(encode_command(CloseSession("a")))
+    bench.now_ns += AWAY_NS
+    bench.leader.tick()
     bench.reconcile()
     for node in "ab":
         for run in range(count):
@@ -881,6 +887,28 @@ def test_an_operator_closes_many_waiting_runs_of_which_no_node_has_a_byte_with_a
         replayed = decode_state(encode_state(replayed))
     assert replayed == bench.state
     assert encode_state(replayed) == encode_state(bench.state)
+
+
+def test_of_a_publisher_that_is_connected_an_operator_closes_no_run_but_the_one_that_is_merged(bench):
+    do_join(bench.state, "a", "b", "c")
+    for run in range(3):
+        do_open(bench.state, run=run)
+    bench.lead()
+    for node in "abc":
+        bench.report(node, joins=3, connected=[1] if node == "b" else [])
+    bench.commit(encode_command(CloseSession("a")))
+    for node in "ab":
+        end_report(bench, node, 1, 64, 0)
+    bench.reconcile()
+    assert [one.is_fenced for one in bench.state.sessions[1].active_runs] == [False, False]
+    bench.now_ns += AWAY_NS - 1
+    bench.report("b", connected=[1])
+    bench.now_ns += AWAY_NS
+    bench.leader.tick()
+    assert closing(bench) == [], "it is connected still"
+    bench.commit(encode_command(CloseSession("a")))
+    bench.leader.tick()
+    assert closing(bench) == [FenceRun(1, 2)], "it has left"
 
 
 def test_a_publisher_that_is_connected_may_still_bring_what_a_disk_lost(bench):

@@ -106,6 +106,18 @@ def test_a_life_is_closed_at_the_furthest_end_of_a_majority() -> None:
     assert planned(state, tracker) == []
 
 
+@pytest.mark.parametrize(("offset", "number"), [(0, 0), (129, 10), (1 << 63, 10), (128, 1 << 63)])
+def test_an_announced_end_that_cannot_be_one_stops_no_leader(offset: int, number: int) -> None:
+    """It comes from a publisher."""
+    state, tracker = stage()
+    do_open(state, "s0", run=1)
+    do_fence(state)
+    tracker.on_announced(SessionEnd(1, 0, 0, offset, number))
+    for node in range(2):
+        final(node, tracker, 128)
+    assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8)]
+
+
 def test_a_life_is_never_closed_below_what_is_merged() -> None:
     """Nodes that were built anew hold less."""
     state, tracker = stage()
@@ -437,6 +449,25 @@ def test_runs_after_the_one_that_ends_are_closed_with_it_if_enough_disks_have_no
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8, (1,))]
     final(1, tracker, 64, run=3)
     assert planned(state, tracker) == [CloseRun(1, 0, 0, 128, 8, (1, 3))]
+
+
+def test_a_later_run_whose_announced_messages_no_node_has_is_counted() -> None:
+    """The only node that had them is lost."""
+    state, tracker = stage()
+    for run in (1, 2):
+        do_open(state, "s0", run=run)
+    do_open(state, "s0", incarnation=1)
+    must(RunFenced, apply(state, FenceRun(1, 0, (1, 2))))
+    tracker.on_announced(SessionEnd(1, 1, 0, 256, 20))
+    for run in range(3):
+        for node in range(2):
+            final(node, tracker, 64, run=run)
+    for expected in (CloseRun(1, 0, 0, 64, 0, (2,)), CloseRun(1, 1, 0, 64, 0, announced=End(0, 256, 20))):
+        (close,) = planned(state, tracker)
+        assert close == expected
+        must(RunClosed, apply(state, close))
+    assert state.sessions[1].active_runs == ()
+    assert state.runs_cut_short == 1
 
 
 def test_a_run_whose_publisher_may_come_back_is_fenced_alone() -> None:

@@ -26,7 +26,7 @@ from sequencing import (
 from sequencer.leader.idle_sessions import FORGET_AT_ONCE, MINUTE_NS, POLL_NS, IdleSessions, OldSessions
 from sequencer.leader.merge_planner import Speculation
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
-from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.leader.session_close import AWAY_NS, DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, Forgotten, RunClosed, RunFenced, RunOpened
 from sequencer.state.commands import (
@@ -40,7 +40,7 @@ from sequencer.state.commands import (
     ResetCluster,
     SealedRun,
 )
-from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES
+from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES, taken_from_largest
 from sequencer.state.run_lifecycle import why_full
 from sequencer.state.state import (
     CLOSED_KEPT,
@@ -228,7 +228,7 @@ def test_a_publisher_that_is_there_or_comes_back_in_time_keeps_its_session_open(
     idle.on_heard([2], late - MINUTE_NS)
     assert looked(idle, late) == [1]
     endings.give_up([1])
-    endings.on_heard([1])
+    endings.on_heard([1], 0)
     assert endings.plan() == []
 
 
@@ -267,6 +267,7 @@ def test_an_operator_closes_a_session_and_its_end_may_be_lost_everywhere() -> No
     outcome = must(RunFenced, apply(state, CloseSession("a")))
     assert outcome == must(RunFenced, apply(state, CloseSession("a"))), "again is the same"
     endings.on_applied(outcome)
+    endings.give_up_closed(AWAY_NS)
     for node in ("n1", "n2"):
         tracker.on_final(node, SessionEnd(1, 0, 0, 640, 10), None)
     (close,) = endings.plan()
@@ -487,6 +488,15 @@ def test_owners_share_what_is_kept_and_the_oldest_of_each_go_first(few_kept: int
     }
     assert sorted(map(len, left.values())) == [2, 3, 3]
     assert all(numbers == list(range(few_kept))[-len(numbers) :] for numbers in left.values()), left
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(1, 5), max_size=12), st.integers(0, 40))
+def test_as_many_are_taken_of_each_as_if_one_were_taken_at_a_time(sizes: dict[int, int], count: int) -> None:
+    left = dict(sizes)
+    for _ in range(min(count, sum(sizes.values()))):
+        left[max(left, key=lambda one: left[one])] -= 1
+    taken = taken_from_largest(sizes, count)
+    assert {one: size - taken.get(one, 0) for one, size in sizes.items()} == left
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), max_size=8), st.integers(0, 8))
