@@ -26,14 +26,7 @@ from rt.cli.signals import run_until_signal
 from rt.errors import RtError
 from rt.net.grpc_channel import keep_freed_memory
 from rt.net.tls import TLS
-from rt.sidecar.pull_protocol import (
-    HoldDenied,
-    NodeReached,
-    NoGoodBytes,
-    PullFailed,
-    PullReport,
-    encode_report,
-)
+from rt.sidecar.pull_protocol import PullFailed, PullReport, encode_report
 from rt.sidecar.restart_backoff import spare_what_is_loaded
 
 
@@ -103,13 +96,10 @@ def pull(
         raise click.UsageError("--repair excludes --attached.")
     with _reported() if attached else contextlib.nullcontext():
         endpoints, tls = nodes.parse()
-        report_to = _report if attached else _ignore
         copy = SidecarCopy(
             directory,
             stream,
-            on_reached=lambda end: report_to(NodeReached(end)),
-            on_refused=lambda refused: report_to(HoldDenied(refused.name, refused.why)),
-            on_no_good_bytes=lambda start, end, why: report_to(NoGoodBytes(start, end, why)),
+            report=_report if attached else _ignore,
             position=position,
             topics=topics,
             retention=retention,

@@ -102,7 +102,7 @@ def encode_push_request(said: PushRequest) -> bytes:
                 stream=stream,
                 session=session,
                 incarnation=incarnation,
-                dedup_id=dedup_id or "",
+                dedup_id=dedup_id,
                 cluster=cluster,
             )
             return pb.PushRequest(hello=hello).SerializeToString()
@@ -157,8 +157,9 @@ def encode_pull_request(asked: PullRequest) -> bytes:
         case PullProgress(position, is_synced):
             progress = pb.PullProgress(position=position, is_synced=is_synced)
             return pb.PullRequest(progress=progress).SerializeToString()
-        case Acknowledged():
-            return pb.PullRequest(acknowledged=_acknowledged(asked)).SerializeToString()
+        case Acknowledged(name, position):
+            acknowledged = pb.Acknowledged(name=name, position=position)
+            return pb.PullRequest(acknowledged=acknowledged).SerializeToString()
 
 
 def decode_pull_request(data: bytes) -> PullRequest:
@@ -192,8 +193,8 @@ def encode_pull_reply(answered: PullReply) -> bytes:
                 node=node,
                 place=_place(place),
                 first=first,
-                session=session or "",
-                dedup_id=dedup_id or "",
+                session=session,
+                dedup_id=dedup_id,
                 end=end,
             )
             return pb.PullReply(start=start).SerializeToString()
@@ -220,14 +221,11 @@ def _checked(kind: type[_Said], data: bytes, read: Callable[[_Said], _Value]) ->
 def _push_request(message: pb.PushRequest) -> PushRequest:
     match message.WhichOneof("kind"):
         case "hello":
-            hello = message.hello
-            _check_version(hello.version)
-            dedup_id = hello.dedup_id or None
-            return PushHello(hello.stream, hello.session, hello.incarnation, dedup_id, hello.cluster)
+            said = message.hello
+            _check_version(said.version)
+            return PushHello(said.stream, said.session, said.incarnation, said.dedup_id or None, said.cluster)
         case "run":
-            run = Run(message.run.run, message.run.run_id)
-            check_item(run)
-            return run
+            return check_item(Run(message.run.run, message.run.run_id))
         case "chunk":
             return checked_chunk(_read_place(message.chunk.place), message.chunk.data)
         case "sealed":
@@ -270,15 +268,15 @@ def _pull_request(message: pb.PullRequest) -> PullRequest:
                 case "merged":
                     return PullHello(hello.stream, _read_merged(hello.merged))
                 case "session":
-                    wanted = hello.session
-                    place = _read_place(wanted.place)
-                    return PullHello(hello.stream, PullSession(wanted.session_id, place, wanted.chain))
+                    said = hello.session
+                    wanted = PullSession(said.session_id, _read_place(said.place), said.chain)
+                    return PullHello(hello.stream, wanted)
                 case _:
                     raise ValueError("it names no log")
         case "progress":
             return PullProgress(message.progress.position, message.progress.is_synced)
         case "acknowledged":
-            return _read_acknowledged(message.acknowledged)
+            return Acknowledged(message.acknowledged.name, message.acknowledged.position)
         case _:
             raise ValueError("it is empty")
 
@@ -303,13 +301,10 @@ def _pull_reply(message: pb.PullReply) -> PullReply:
             return _read_sealed(message.sealed)
         case "trimmed":
             said = message.trimmed
-            trimmed = LogTrimmed(SegmentId(said.run, said.roll), said.log_start, TrimReason(said.reason))
-            check_item(trimmed)
-            return trimmed
+            before = SegmentId(said.run, said.roll)
+            return check_item(LogTrimmed(before, said.log_start, TrimReason(said.reason)))
         case "complete":
-            complete = CompleteUpTo(message.complete.position)
-            check_item(complete)
-            return complete
+            return check_item(CompleteUpTo(message.complete.position))
         case "hold_refused":
             return HoldRejected(message.hold_refused.name, message.hold_refused.why)
         case "outline":
@@ -328,9 +323,7 @@ def _read_waypoint(said: pb.Waypoint) -> Waypoint:
 
 
 def _read_sealed(said: pb.Sealed) -> SegmentSealed:
-    sealed = SegmentSealed(_read_place(said.place), said.end, said.is_last_of_run, said.sealed_ns)
-    check_item(sealed)
-    return sealed
+    return check_item(SegmentSealed(_read_place(said.place), said.end, said.is_last_of_run, said.sealed_ns))
 
 
 def _read_whole_runs(said: pb.WholeRuns) -> WholeRuns:
@@ -339,20 +332,21 @@ def _read_whole_runs(said: pb.WholeRuns) -> WholeRuns:
     if sum(len(one.data) for one in said.runs) > CHUNK_BYTES_MAX:
         raise ValueError(f"whole runs of more than {CHUNK_BYTES_MAX} bytes")
     runs = tuple(WholeRun(Run(one.run, one.run_id), one.data, one.end, one.sealed_ns) for one in said.runs)
-    for run in runs:
-        if len(run.data) < SEGMENT_HEADER_BYTES or len(run.data) % 8 or run.end >= NUMBER_MAX:
-            raise ValueError(f"a whole segment of {len(run.data)} bytes, up to number {run.end}")
-        life, _, sealed = run.items
-        check_item(life)
+    for one in runs:
+        if len(one.data) < SEGMENT_HEADER_BYTES or len(one.data) % 8 or one.end >= NUMBER_MAX:
+            raise ValueError(f"a whole segment of {len(one.data)} bytes, up to number {one.end}")
+        run, _, sealed = one.items
+        check_item(run)
         check_item(sealed)
     for earlier, later in pairwise(runs):
         if earlier.run.number >= later.run.number:
-            raise ValueError(f"whole runs out of order: X {earlier.run.number}, then {later.run.number}")
+            raise ValueError(f"whole runs out of order: run {earlier.run.number}, then {later.run.number}")
     return WholeRuns(runs)
 
 
 def _read_merged(said: pb.PullMerged) -> PullMerged:
     position = said.from_position if said.WhichOneof("position") == "from_position" else None
+    held = said.acknowledged
     return PullMerged(
         said.cluster,
         _read_place(said.place) if said.has_place else None,
@@ -361,13 +355,9 @@ def _read_merged(said: pb.PullMerged) -> PullMerged:
         position if position is not None else "latest" if said.from_latest else "earliest",
         tuple(said.topics),
         said.name or None,
-        _read_acknowledged(said.acknowledged) if said.HasField("acknowledged") else None,
+        Acknowledged(held.name, held.position) if said.HasField("acknowledged") else None,
         PullRange(said.range.end, said.range.outline_bytes) if said.HasField("range") else None,
     )
-
-
-def _read_acknowledged(said: pb.Acknowledged) -> Acknowledged:
-    return Acknowledged(said.name, said.position)
 
 
 def _check_version(version: int) -> None:
@@ -397,6 +387,7 @@ def _sealed(sealed: SegmentSealed) -> pb.Sealed:
 
 
 def _merged(wanted: PullMerged) -> pb.PullMerged:
+    said, part = wanted.acknowledged, wanted.range
     return pb.PullMerged(
         cluster=wanted.cluster,
         place=_place(wanted.offset),
@@ -406,13 +397,7 @@ def _merged(wanted: PullMerged) -> pb.PullMerged:
         from_position=wanted.position if isinstance(wanted.position, int) else None,
         from_latest=True if wanted.position == "latest" else None,
         topics=wanted.topics,
-        name=wanted.name or "",
-        acknowledged=None if wanted.acknowledged is None else _acknowledged(wanted.acknowledged),
-        range=None
-        if wanted.range is None
-        else pb.PullRange(end=wanted.range.end, outline_bytes=wanted.range.outline_bytes),
+        name=wanted.name,
+        acknowledged=pb.Acknowledged(name=said.name, position=said.position) if said else None,
+        range=pb.PullRange(end=part.end, outline_bytes=part.outline_bytes) if part else None,
     )
-
-
-def _acknowledged(said: Acknowledged) -> pb.Acknowledged:
-    return pb.Acknowledged(name=said.name, position=said.position)

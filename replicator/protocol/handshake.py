@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
 from rt.cluster_epoch import EPOCH_END
@@ -27,6 +27,7 @@ WAYPOINTS_MAX: Final = 4096
 
 NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
 Wanted: TypeAlias = int | Literal["earliest", "latest"]
+_Item = TypeVar("_Item", SegmentSealed, Run, LogTrimmed, CompleteUpTo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,8 +279,8 @@ def check_log_offset(place: LogOffset) -> LogOffset:
     return place
 
 
-def check_item(item: SegmentSealed | Run | LogTrimmed | CompleteUpTo) -> None:
-    """`ValueError` if no log contains it. Chunks are checked as they are read from the wire."""
+def check_item(item: _Item) -> _Item:
+    """Return `item`. `ValueError` if no log contains it. Chunks are checked when they are decoded."""
     match item:
         case SegmentSealed(place, end, _, sealed_ns):
             check_log_offset(place)
@@ -294,6 +295,7 @@ def check_item(item: SegmentSealed | Run | LogTrimmed | CompleteUpTo) -> None:
             _check_bound("log start", log_start, NUMBER_MAX + 1)
         case CompleteUpTo(position):
             _check_bound("position", position, NUMBER_MAX + 1)
+    return item
 
 
 def _check_id(what: str, value: bytes, *, may_be_empty: bool = False) -> None:

@@ -81,12 +81,10 @@ class WholeRun:
 
     @property
     def segment(self) -> SegmentId:
-        """Its segment."""
         return SegmentId(self.run.number, 0)
 
     @property
     def end_offset(self) -> LogOffset:
-        """After its last byte."""
         return LogOffset(self.run.number, 0, len(self.data))
 
     @property

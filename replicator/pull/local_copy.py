@@ -24,7 +24,7 @@ from rt.errors import ClusterMismatch, Corrupt, InvalidName, ProtocolViolation
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
-from rt.log.scan.directory import is_log_directory, read_identity
+from rt.log.scan.directory import is_log_directory, read_file, read_identity
 from rt.log.write.writer import SyncPoint
 
 logger = logging.getLogger("replicator")
@@ -246,14 +246,9 @@ class LocalCopy:
 
     def _read_epoch(self) -> int:
         path = os.path.join(self.path, EPOCH_FILE)
-        with storage_errors(path, "reading the epoch of a copy"):
-            if self._disk.size(path) is None:
-                return 0
-            file = self._disk.open(path)
-            try:
-                data = file.pread(_EPOCH_BYTES_MAX, 0)
-            finally:
-                file.close()
+        data = read_file(self._disk, path, _EPOCH_BYTES_MAX, doing="reading the epoch of a copy")
+        if data is None:
+            return 0
         try:
             epoch = json.loads(data)
         except ValueError:
@@ -265,14 +260,8 @@ class LocalCopy:
 
     def _check_topics(self) -> None:
         path = os.path.join(self.path, TOPICS_FILE)
-        known: tuple[str, ...] = ()
-        with storage_errors(path, "reading the topics of a copy"):
-            if self._disk.size(path) is not None:
-                file = self._disk.open(path)
-                try:
-                    known = tuple(json.loads(file.pread(_TOPICS_BYTES_MAX, 0)))
-                finally:
-                    file.close()
+        data = read_file(self._disk, path, _TOPICS_BYTES_MAX, doing="reading the topics of a copy")
+        known: tuple[str, ...] = () if data is None else tuple(json.loads(data))
         if known != self._topics:
             raise InvalidName(
                 "the copy was started with other topics",

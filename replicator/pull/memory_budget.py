@@ -45,7 +45,6 @@ class BudgetGrant(NamedTuple):
 
     @property
     def copies_bytes(self) -> int:
-        """The copies of the chunk that is sent."""
         return _COPIES * self.chunk_bytes
 
     @property
@@ -141,7 +140,6 @@ class PullBudget:
             self._wake()
 
     def _next(self) -> BudgetHold:
-        """The next one of those that wait."""
         return self._waiting[min(self._waiting, key=self._held.__getitem__)][0]
 
     def release(self, hold: BudgetHold, size: int) -> None:
@@ -173,14 +171,16 @@ class PullBudget:
     def _end_stalled(self) -> float:
         """End the pull that is due. Returns how long until there may be another."""
         now, share = self.now(), self.share_bytes
-        holders = [hold for hold in self._active if hold.bytes > hold.sending_bytes and not hold.is_ended]
+        holders = [
+            hold for hold in self._active if hold.bytes > hold.sending_bytes and not hold.ended.is_set()
+        ]
         if not holders:
             return STALLED_S
         due = [hold for hold in holders if hold.taken_s + STALLED_S <= now]
         if not due:
             return max(min(hold.taken_s for hold in holders) + STALLED_S - now, 0.001)
         due.sort(key=lambda hold: (hold.bytes <= share, hold.taken_s))
-        due[0].end()
+        due[0].ended.set()
         self.ended += 1
         return STALLED_S
 
@@ -196,13 +196,8 @@ class BudgetHold:
         self.taken_s = 0.0
         self.turn = asyncio.Event()  # Set when there may be room for it.
         self._budget = budget
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()  # Set when the pull must end: others need their share.
         self._is_over = False
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the pull must end, so that others get their share."""
-        return self._ended.is_set()
 
     async def acquire(self, wanted: int) -> BudgetGrant:
         """A grant to read `wanted` bytes or less. Holds nothing yet."""
@@ -223,13 +218,9 @@ class BudgetHold:
         self.sending_bytes = 0
         self._budget.release(self, min(size, self.bytes))
 
-    def end(self) -> None:
-        """Have the pull ended: see `wait_ended`."""
-        self._ended.set()
-
     async def wait_ended(self) -> None:
         """Return never; `rt.Overloaded` when others need what the pull holds."""
-        await self._ended.wait()
+        await self.ended.wait()
         raise Overloaded(
             "the pull reads more slowly than others, and memory is needed for them",
             where=self.identity,

@@ -9,6 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from replicator.protocol.handshake import PullMerged, PullSession
@@ -93,10 +95,8 @@ def check_next_block(disk: Disk, path: str, place: LogOffset) -> None:
         except FileNotFoundError:
             return
         if reader is not None:
-            try:
+            with contextlib.closing(reader):
                 reader.check_next()
-            finally:
-                reader.close()
 
 
 def plan_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, MidLogStart | None]:
@@ -113,18 +113,14 @@ def plan_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, 
             return _at_log_start(catalog, wanted), None
         if kept.id > wanted.offset.segment:
             return PullPlan(LogOffset(*kept.id, 0), kept.first), None
-        found = _open(disk, path, kept)
-        if found is None:
-            raise _has_less(wanted)
-        header, file = found
-        try:
+        with _opened(disk, path, kept) as found:
+            if found is None:
+                raise _has_less(wanted)
+            header, file = found
             scanner = scanner_at(disk, path, header, file, wanted.end)
-        finally:
-            file.close()
         assert isinstance(scanner, MergedScanner)
-        return PullPlan(wanted.offset, wanted.end), MidLogStart(
-            LogOffset(*header.id, scanner.offset), scanner, header
-        )
+        middle = MidLogStart(LogOffset(*header.id, scanner.offset), scanner, header)
+        return PullPlan(wanted.offset, wanted.end), middle
 
 
 def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
@@ -138,19 +134,14 @@ def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
                 "this node has less of the log than was requested", expected=end, hint="Ask another."
             )
         catalog = _catalog(disk, path)
-        kept = catalog.find(start)
-        found = None if kept is None else _open(disk, path, kept)
-        if kept is None or found is None:
-            raise Unreachable("the log is being trimmed", hint="Ask again.")
-        header, file = found
-        try:
+        with _opened(disk, path, catalog.find(start)) as found:
+            if found is None:
+                raise Unreachable("the log is being trimmed", hint="Ask again.")
+            header, file = found
             scanner = scanner_at(disk, path, header, file, start)
             items = _introduction(disk, path, header, file, scanner.offset)
-        finally:
-            file.close()
-        return RangePlan(
-            LogOffset(*kept.id, scanner.offset), scanner.next, items, _block_end(disk, path, catalog, end)
-        )
+        place, end_place = LogOffset(*header.id, scanner.offset), _block_end(disk, path, catalog, end)
+        return RangePlan(place, scanner.next, items, end_place)
 
 
 def plan_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:
@@ -213,20 +204,16 @@ def _introduction(disk: Disk, path: str, header: SegmentHeader, file: File, offs
 
 def _block_end(disk: Disk, path: str, catalog: SegmentCatalog, end: int) -> LogOffset | None:
     """The end of the block that holds the position before `end`; None if it is not whole yet."""
-    kept = catalog.find(end - 1)
-    found = None if kept is None else _open(disk, path, kept)
-    if kept is None or found is None:
-        return None
-    header, file = found
-    try:
+    with _opened(disk, path, catalog.find(end - 1)) as found:
+        if found is None:
+            return None
+        header, file = found
         scanner = scanner_at(disk, path, header, file, end - 1)
         for scan in scans(file.pread, scanner, values=False):
             for block in scan.blocks:
                 if block.header.end >= end:
-                    behind = block.offset + BLOCK_HEADER_BYTES + block.header.length_bytes
-                    return LogOffset(*header.id, behind)
-    finally:
-        file.close()
+                    after = block.offset + BLOCK_HEADER_BYTES + block.header.length_bytes
+                    return LogOffset(*header.id, after)
     return None
 
 
@@ -253,10 +240,8 @@ def _check_not_beyond(catalog: SegmentCatalog, wanted: PullMerged) -> None:
     """
     assert wanted.offset is not None
     run = wanted.offset.run
-    known = [(one.id.run, one.first) for one in catalog.kept] + [
-        (one.id.run, one.first) for one in catalog.trimmed()
-    ]
-    first = min((first for later, first in known if later > run), default=wanted.end)
+    kept = [one.first for one in catalog.kept if one.id.run > run]
+    first = min(kept + [one.first for one in catalog.trimmed() if one.id.run > run], default=wanted.end)
     if first < wanted.end:
         raise _diverged(wanted, f"log.{run} ends at position {first}")
 
@@ -268,14 +253,10 @@ def _check_last_block(
 
     A receiver that has trimmed its last block cannot show it (0): then its position decides.
     """
-    found = _open(disk, path, kept)
-    if found is None:
-        raise _has_less(wanted)
-    header, file = found
-    try:
-        last = last_block_before(disk, path, header, file, place.offset)
-    finally:
-        file.close()
+    with _opened(disk, path, kept) as found:
+        if found is None:
+            raise _has_less(wanted)
+        last = last_block_before(disk, path, *found, place.offset)
     if last.boundary < place.offset and kept.end is None and not last.goes_beyond:
         raise _has_less(wanted)
     if last.boundary != place.offset or wanted.chain not in {0, last.checksum}:
@@ -290,16 +271,13 @@ def _check_position(position: int, wanted: PullMerged) -> None:
 
 def _check_chain(disk: Disk, path: str, kept: ReadableSegment, wanted: PullSession) -> int:
     """The number after `wanted.offset`, if the segment's running checksum there is the receiver's."""
-    found = _open(disk, path, kept)
-    if found is None:
-        raise _has_less(wanted)
-    header, file = found
-    try:
+    with _opened(disk, path, kept) as found:
+        if found is None:
+            raise _has_less(wanted)
+        header, file = found
         scanner = SessionScanner(header, marks=True)
         walk_to(file, scanner, wanted.offset.offset)
         has_less = kept.end is None and not reaches_beyond(file, scanner, wanted.offset.offset)
-    finally:
-        file.close()
     if scanner.offset < wanted.offset.offset and has_less:
         raise _has_less(wanted)
     if scanner.offset != wanted.offset.offset or scanner.chain != wanted.chain:
@@ -307,13 +285,18 @@ def _check_chain(disk: Disk, path: str, kept: ReadableSegment, wanted: PullSessi
     return scanner.next
 
 
-def _open(disk: Disk, path: str, kept: ReadableSegment) -> tuple[SegmentHeader, File] | None:
-    """A segment and its header; None if it was trimmed meanwhile."""
+@contextlib.contextmanager
+def _opened(
+    disk: Disk, path: str, kept: ReadableSegment | None
+) -> Iterator[tuple[SegmentHeader, File] | None]:
+    """The header and the file of a segment; None if there is none, or it was trimmed meanwhile."""
     try:
-        header = kept.header or read_header(disk, path, kept.id)
-        return None if header is None else (header, disk.open(segment_path(path, kept.id)))
+        header = None if kept is None else kept.header or read_header(disk, path, kept.id)
+        file = None if kept is None else disk.open(segment_path(path, kept.id))
     except FileNotFoundError:
-        return None
+        header = file = None
+    with contextlib.nullcontext() if file is None else contextlib.closing(file):
+        yield None if header is None or file is None else (header, file)
 
 
 def _has_less(wanted: PullMerged | PullSession) -> Unreachable:

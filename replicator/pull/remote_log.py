@@ -68,6 +68,7 @@ _Result = TypeVar("_Result")
 class RemoteLog:
     """The merged log of `stream`, from the nodes at `endpoints` ("host:port" each). For one thread.
 
+    It is a `rt.spark.source.log_source.LogSource`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
     operator.
     """
@@ -98,9 +99,7 @@ class RemoteLog:
         self.received_bytes = 0  # Of the log, also those that were skipped.
 
     def bounds(self) -> tuple[int, int]:
-        """See `rt.spark.source.log_source.LogSource`. Nodes may differ in how much they have: the most
-        counts.
-        """
+        """Nodes may differ in how much they have: the most counts."""
         if self._bounds is None or time.monotonic() > self._bounds[0]:
             try:
                 start = self._newest()
@@ -113,14 +112,12 @@ class RemoteLog:
         return self._bounds[1:]
 
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
-        """See `rt.spark.source.log_source.LogSource`."""
         if start < end:
             yield from self._ask(start, PullRange(end, OUTLINE_BYTES))[1]
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Iterator[MessageBatch]:
-        """See `rt.spark.source.log_source.LogSource`."""
         position, trial = start, _Attempt(self._patience_seconds, len(self._channels))
         while position < end and not interest.is_nothing:
             call = self._call(position, PullRange(end), trial)
@@ -146,8 +143,7 @@ class RemoteLog:
                 self._loop.run(call.end())
 
     def hold(self, name: str, position: int) -> None:
-        """See `rt.spark.source.log_source.LogSource`. `rt.CertificateError` unless the certificate has that
-        name.
+        """`rt.CertificateError` unless the certificate has that name.
 
         Returns once the cluster has a hold of that name. Without a majority it returns after seconds, and the
         node proposes the hold when there is one. If the node is left, the next one is told as well.
@@ -157,7 +153,6 @@ class RemoteLog:
             self._ask("earliest", PullRange(0))
 
     def close(self) -> None:
-        """See `rt.spark.source.log_source.LogSource`."""
         if not self._loop.is_closed:
             self._loop.run(_closed(self._channels))
             self._loop.close()
@@ -340,8 +335,6 @@ async def _closed(channels: Sequence[Channel]) -> None:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own."""
-
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rt-nodes-log", daemon=True)

@@ -15,86 +15,40 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from replicator.protocol.codec import decode_pull_request, encode_pull_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
 from replicator.protocol.handshake import (
-    WAYPOINTS_MAX,
     Acknowledged,
     HoldRejected,
     LogOutline,
     PullHello,
     PullMerged,
     PullProgress,
-    PullRange,
     PullSession,
-    PullStart,
 )
-from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
+from replicator.protocol.messages import Chunk, Item, Run
 from replicator.protocol.run_in_thread import run_to_end
-from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetGrant, BudgetHold, PullBudget
-from replicator.pull.negotiation import (
-    check_next_block,
-    log_end,
-    plan_filtered,
-    plan_merged,
-    plan_range,
-    plan_session,
-)
-from replicator.pull.trim_overtake import TrimOvertake
+from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetHold, PullBudget
+from replicator.pull.source import LogProvider, PullSource, SourceOpener
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
-from replicator.send.sender import Sender
-from replicator.send.topic_filter import FilteredScan
 from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
 from rt.log.disk import REAL, Disk
-from rt.log.read.outline import outline
-from rt.log.read.waypoint import Waypoint
-from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import read_identity
 from rt.net.grpc_auth import STREAMS_PER_IDENTITY_MAX, caller
-from rt.net.grpc_errors import NothingMergedYet, Unreachable
+from rt.net.grpc_errors import NothingMergedYet
 from rt.net.identity import Identity
 
 logger = logging.getLogger("replicator")
 
-BEYOND: Final = LogOffset(2**32, 0, 0)  # After every offset: the end of a range that is not whole here yet.
 BEGINNINGS_MAX: Final = 1
 """Finding out where a stream begins may read a message of the largest size: one stream at a time does."""
 TAIL_BYTES: Final = 256 * 1024
 """Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
-
-
-class LogProvider(Protocol):
-    """The logs of a node, as the pull server needs them."""
-
-    @property
-    def cluster(self) -> bytes:
-        """The id of the cluster."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the cluster: see `rt.cluster_epoch`."""
-
-    @property
-    def node(self) -> str:
-        """This node's name."""
-
-    @property
-    def merged(self) -> str:
-        """The directory of the merged log; it may not exist yet."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the cluster has merged nothing so far, as far as this node, which is up to date, knows."""
-
-    def session(self, session_id: int) -> str:
-        """The directory of a session replica. `rt.LogNotFound` if there is none."""
 
 
 @dataclass(slots=True)
@@ -169,14 +123,12 @@ class PullServicer:
     ) -> None:
         self.budget = budget or PullBudget()
         self._opening = asyncio.Semaphore(BEGINNINGS_MAX)
-        self._logs = logs
-        self._stream = stream
+        self._logs, self._stream = logs, stream
+        self._opener = SourceOpener(logs, disk, check_reach)
         self._pool = pool
         self._identify = identify
         self._on_progress, self._on_acknowledged = on_progress, on_acknowledged
         self._confirm_hold = confirm_hold
-        self._check_reach = check_reach
-        self._disk = disk
         self._hub = WatchHub()
         self.pulls: dict[int, Pull] = {}  # The streams that run now.
         self._next_id = 0
@@ -191,7 +143,6 @@ class PullServicer:
         self._hub.wake(self._logs.merged)
 
     async def pull(self, _requests: Any, context: Call) -> None:
-        """Serve one stream to its end."""
         try:
             with frames_cleared():
                 await self._serve(context)
@@ -226,7 +177,7 @@ class PullServicer:
 
     async def _send(self, context: Call, pull: Pull, hold: BudgetHold) -> None:
         async with self._opening:
-            source = await run_to_end(self._pool, partial(self._open_source, pull.wanted))
+            source = await run_to_end(self._pool, partial(self._opener.open, pull.wanted))
         try:
             with self._hub.watching(source.sender.path) as watched:
                 self._record_overtaken(pull, source)
@@ -242,102 +193,15 @@ class PullServicer:
         finally:
             source.sender.close()
 
-    def _open_source(self, wanted: PullMerged | PullSession) -> _Source:
-        """Find out where the stream begins; in a thread."""
-        logs, disk = self._logs, self._disk
-        if isinstance(wanted, PullSession):
-            path = logs.session(wanted.session_id)
-            self._check_reach(segment_path(path, wanted.offset.segment), wanted.offset.offset)
-            beginning = plan_session(disk, path, wanted)
-            identity = read_identity(disk, path)
-            start = PullStart(
-                identity.origin, logs.epoch, logs.node, *beginning, identity.name, identity.dedup_id
-            )
-            return _Source(start, Sender(path, beginning.offset, disk=disk), None, [])
-        try:
-            return self._open_merged(logs.merged, wanted)
-        except NothingMergedYet as error:
-            if logs.is_empty:
-                raise
-            raise Unreachable(
-                "this node has nothing of the log yet", where=logs.merged, hint="Ask another."
-            ) from error
-
-    def _open_merged(self, path: str, wanted: PullMerged) -> _Source:
-        logs, disk = self._logs, self._disk
-        if wanted.cluster not in {b"", logs.cluster}:
-            raise ClusterMismatch(
-                "the copy is of another cluster",
-                got=wanted.cluster.hex(),
-                expected=logs.cluster.hex(),
-                hint="Pull into another directory.",
-            )
-        if wanted.range is not None:
-            return self._open_range(path, wanted, wanted.range)
-        if wanted.topics:
-            return self._open_filtered(path, wanted)
-        if wanted.offset is not None:
-            self._check_reach(segment_path(path, wanted.offset.segment), wanted.offset.offset)
-        beginning = plan_merged(disk, path, wanted)
-        if wanted.offset is not None and beginning.offset.offset:
-            check_next_block(disk, path, beginning.offset)
-        start = PullStart(logs.cluster, logs.epoch, logs.node, *beginning, end=log_end(disk, path))
-        overtaking = TrimOvertake(wanted, *beginning)
-        return _Source(start, Sender(path, beginning.offset, disk=disk), None, [], overtaking)
-
-    def _open_filtered(self, path: str, wanted: PullMerged) -> _Source:
-        logs, disk = self._logs, self._disk
-        beginning, middle = plan_filtered(disk, path, wanted)
-        place, end, first_items = beginning.offset, beginning.first, list[Item | LogOutline]()
-        if middle is None and wanted.offset is not None and beginning.first == wanted.end:
-            # The receiver's segment ends where it is: that is sent before the next one begins.
-            sealed_ns = time.time_ns()
-            first_items.append(
-                SegmentSealed(wanted.offset, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
-            )
-            place = wanted.offset
-        elif wanted.offset is None and isinstance(wanted.position, int):
-            end = max(end, wanted.position)
-        filtering = FilteredScan(
-            wanted.topics,
-            scanner=None if middle is None else middle.scanner,
-            header=None if middle is None else middle.header,
-            offset=None if middle is None else wanted.offset,
-            end=end,
-        )
-        source = beginning.offset if middle is None else middle.offset
-        end_now = log_end(disk, path)
-        start = PullStart(logs.cluster, logs.epoch, logs.node, place, beginning.first, end=end_now)
-        sender = Sender(path, source, disk=disk)
-        return _Source(start, sender, filtering, first_items, TrimOvertake(wanted, source, beginning.first))
-
-    def _record_overtaken(self, pull: Pull, source: _Source) -> None:
+    def _record_overtaken(self, pull: Pull, source: PullSource) -> None:
         overtaking = source.overtaking
         if overtaking is not None and overtaking.is_overtaken and pull.identity.role == "subscriber":
             self.overtaken += 1
             logger.warning("subscriber_overtaken peer=%s name=%s", pull.peer, pull.identity.name)
             overtaking.is_overtaken = False
 
-    def _open_range(self, path: str, wanted: PullMerged, until: PullRange) -> _Source:
-        logs, disk = self._logs, self._disk
-        log_start = plan_merged(disk, path, PullMerged())
-        place, first = log_start
-        if isinstance(wanted.position, int):
-            first = max(first, wanted.position)
-        items, end_place = list[Item | LogOutline](), place
-        waypoints: Iterator[Waypoint] | None = None
-        if first < until.end and until.outline_bytes:
-            waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
-        elif first < until.end:
-            found = plan_range(disk, path, first, until.end)
-            place, first, end_place = found.offset, found.first, found.end_offset or BEYOND
-            items += found.first_items
-        start = PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(disk, path))
-        sender = Sender(path, place, disk=disk)
-        return _Source(start, sender, None, items, end_offset=end_place, waypoints=waypoints)
-
     async def _send_items(
-        self, context: Call, pull: Pull, source: _Source, watched: WatchedDirectory, hold: BudgetHold
+        self, context: Call, pull: Pull, source: PullSource, watched: WatchedDirectory, hold: BudgetHold
     ) -> None:
         is_behind = True
         while True:
@@ -388,61 +252,3 @@ class PullServicer:
                     self._on_acknowledged(said.name, said.position)
                 case PullHello():
                     raise ProtocolViolation("a second hello")
-
-
-@dataclass(slots=True)
-class _Source:
-    """Where the items of a stream come from."""
-
-    start: PullStart
-    sender: Sender
-    filtering: FilteredScan | None
-    first_items: list[Item | LogOutline]
-    overtaking: TrimOvertake | None = None  # Of a merged log.
-    end_offset: LogOffset | None = None  # Where the range ends; None if there is no end.
-    is_idle: bool = False  # Whether the last poll found nothing new in the log.
-    waypoints: Iterator[Waypoint] | None = None  # An outline that is sent before anything else.
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything that was requested was returned."""
-        return self.waypoints is None and not self.first_items and self.is_at_end
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether no more bytes of the log are needed."""
-        return self.end_offset is not None and self.sender.next_offset >= self.end_offset
-
-    def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
-        """The next items, as much as is granted; with `is_idle`, nothing more before the log changes."""
-        if self.waypoints is not None:
-            if part := tuple(islice(self.waypoints, WAYPOINTS_MAX)):
-                return [LogOutline(part)]
-            self.waypoints = None
-        ready, self.first_items = self.first_items, []
-        if self.is_done:
-            return ready
-        read_bytes = grant.read_bytes if self.filtering is None else grant.read_bytes // 3
-        found = self.sender.items(read_bytes, chunk_bytes=grant.chunk_bytes)
-        if self.overtaking is not None:
-            self.overtaking.follow(found)
-        self.is_idle = not found
-        if self.end_offset is not None:
-            return ready + _before(self.end_offset, found)
-        if self.filtering is None:
-            return ready + found
-        return ready + self.filtering.items(found, chunk_bytes=grant.chunk_bytes)
-
-
-def _before(end: LogOffset, items: list[Item]) -> list[Item | LogOutline]:
-    """The items; of chunks only what lies before `end`."""
-    before: list[Item | LogOutline] = []
-    for item in items:
-        if isinstance(item, Chunk):
-            if item.start >= end:
-                break
-            if item.end > end:
-                before.append(Chunk(item.start, memoryview(item.data)[: end.offset - item.start.offset]))
-                break
-        before.append(item)
-    return before

@@ -20,32 +20,25 @@ from replicator.pull.local_copy import LocalCopy
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
 from rt.errors import Corrupt
 from rt.log.format.segment_table import TrimReason
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes
 
 logger = logging.getLogger("replicator")
 
 
 class SidecarCopy(LocalCopy):
-    """`on_reached` is called once, in any thread: a node was reached, and its log ends at this position.
-
-    `on_refused`: a node refuses to hold the log for the subscriber. `on_no_good_bytes`: these positions are
-    corrupt on every node. `subscriber`: the name in the certificate, if its role is subscriber.
-    """
+    """`report` is called in any thread. `subscriber`: the name in the certificate of a subscriber."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         stream: str,
         *,
-        on_reached: Callable[[int], None],
-        on_refused: Callable[[HoldRejected], None] = lambda _: None,
-        on_no_good_bytes: Callable[[int, int | None, str], None] = lambda *_: None,
+        report: Callable[[NodeReached | HoldDenied | NoGoodBytes], None],
         subscriber: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(path, stream, **options)
-        self._on_reached, self._on_refused = on_reached, on_refused
-        self._on_no_good_bytes = on_no_good_bytes
-        self._subscriber = subscriber
+        self._report, self._subscriber = report, subscriber
         self._is_error_logged = False
         self._was_node_reached = False
         self._trimmed_to = 0
@@ -54,15 +47,15 @@ class SidecarCopy(LocalCopy):
         super().start(start)
         if not self._was_node_reached:
             self._was_node_reached = True
-            self._on_reached(start.end)
+            self._report(NodeReached(start.end))
 
     def on_hold_refused(self, refused: HoldRejected) -> None:
         super().on_hold_refused(refused)
-        self._on_refused(refused)
+        self._report(HoldDenied(refused.name, refused.why))
 
     def on_corrupt(self, start: int, end: int | None, why: str) -> None:
         super().on_corrupt(start, end, why)
-        self._on_no_good_bytes(start, end, why)
+        self._report(NoGoodBytes(start, end, why))
 
     def acknowledged(self) -> Acknowledged | None:
         """As the base class. None if the file is corrupt: logged once; the subscriber raises the error."""

@@ -73,7 +73,6 @@ class QuorumProgress:
         )
 
     def durable(self, node: str) -> LogOffset:
-        """How far a node has synced the session."""
         said = self._progress.get(node)
         return NOWHERE if said is None else said.durable
 

@@ -43,7 +43,6 @@ class SendPacer:
         self._started_s = 0.0
 
     def request(self, *, is_urgent: bool = False) -> None:
-        """There may be more to send."""
         self._is_wanted = True
         if is_urgent or self._is_free() or self._is_full():
             self._start_round()
@@ -51,17 +50,14 @@ class SendPacer:
             self._latest = self._loop.call_later(WAIT_SECONDS_MAX, self._start_round)
 
     def record_sent(self, end: LogOffset) -> None:
-        """Everything before `end` was sent."""
         self._sent = max(self._sent, end)
 
     def record_merged(self, merged: LogOffset) -> None:
-        """Everything before `merged` is merged."""
         self._merged = merged
         if self._is_wanted and self._is_free():
             self._start_round()
 
     def close(self) -> None:
-        """Start no more rounds."""
         self._clear()
         if self._quiet is not None:
             self._quiet.cancel()

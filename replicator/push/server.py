@@ -41,15 +41,13 @@ class SessionIntake(Protocol):
         """The answer to the hello: from where on the session is needed."""
 
     async def open_run(self, run: Run) -> None:
-        """Return when the run is open in the cluster: its bytes are accepted. `rt.Fenced` if it never will
-        be.
-        """
+        """Return when the cluster accepts the bytes of the run. `rt.Fenced` if it never will."""
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
         """Verify and store. Returns when the next item may come, not when this one is durable."""
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
-        """`open_life` and `take` for runs that follow each other, together; durable on return."""
+        """`open_run` and `append` for runs that follow each other, together; durable on return."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
@@ -111,11 +109,9 @@ class PushServicer:
 
     @property
     def sessions(self) -> list[str]:
-        """The sessions that have a stream now."""
         return sorted(self._streams)
 
     async def push(self, _requests: Any, context: Call) -> None:
-        """Serve one stream to its end."""
         try:
             with frames_cleared():
                 await self._serve(context)
@@ -126,7 +122,9 @@ class PushServicer:
 
     async def _serve(self, context: Call) -> None:
         identity = self._identify()
-        hello = await self._read_hello(context)
+        hello = decode_push_request(await read_first(context))
+        if not isinstance(hello, PushHello):
+            raise ProtocolViolation("a stream must begin with a hello")
         check_publisher(identity, hello, self._stream)
         if hello.cluster not in {b"", self._stores.cluster}:
             raise ClusterMismatch(
@@ -147,12 +145,6 @@ class PushServicer:
             if self._streams.get(hello.session) is stream:
                 self._unregister(hello.session)
             stream.has_ended.set()
-
-    async def _read_hello(self, context: Call) -> PushHello:
-        said = decode_push_request(await read_first(context))
-        if not isinstance(said, PushHello):
-            raise ProtocolViolation("a stream must begin with a hello")
-        return said
 
     def _register(self, session: str, identity: Identity, stream: _Stream) -> _Stream | None:
         """Make `stream` the one of its session. Returns the older one, if there is any."""
@@ -194,20 +186,17 @@ class _Stream:
         self._writing = asyncio.Lock()
 
     async def run(self, intake: SessionIntake) -> None:
-        """Store what comes and report progress, until the peer ends it, another stream replaces it or it
-        fails.
-        """
+        """Store what comes and report progress, until the stream ends, fails or is replaced."""
         await self._write(intake.start)
         await first_of(self._receive(intake), self._send_progress(intake), self._wait_replaced())
 
     async def _receive(self, intake: SessionIntake) -> None:
-        read, take = self._context.read, intake.append
-        while isinstance(data := await read(), bytes):
+        while isinstance(data := await self._context.read(), bytes):
             said = decode_push_request(data)
             del data
             match said:
                 case Chunk() | SegmentSealed():
-                    await take(said)
+                    await intake.append(said)
                 case WholeRuns(runs):
                     await intake.append_runs(runs)
                 case Run():

@@ -32,7 +32,7 @@ from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import VERSION
 from rt.log.format.segment import LogKind
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import read_identity
+from rt.log.scan.directory import read_file, read_identity
 from rt.sidecar.progress_file import ProgressFile, PushState
 
 logger = logging.getLogger("replicator")
@@ -132,9 +132,8 @@ class SessionSource:
             if line_of(start.epoch) != line_of(self._epoch):
                 for node in self._epochs:
                     self.quorum.remove(node)
-                self.quorum.merged_offset = (
-                    NOWHERE  # What was merged in the other line may be missing in this one.
-                )
+                # What was merged in the other line may be missing in this one.
+                self.quorum.merged_offset = NOWHERE
             self._epoch = start.epoch
         self._epochs[start.node] = start.epoch
         self.quorum.start(start.node, start.members, start.offset)
@@ -176,10 +175,10 @@ class SessionSource:
 
     def _write_progress(self, state: PushState) -> None:
         """A full disk is no reason to stop pushing: what is merged may be deleted."""
+        said = self.quorum
         try:
-            levels = self.quorum
             self._progress.write(
-                replicated=levels.replicated, merged=levels.merged, state=state, lacking=levels.lacking
+                replicated=said.replicated, merged=said.merged, state=state, lacking=said.lacking
             )
         except StorageError as error:
             self._warn(error)
@@ -200,16 +199,9 @@ class SessionSource:
 
 def _read_cluster(disk: Disk, path: str) -> bytes:
     """The stored cluster; empty if none is stored or it cannot be read: then the nodes judge."""
-    with storage_errors(path, "reading the cluster of a session"):
-        try:
-            file = disk.open(os.path.join(path, CLUSTER_FILE))
-        except FileNotFoundError:
-            return b""
-        try:
-            data = file.pread(_CLUSTER.size, 0)
-        finally:
-            file.close()
-    if len(data) < _CLUSTER.size:
+    file_path = os.path.join(path, CLUSTER_FILE)
+    data = read_file(disk, file_path, _CLUSTER.size, doing="reading the cluster of a session")
+    if data is None or len(data) < _CLUSTER.size:
         return b""
     magic, version, _, checksum, cluster = _CLUSTER.unpack(data)
     is_good = (magic, version, checksum) == (_MAGIC, VERSION, around(data))

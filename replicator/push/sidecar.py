@@ -54,7 +54,6 @@ class PushSidecar:
                 self._sessions[number].finish()
 
     def finish(self) -> None:
-        """All publishers have ended."""
         self._is_finishing = True
         for session in self._sessions.values():
             session.finish()
@@ -110,7 +109,6 @@ class _Session:
             self._client.finish()
 
     async def push(self, make: Callable[[PushRequested], PushClient]) -> None:
-        """Run one client to its end; raises what ended it."""
         self._client = make(self.asked)
         try:
             if self.finishing.is_set():

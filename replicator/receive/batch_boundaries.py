@@ -6,6 +6,7 @@ later is copied in the kernel, which verifies nothing.
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import NamedTuple
 
 from rt.log.disk import Disk, storage_errors
@@ -43,9 +44,6 @@ def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[ChecksummedBou
         header = read_header(disk, path, segment)
         if header is None:
             return []
-        file = disk.open(segment_path(path, segment))
-        try:
+        with closing(disk.open(segment_path(path, segment))) as file:
             scanner = SessionScanner(header, marks=True)
             return [mark for scan in scans(file.pread, scanner) for mark in scan.marks]
-        finally:
-            file.close()

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Final
 
 from replicator.protocol.last_block import block_checksum, last_block_before
@@ -94,11 +95,6 @@ class MergedReceiver(Receiver[MergedScanner]):
         return self._chain if known is None else known
 
     @property
-    def instruction(self) -> int | None:
-        """The merge instruction of the last block of the active segment."""
-        return None if self._scanner is None else self._scanner.instruction
-
-    @property
     def last_checksum(self) -> int:
         """The header checksum of the last block before `next_offset` in its segment; 0 if there is none, or
         it was trimmed.
@@ -120,11 +116,8 @@ class MergedReceiver(Receiver[MergedScanner]):
             header = read_header(self._disk, self.path, last.id)
             if header is None:
                 return 0
-            file = self._disk.open(segment_path(self.path, last.id))
-            try:
+            with closing(self._disk.open(segment_path(self.path, last.id))) as file:
                 return last_block_before(self._disk, self.path, header, file, last.size_bytes).checksum
-            finally:
-                file.close()
 
     def drop_unfinished(self) -> None:
         """As the base class; `start_at` says again what is skipped."""
@@ -224,10 +217,8 @@ class MergedReceiver(Receiver[MergedScanner]):
         active = self.writer.active
         assert active is not None
         self._blocks, self._times = [], []
-        at, next_position = scanner.boundary, scanner.next
-        fresh = MergedScanner(
-            active, offset=at, first=next_position, sessions=scanner.sessions, chain=scanner.chain
-        )
+        at, first = scanner.boundary, scanner.next
+        fresh = MergedScanner(active, offset=at, first=first, sessions=scanner.sessions, chain=scanner.chain)
         fresh.last_block = scanner.last_block
         return fresh
 
@@ -251,19 +242,17 @@ class MergedReceiver(Receiver[MergedScanner]):
         """Take the next blocks before `stop`: their bytes, the position after them, whether it is a
         declaration.
         """
-        taken = [self._blocks.pop(0)]
-        is_declaration = taken[0].header.kind == _DECLARATION
+        is_declaration = self._blocks[0].header.kind == _DECLARATION
+        count = 1
         if not is_declaration:
-            count = 0
-            for block in self._blocks:
+            while count < len(self._blocks):
+                block = self._blocks[count]
                 if block.offset >= stop or block.header.kind == _DECLARATION:
                     break
                 count += 1
-            taken += self._blocks[:count]
-            del self._blocks[:count]
-        offset, header = taken[-1]
-        end = offset + BLOCK_HEADER_BYTES + header.length_bytes
-        return end - taken[0].offset, header.end, is_declaration
+        start, (offset, header) = self._blocks[0].offset, self._blocks[count - 1]
+        del self._blocks[:count]
+        return offset + BLOCK_HEADER_BYTES + header.length_bytes - start, header.end, is_declaration
 
     def _time_range(self, stop: int) -> tuple[int, int]:
         """The time range of the batches before `stop`, which are taken; zeros if there are none."""

@@ -37,7 +37,6 @@ class PartialFrame:
         self._size = end
 
     def cut(self, size: int) -> None:
-        """Drop all but the first `size` bytes."""
         self._size = min(self._size, size)
 
     def view(self) -> memoryview:

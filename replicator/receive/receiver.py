@@ -90,7 +90,6 @@ class Receiver(ABC, Generic[AnyScanner]):
 
     @property
     def durable_end(self) -> int:
-        """The number or position at `durable`."""
         return self._durable[1]
 
     @property

@@ -100,18 +100,12 @@ class SessionReceiver(Receiver[SessionScanner]):
         return receiver
 
     @property
-    def next_number(self) -> int:
-        """The number that must follow within this run."""
-        return self.end
-
-    @property
     def chain(self) -> int | None:
         """The running checksum of the segment at `next_offset`; None while no segment is active."""
         return None if self._scanner is None else self._scanner.chain
 
     @property
     def run(self) -> Run | None:
-        """The run whose bytes are accepted."""
         return self._run
 
     def start_run(self, run: Run) -> None:
@@ -344,8 +338,7 @@ class SessionReceiver(Receiver[SessionScanner]):
                 content=scanned.content,
             )
             self.recovered = [SegmentBoundaries(active.id, scanned.seen)]
-        place = self.next_offset
-        if place is not None:
+        if (place := self.next_offset) is not None:
             self._became_durable(place, self.end)
 
     def _run_id_of(self, number: int) -> bytes | None:

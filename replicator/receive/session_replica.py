@@ -196,7 +196,7 @@ class SessionReplicaWriter:
     async def next_progress(
         self, told: PushProgress | None, is_over: Callable[[], bool] = lambda: False
     ) -> PushProgress:
-        """The progress when it differs from `told`, or `is_over`, which `recheck` asks again.
+        """The progress when it differs from `told`, or `is_over`, which `wake` asks again.
 
         Raises the refusal, once there is one.
         """
@@ -269,17 +269,13 @@ class SessionReplicaWriter:
             self._progress = told._replace(merged=place, merged_run=place.run, merged_number=number)
             if self._waking is None and self._progress != told:
                 loop = asyncio.get_running_loop()
-                self._waking = loop.call_later(MERGED_SECONDS_MAX, self._wake)
-
-    def recheck(self) -> None:
-        """Wake `next_progress`, which asks again whether it is over."""
-        self._wake()
+                self._waking = loop.call_later(MERGED_SECONDS_MAX, self.wake)
 
     def refuse(self, error: RtError) -> None:
         """Accept nothing from now on: every stream gets `error`. The first one stays."""
         if self._refusal is None:
             self._refusal = error
-            self._wake()
+            self.wake()
 
     async def close(self) -> None:
         """Wait for what is running, then release the files. Unsynced bytes are not promised."""
@@ -297,13 +293,16 @@ class SessionReplicaWriter:
 
     def _interrupt(self, error: RtError) -> None:
         self._interruption = error
-        self._wake()
+        self.wake()
 
     def _handle_synced(self, point: SyncPoint | None) -> None:
         marks = self.receiver.on_synced(point)
         durable, number = self.receiver.durable, self.receiver.durable_end
         if durable is not None:
-            self._set_progress(self._progress._replace(durable=durable, durable_number=number))
+            progress = self._progress._replace(durable=durable, durable_number=number)
+            if progress != self._progress:
+                self._progress = progress
+                self.wake()
         if marks:
             self._on_marks(marks)
 
@@ -311,12 +310,8 @@ class SessionReplicaWriter:
         self.refuse(error)
         self._on_failed(error)
 
-    def _set_progress(self, progress: PushProgress) -> None:
-        if progress != self._progress:
-            self._progress = progress
-            self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake `next_progress`, which asks again whether it is over."""
         if self._waking is not None:
             self._waking.cancel()
             self._waking = None

@@ -13,11 +13,10 @@ import contextlib
 import errno
 import logging
 import os
-import struct
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
-from inotify_simple import INotify, flags
+from inotify_simple import Event, INotify, flags, parse_events
 
 from rt.log.disk import storage_errors
 from rt.log.read.watch import LogPoll
@@ -31,13 +30,6 @@ _CHANGES: Final = (
 )
 """With `DELETE`, because the kernel sends `DELETE_SELF` only after the last open file in it is closed."""
 _EVENTS_BYTES: Final = 64 * 1024
-_EVENT: Final = struct.Struct("iIII")  # watch, mask, cookie, size of the name: see inotify(7).
-
-
-class InotifyEvent(NamedTuple):
-    watch: int
-    mask: int
-    name: bytes  # The name of the file; empty for the directory itself.
 
 
 class WatchedDirectory:
@@ -103,7 +95,6 @@ class WatchHub:
                 self._stop(watched)
 
     def wake(self, path: str) -> None:
-        """Wake every waiter for a change of that directory."""
         if path in self._watched:
             self._watched[path].mark_changed()
 
@@ -156,15 +147,15 @@ class WatchHub:
         assert self._inotify is not None
         changed: dict[WatchedDirectory, None] = {}
         with contextlib.suppress(BlockingIOError):
-            for event in _events_in(os.read(self._inotify.fileno(), _EVENTS_BYTES)):
+            for event in parse_events(os.read(self._inotify.fileno(), _EVENTS_BYTES)):
                 changed.update(dict.fromkeys(self._affected_by(event)))
         for watched in changed:
             watched.mark_changed()
 
-    def _affected_by(self, event: InotifyEvent) -> list[WatchedDirectory]:
+    def _affected_by(self, event: Event) -> list[WatchedDirectory]:
         if event.mask & flags.Q_OVERFLOW:
             return [watched for all_watched in self._by_watch.values() for watched in all_watched]
-        found = self._by_watch.get(event.watch, [])
+        found = self._by_watch.get(event.wd, [])
         if event.mask & _WATCH_ENDED:
             for watched in found:  # A new directory may have that path from now on.
                 if self._watched.get(watched.path) is watched:
@@ -172,14 +163,6 @@ class WatchHub:
         return found if _may_bring_messages(event.name) else []
 
 
-def _events_in(data: bytes) -> Iterator[InotifyEvent]:
-    at = 0
-    while at < len(data):
-        watch, mask, _, size = _EVENT.unpack_from(data, at)
-        at += _EVENT.size + size
-        yield InotifyEvent(watch, mask, data[at - size : at].rstrip(b"\0"))
-
-
-def _may_bring_messages(name: bytes) -> bool:
+def _may_bring_messages(name: str) -> bool:
     """Whether the file may hold new messages: not if it is an index, `.progress` or temporary."""
-    return not name.startswith((b".", b"index."))
+    return not name.startswith((".", "index."))

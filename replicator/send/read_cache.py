@@ -69,7 +69,6 @@ class ReadCache:
             self._encoded_bytes -= len(self._encoded.pop(key))
 
     def encoded(self, chunk: Chunk) -> bytes:
-        """The chunk as a push request."""
         key = chunk.start, len(chunk.data)
         found = self._encoded.get(key)
         if found is None:

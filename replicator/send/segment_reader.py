@@ -30,10 +30,10 @@ from rt.log.scan.catalog import scanner_at, segment_path
 from rt.log.scan.directory import read_index, scans
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
+RESTORE_HINT: Final = "Restore or refetch the file; `rt log verify` lists all damage."
 _GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
 _LARGE_FRAME_LOCK: Final = threading.Lock()
 """Held while a frame of several chunks is in memory, to verify it. So the process holds one at a time."""
-_RESTORE: Final = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
 class _Piece(NamedTuple):
@@ -105,12 +105,10 @@ class SegmentReader:
 
     @property
     def next_offset(self) -> LogOffset:
-        """Where the next chunk begins."""
         return LogOffset(*self.header.id, self._offset)
 
     @property
     def is_deleted(self) -> bool:
-        """Whether the file was trimmed or deleted."""
         return self._file.size() == 0 or not self._file.is_linked()
 
     @property
@@ -143,7 +141,7 @@ class SegmentReader:
         start = scanner.boundary
         for scan in scans(self._file.pread, scanner, read_bytes=CHUNK_BYTES_MAX):
             if scan.problem is not None:
-                raise Corrupt(scan.problem, path=self.path, offset=start, hint=_RESTORE)
+                raise Corrupt(scan.problem, path=self.path, offset=start, hint=RESTORE_HINT)
             if scanner.boundary > start:
                 return
 
@@ -242,7 +240,7 @@ def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File,
     for scan in scans(pread_before, scanner, values=False):
         if scan.problem is not None:
             raise Corrupt(
-                scan.problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=_RESTORE
+                scan.problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=RESTORE_HINT
             )
     if scanner.offset != offset or scanner.boundary != offset:
         raise _no_boundary(segment_path(path, header.id), offset)

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -29,7 +28,7 @@ from replicator.protocol.messages import (
     SegmentSealed,
 )
 from replicator.send.read_cache import ReadCache
-from replicator.send.segment_reader import SegmentReader
+from replicator.send.segment_reader import RESTORE_HINT, SegmentReader
 from replicator.send.source_view import SourceView
 from rt.errors import Corrupt, Diverged, RtError
 from rt.log.disk import REAL, Disk, storage_errors
@@ -40,7 +39,6 @@ from rt.log.scan.directory import read_durable_end
 
 ITEMS_MAX: Final = 4 * WHOLE_RUNS_MAX
 """About the largest number of items that one call returns: it must not block an event loop for long."""
-_RESTORE = "Restore or refetch the file; `rt log verify` lists all damage."
 
 
 class Sender:
@@ -70,12 +68,8 @@ class Sender:
         self._chunk_bytes = CHUNK_BYTES_MAX
         self._run_number: int | None = None
         self._trimmed: LogTrimmed | None = None
-        try:
-            with storage_errors(self.path, "opening a log to send it"):
-                self._view = SourceView(disk, self.path)
-        except BaseException:
-            self.close()
-            raise
+        with storage_errors(self.path, "opening a log to send it"):
+            self._view = SourceView(disk, self.path)
 
     @property
     def identity(self) -> LogIdentity:
@@ -114,14 +108,6 @@ class Sender:
         if self._reader:
             self._reader.close()
             self._reader = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _collect(self, found: list[Item], left: int) -> None:
         while left > 0 and len(found) < ITEMS_MAX:
@@ -198,10 +184,8 @@ class Sender:
         """Handle the end of a segment: seal it, wait for more (False), or raise if it must be longer."""
         entry = self._view.sealed(reader.header.id)
         durable = 0 if entry is not None or reader.problem is None else self._durable_offset(reader.header.id)
-        more: list[Chunk] = (
-            reader.read_chunks(1, is_fresh=True) if entry is not None or reader.problem is not None else []
-        )
-        if more:
+        may_have_more = entry is not None or reader.problem is not None
+        if may_have_more and (more := reader.read_chunks(1, is_fresh=True)):
             found += more
             return True
         end = durable if entry is None else entry.size_bytes
@@ -216,7 +200,7 @@ class Sender:
                 reader.problem or "the segment ends inside a batch",
                 path=reader.path,
                 offset=reader.next_offset.offset,
-                hint=_RESTORE,
+                hint=RESTORE_HINT,
             )
         if entry is None:
             return False
@@ -258,7 +242,7 @@ class Sender:
             "a segment that was not trimmed is missing",
             path=segment_path(self.path, segment),
             offset=0,
-            hint=_RESTORE,
+            hint=RESTORE_HINT,
         ) from error
 
     def _durable_offset(self, segment: SegmentId) -> int:

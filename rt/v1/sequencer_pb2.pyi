@@ -558,7 +558,7 @@ class MergedSegment(_message.Message):
     reason: int
     def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
 
-class MergeOrder(_message.Message):
+class WritePlan(_message.Message):
     __slots__ = ("instruction", "sequenced_ns", "run", "roll", "offset", "first_position", "end_position", "blocks", "chain", "bytes", "end", "consumed")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -579,14 +579,14 @@ class MergeOrder(_message.Message):
     offset: int
     first_position: int
     end_position: int
-    blocks: _containers.RepeatedCompositeFieldContainer[OrderBlock]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockWrite]
     chain: int
     bytes: int
     end: int
     consumed: _containers.RepeatedCompositeFieldContainer[SessionEnd]
-    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[OrderBlock, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
-class OrderBlock(_message.Message):
+class BlockWrite(_message.Message):
     __slots__ = ("head", "is_declaration", "session_id", "run", "roll", "start", "end", "chain_end", "count")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     IS_DECLARATION_FIELD_NUMBER: _ClassVar[int]
@@ -649,20 +649,20 @@ class Report(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SegmentReport(_message.Message):
-    __slots__ = ("session_id", "run", "roll", "marks", "announced", "final")
+    __slots__ = ("session_id", "run", "roll", "boundaries", "announced", "final")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
-    MARKS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     run: int
     roll: int
-    marks: bytes
+    boundaries: bytes
     announced: SessionEnd
     final: SessionEnd
-    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., marks: _Optional[bytes] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ..., final: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., boundaries: _Optional[bytes] = ..., announced: _Optional[_Union[SessionEnd, _Mapping]] = ..., final: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
 
 class MergedReport(_message.Message):
     __slots__ = ("instruction", "chain", "bytes", "position", "stopped")
@@ -811,16 +811,16 @@ class ResetRefused(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ControlSnapshot(_message.Message):
-    __slots__ = ("index", "state", "orders", "epoch_id")
+    __slots__ = ("index", "state", "plans", "epoch_id")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
-    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
     index: int
     state: bytes
-    orders: _containers.RepeatedScalarFieldContainer[bytes]
+    plans: _containers.RepeatedScalarFieldContainer[bytes]
     epoch_id: int
-    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., orders: _Optional[_Iterable[bytes]] = ..., epoch_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., state: _Optional[bytes] = ..., plans: _Optional[_Iterable[bytes]] = ..., epoch_id: _Optional[int] = ...) -> None: ...
 
 class Applied(_message.Message):
     __slots__ = ("index", "command")

@@ -109,7 +109,7 @@ class MergeWork:
         while (merge := plan_merge(speculation, tracker, time.time_ns())) is not None:
             result = apply(state, merge)
             assert isinstance(result, RangesMerged), result
-            plans.append(result.order)
+            plans.append(result.plan)
         last = plans[-1]
         reached = MergeProgress(last.instruction, last.chain, last.total_bytes, last.end_position)
         identity = LogIdentity(LogKind.MERGED, state.cluster, _STREAM)

@@ -207,7 +207,7 @@ class ControlProcess:
 
     def _on_applied(self, index: int, content: bytes, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, RangesMerged):
-            for end in outcome.order.consumed:
+            for end in outcome.plan.consumed:
                 self._reporter.prune_before(end)
         elif isinstance(outcome, Forgotten):
             for session_id in outcome.session_ids:
@@ -291,9 +291,7 @@ class ControlProcess:
             state, tail = encode_state(self._machine.state), self._machine.tail
             plans = [plan.content for plan in tail]
             epoch = self._consensus.status().epoch_id
-            snapshot = pb.ControlSnapshot(
-                index=self._machine.index, state=state, orders=plans, epoch_id=epoch
-            )
+            snapshot = pb.ControlSnapshot(index=self._machine.index, state=state, plans=plans, epoch_id=epoch)
             self._send(pb.ToData(snapshot=snapshot))
 
     def _send_cluster_view(self) -> None:

@@ -84,7 +84,7 @@ class DurableEnds:
             key = SegmentKey(one.session_id, one.run, one.roll)
             held = self._held.setdefault(key.session_id, {}).setdefault(key, _Held())
             self._news[key] = None
-            held.add(unpack_boundaries(one.marks))
+            held.add(unpack_boundaries(one.boundaries))
             if one.HasField("announced"):
                 self._announced.setdefault(key.session_id, {})[key.run] = one.announced
             if one.HasField("final"):
@@ -171,7 +171,7 @@ class DurableEnds:
                 session_id=key.session_id,
                 run=key.run,
                 roll=key.roll,
-                marks=pack_boundaries(boundaries),
+                boundaries=pack_boundaries(boundaries),
                 announced=self._announced.get(key.session_id, _NONE).get(key.run),
                 final=self._finals.get(key.session_id, _NONE).get(key.run),
             )

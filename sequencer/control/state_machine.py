@@ -72,7 +72,7 @@ class SequencerStateMachine:
         outcome = apply(self.state, decoded)
         self.index = index
         if isinstance(outcome, RangesMerged):
-            plan = outcome.order
+            plan = outcome.plan
             self.tail.append(TailEntry(plan))
             while self.tail[0].total_bytes < plan.total_bytes - TAIL_BYTES_MAX:
                 self.tail.popleft()

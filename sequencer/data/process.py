@@ -352,7 +352,7 @@ class DataProcess:
 
 
 class NodeLogs:
-    """The logs of this node for the pull server: a `replicator.pull.server.LogProvider`."""
+    """The logs of this node for the pull server: a `replicator.pull.source.LogProvider`."""
 
     def __init__(
         self, config: NodeConfig, follower: StateFollower, replicas: SessionReplicas, ingest: SessionIngest

@@ -64,4 +64,4 @@ class StateFollower:
             self._on_snapshot(None)
             return
         self.index, self.state = snapshot.index, state
-        self._on_snapshot([decode_write_plan(plan) for plan in snapshot.orders])
+        self._on_snapshot([decode_write_plan(plan) for plan in snapshot.plans])

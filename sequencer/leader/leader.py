@@ -119,7 +119,7 @@ class Leader:
             return
         self._idle.on_heard([one.session_id], now_ns)  # The bytes may come from a peer.
         self.tracker.on_boundaries(
-            name, SegmentKey(one.session_id, one.run, one.roll), unpack_boundaries(one.marks)
+            name, SegmentKey(one.session_id, one.run, one.roll), unpack_boundaries(one.boundaries)
         )
         self._fetch_planner.on_news(one.session_id, name, now_ns)
         if one.HasField("announced"):
@@ -143,7 +143,7 @@ class Leader:
             for one in {one.session_id: one for one in command.ranges}.values():
                 self.tracker.prune_before(one.session_id, one.run, one.roll, one.end)
         if isinstance(outcome, RangesMerged):
-            self._divergences.on_plan(outcome.order)
+            self._divergences.on_plan(outcome.plan)
         elif isinstance(outcome, RequestWaits):
             self._asks = True
         elif isinstance(outcome, DiskJoined):

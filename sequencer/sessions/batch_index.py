@@ -84,7 +84,6 @@ class BatchIndex:
         return map(self._mark, range(len(self.offsets)))
 
     def prune_before(self, offset: int) -> None:
-        """Drop the boundaries before `offset`."""
         below = bisect_left(self.offsets, offset)
         for values in self._columns():
             del values[:below]

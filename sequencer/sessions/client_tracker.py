@@ -166,14 +166,14 @@ class ClientTracker:
             del self._ended[key]
 
     def record_pulls(self, pulls: Mapping[int, Pull]) -> None:
-        """Record which pulls run now."""
         for key in [key for key in self._pulls if key not in pulls]:
             known = self._pulls.pop(key)
             self._ended_pull_bytes += known.total_bytes
             self._keep(known)
         for key, pull in pulls.items():
             if key not in self._pulls:
-                self._pulls[key] = _ClientStream(pull, _host_and_port(pull.peer))
+                # gRPC's address begins with the kind: "ipv4:127.0.0.1:1".
+                self._pulls[key] = _ClientStream(pull, pull.peer.partition(":")[2])
 
     def clients(self) -> tuple[Client, ...]:
         """All connected clients, and the last connection of each other client."""
@@ -207,8 +207,6 @@ class TrackedStores:
 
 
 class _TrackedIntake:
-    """An intake whose bytes are counted."""
-
     def __init__(self, intake: SessionIntake, clients: ClientTracker, push: PushActivity) -> None:
         self._intake, self._clients, self._push = intake, clients, push
 
@@ -239,8 +237,3 @@ class _TrackedIntake:
             await self._intake.close()
         finally:
             self._clients.end_push(self._push)
-
-
-def _host_and_port(peer: str) -> str:
-    """Strip the kind from an address of gRPC such as "ipv4:127.0.0.1:1"."""
-    return peer.partition(":")[2]

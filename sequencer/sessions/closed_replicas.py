@@ -72,8 +72,8 @@ class ClosedReplicas:
         match outcome:
             case RunClosed(session_id):
                 self._record([session_id])
-            case RangesMerged(order):
-                self._record(end.session_id for end in order.consumed)
+            case RangesMerged(plan):
+                self._record(end.session_id for end in plan.consumed)
             case Forgotten(session_ids):
                 self._record(session_ids)
 
@@ -86,7 +86,6 @@ class ClosedReplicas:
                 self._due[session_id] = state.instruction
 
     async def run(self) -> None:
-        """Remove replicas until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             await self.remove_some()
@@ -192,7 +191,6 @@ class ClosedReplicas:
             self._logged.pop(name, None)
 
     def _log_once(self, name: str, error: RtError) -> None:
-        """Log an error once, not at each attempt."""
         if self._logged.get(name) != str(error):
             self._logged[name] = str(error)
             logger.error("closed_replica_not_removed name=%s error=%r", name, str(error))

@@ -53,7 +53,6 @@ class IdleReplicas:
             await self.close_some()
 
     async def close_some(self) -> None:
-        """Close idle replicas while more than the maximum are open."""
         too_many = len(self._replicas.all()) - self._open_max
         if too_many <= 0:
             return

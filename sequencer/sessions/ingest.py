@@ -1,12 +1,10 @@
 """Ingests sessions from publishers: runs are opened by committed commands, and fenced runs accept no bytes.
 
 Invariants:
-- A byte of a run is accepted only if the run is open, everything before it in the session is merged by the
-  cluster, and this node knows every fence that was committed before it started to lead or follow.
+- A byte is accepted only if `sequencer.sessions.run_admission` accepts its run, and this node knows every
+  fence that was committed before it started to lead or follow.
 - A stream of a directory that was superseded by another ends with `rt.Fenced` as soon as this node knows,
   even if it is idle: the newer directory may have reached only other nodes, which cannot end it.
-- A publisher that continues with a later run has nothing more of an earlier one, even if it did not announce
-  the end of that run.
 """
 
 from __future__ import annotations
@@ -15,19 +13,27 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import PushHello, PushProgress, PushStart
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
-from rt.errors import Fenced, RtError, TooManySessions
-from rt.log.format.segment import SEGMENT_HEADER_BYTES
+from replicator.receive.session_receiver import SessionReceiver
+from rt.errors import Fenced, RtError
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
 from sequencer.ipc.state_follower import StateFollower
-from sequencer.sessions.merge_progress import consumed_place
 from sequencer.sessions.replica import SessionReplica
 from sequencer.sessions.replicas import SessionReplicas
+from sequencer.sessions.run_admission import (
+    end_offset,
+    is_welcome,
+    rejection,
+    run_end,
+    sealed_count,
+    session_of,
+    start_offset,
+)
 from sequencer.state.apply_result import (
     ClusterReset,
     CommandRejected,
@@ -39,7 +45,7 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import SEALED_RUNS_MAX, Command, OpenRun, OpenSealedRuns, SealedRun
-from sequencer.state.run_lifecycle import FORGOTTEN, why_full
+from sequencer.state.run_lifecycle import why_full
 from sequencer.state.state import BEGIN, RUNS_MAX, ActiveRun, End, SequencerState, Session
 
 TOGETHER_MAX: Final = 32
@@ -62,7 +68,7 @@ class SessionIngest:
         propose: Callable[[bytes], None],
         is_up: Callable[[], bool],
     ) -> None:
-        self._follower, self._replicas, self._members = follower, replicas, members
+        self._follower, self.replicas, self._members = follower, replicas, members
         self._propose, self._is_up = propose, is_up
         self._changed = asyncio.Event()
         self._changed_of: dict[str, asyncio.Event] = {}
@@ -75,7 +81,7 @@ class SessionIngest:
     @property
     def cluster(self) -> bytes:
         """The id of the cluster; `Unreachable` before the node has joined one."""
-        return self._state().cluster
+        return self.state.cluster
 
     def on_changed(self) -> None:
         """The cluster view, the link to control, or the whole state changed."""
@@ -95,7 +101,6 @@ class SessionIngest:
             waiting.set()
 
     def on_snapshot(self) -> None:
-        """The whole state was replaced."""
         for name, streams in list(self._streams.items()):
             for intake in streams:
                 intake.sealed.clear()  # Any of them may have been fenced meanwhile.
@@ -104,7 +109,6 @@ class SessionIngest:
         self.on_changed()
 
     def on_applied(self, command: Command, outcome: Outcome) -> None:
-        """Handle a command that was applied here."""
         if isinstance(command, OpenRun | OpenSealedRuns):
             if isinstance(outcome, CommandRejected) and command in self._asked:
                 self._refusals[command] = outcome
@@ -114,8 +118,8 @@ class SessionIngest:
                 self._note_sealed(command.session)
             self._on_name(command.session)
         match outcome:
-            case RangesMerged(order):
-                for end in order.consumed:
+            case RangesMerged(plan):
+                for end in plan.consumed:
                     self.on_session(end.session_id)
             case RunFenced(session_id, run):
                 self._drop_sealed(session_id, {run, *outcome.later})
@@ -127,7 +131,7 @@ class SessionIngest:
 
     def _note_sealed(self, name: str) -> None:
         """Let the streams of that name remember the sealed runs, which the cluster may merge first."""
-        session = self._state().session_of(name)
+        session = self.state.session_of(name)
         for intake in self._streams.get(name, ()):
             if session is not None and session.incarnation == intake.hello.incarnation:
                 intake.note_sealed(session)
@@ -144,19 +148,19 @@ class SessionIngest:
         """End the streams of that name whose directory was superseded by another."""
         for intake in list(self._streams.get(name, ())):
             try:
-                self._session_of(intake.hello)
+                session_of(self.state, intake.hello)
             except Fenced as error:
                 intake.end(error)
 
     async def accept(self, hello: PushHello, identity: Identity) -> IngestStream:
         """Prepare the session for a stream; see `SessionReplicaStore.accept`."""
         self._check_ready()
-        session = self._session_of(hello)
-        replica = None if session is None else await self._replicas.open_replica(session)
+        session = session_of(self.state, hello)
+        replica = None if session is None else await self.replicas.open_replica(session)
         if replica is not None and session is not None:
             with replica.in_use():
                 await replica.store.restart()
-                await self._replicas.skip_merged(replica, session)
+                await self.replicas.skip_merged(replica, session)
                 replica.has_stream = True
         logger.info("push_started session=%s certificate=%s", hello.session, identity.name)
         intake = IngestStream(self, hello, session, replica)
@@ -166,7 +170,6 @@ class SessionIngest:
         return intake
 
     def leave(self, intake: IngestStream) -> None:
-        """Remove a stream that ended."""
         streams = self._streams.get(intake.hello.session, set())
         streams.discard(intake)
         if not streams:
@@ -174,30 +177,12 @@ class SessionIngest:
 
     def start(self, session: Session | None, replica: SessionReplica | None) -> PushStart:
         """Where the publisher must continue to send."""
-        standing, state = self._follower.standing, self._state()
-        place = replica.receiver.next_offset if replica is not None else None
-        if place is None and session is not None:
-            place = consumed_place(session)
-        if session is not None and session.fenced_end and (place is None or place.run < session.fenced_end):
-            place = LogOffset(session.fenced_end, 0, 0)
-        if session is not None and session.id in state.closed:
-            # It was closed without its publisher: no more bytes of its opened runs are accepted.
-            place = max(place or NOWHERE, LogOffset(session.last_run + 1, 0, 0))
-        elif session is not None and place is not None:
-            place = self._next_run(session, place)
-        return PushStart(state.cluster, self._follower.epoch, self._members, standing.node, place)
-
-    def _next_run(self, session: Session, place: LogOffset) -> LogOffset:
-        """The start of the next run, if no bytes of the last merged one are needed from the publisher.
-
-        That one may have been closed without its publisher, whose disk has more of it than is accepted.
-        """
-        opened, done = session.active, session.done
-        if opened is None or done is None or place.run > done[0]:
-            return place
-        run, end = done
-        is_needed = place < _place(run, end) and not self._replicas.is_released(session.id)
-        return place if is_needed else LogOffset(opened.run, 0, 0)
+        state, stored = self.state, replica.receiver.next_offset if replica is not None else None
+        is_released = session is not None and self.replicas.is_released(session.id)
+        place = start_offset(state, session, stored, is_released=is_released)
+        return PushStart(
+            state.cluster, self._follower.epoch, self._members, self._follower.standing.node, place
+        )
 
     async def open_session(
         self, intake: IngestStream, opened: Run, sealed: Sequence[SealedRun] = ()
@@ -207,7 +192,7 @@ class SessionIngest:
         `sealed`: it is the first of these runs, which are opened together.
         """
         hello = intake.hello
-        newest = self._state().session_of(hello.session)
+        newest = self.state.session_of(hello.session)
         # If another directory supersedes this one before this is applied, it is rejected. A publisher that is
         # still connected tries again, so a late command does not end the newer directory.
         newest_id = newest.id if newest is not None else 0
@@ -231,31 +216,31 @@ class SessionIngest:
         loop = asyncio.get_running_loop()
         while True:
             self._check_ready()
-            session = self._session_of(hello)
+            session = session_of(self.state, hello)
             if session is not None and opened.number < session.fenced_end:
                 ended = CommandRejected(f"a reset of the cluster ended run {opened.number}", True)
-                raise _refusal(ended, hello, opened)
-            if session is not None and self._is_welcome(intake, session, opened):
+                raise rejection(ended, hello, opened)
+            if session is not None and is_welcome(session, opened, intake.receiver, intake.sealed):
                 return session
             if session is not None:
                 await self._announce_skipped_run(session, opened)
             refused = self._refusals.pop(command, None)
             if refused is not None:
-                raise _refusal(refused, hello, opened)
+                raise rejection(refused, hello, opened)
             known = session.run_of(opened.number) if session is not None else None
-            why = why_full(self._state(), hello.session, hello.dedup_id) if known is None else None
+            why = why_full(self.state, hello.session, hello.dedup_id) if known is None else None
             if why is not None:
-                raise _refusal(CommandRejected(why, is_full=True), hello, opened)
+                raise rejection(CommandRejected(why, is_full=True), hello, opened)
             has_room = session is None or len(session.active_runs) < RUNS_MAX - SEALED_RUNS_MAX
             has_room = has_room or isinstance(command, OpenRun)
             if known is None and has_room and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
             elif known is not None and known.run_id != opened.run_id:
-                raise _refusal(
+                raise rejection(
                     CommandRejected(f"run {opened.number} is open with another run id", True), hello, opened
                 )
-            await self._wait_for(hello.session)
+            await _changed_or_due(self._changed_of.setdefault(hello.session, asyncio.Event()))
 
     async def _announce_skipped_run(self, session: Session, later: Run) -> None:
         """Announce the end of the active run if the publisher continues with a later run instead.
@@ -267,81 +252,16 @@ class SessionIngest:
         if active is None or active.run >= later.number or active.is_fenced or active.end is not None:
             return
         end = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
-        self._replicas.announce(await self._replicas.open_replica(session), active.run, end)
-
-    def limit(self, session_id: int, run: int, sealed: End | None = None) -> End | None:
-        """The end beyond which a run's bytes are rejected; None if there is none. Raises why it is closed.
-
-        `sealed`: where it ends, if it was opened with its end. The cluster may be done with it.
-        """
-        session = self._state().sessions.get(session_id)
-        if session is None:
-            raise Unreachable("that session was closed", got=f"session {session_id}", hint="Reconnect.")
-        opened = session.run_of(run)
-        if opened is not None and opened.end is None:
-            if opened.is_fenced:
-                raise Unreachable("that run is being closed", where=session.name, hint="Try again.")
-            return None
-        if opened is not None:
-            return opened.end
-        if session.done is not None and session.done[0] == run:
-            return session.done[1]
-        if sealed is not None and run >= session.fenced_end:
-            return sealed
-        raise Unreachable("that run is over", where=session.name, got=f"run {run}", hint="Reconnect.")
-
-    async def _wait_for(self, name: str) -> None:
-        """Wait until the session changes, or until a proposal must be repeated."""
-        await self._until(self._changed_of.setdefault(name, asyncio.Event()), PROPOSE_AGAIN_S)
-
-    async def wait(self, timeout_s: float) -> None:
-        """Wait until the cluster view or the link changes, at most `timeout_s`."""
-        await self._until(self._changed, timeout_s)
-
-    async def _until(self, changed: asyncio.Event, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await changed.wait()
-        except TimeoutError:
-            pass
-
-    async def replica_of(self, session: Session) -> SessionReplica:
-        """The open replica of a session."""
-        return await self._replicas.open_replica(session)
-
-    async def skip_to_run(self, replica: SessionReplica, session: Session, run: int) -> None:
-        """Continue at the start of `run`: everything before it is merged, though this replica has not all."""
-        await self._replicas.skip_to(replica, session, LogOffset(run, 0, 0), None)
-
-    async def append(self, replica: SessionReplica, item: Chunk | SegmentSealed) -> None:
-        """Store an accepted item."""
-        await self._replicas.append(replica, item)
-
-    async def append_whole(self, replica: SessionReplica, runs: Sequence[WholeRun]) -> bool:
-        """Store accepted whole runs; False, with nothing done, if they are not the next ones."""
-        return await replica.store.append_whole(runs)
-
-    def sealed_in(self, session_id: int, runs: Sequence[WholeRun], known: Mapping[int, ActiveRun]) -> int:
-        """How many of these runs, counted from the first, are sealed now with exactly their end.
-
-        `known`: those that were sealed, of which the cluster may be done.
-        """
-        session = self._state().sessions.get(session_id)
-        if session is None:
-            return 0
-        active_runs = {**known, **{opened.run: opened for opened in session.active_runs}}
-        for count, run in enumerate(runs):
-            sealed = ActiveRun(run.run.number, run.run.run_id, end=End(0, len(run.data), run.end))
-            if run.run.number < session.fenced_end or active_runs.get(run.run.number) != sealed:
-                return count
-        return len(runs)
+        self.replicas.announce(await self.replicas.open_replica(session), active.run, end)
 
     async def up(self) -> None:
         """Wait until control is connected. Without it durable bytes are not reported or acknowledged."""
         while not self._is_up():
-            await self.wait(PROPOSE_AGAIN_S)
+            await _changed_or_due(self._changed)
 
-    def _state(self) -> SequencerState:
+    @property
+    def state(self) -> SequencerState:
+        """The committed state; `Unreachable` before the node has joined a cluster."""
         state = self._follower.state
         if state is None or not any(state.cluster):
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
@@ -350,45 +270,6 @@ class SessionIngest:
     def _check_ready(self) -> None:
         if not self._is_up() or not self._follower.standing.is_caught_up:
             raise Unreachable("this node does not follow a leader now", hint="Try again, or another node.")
-
-    def _session_of(self, hello: PushHello) -> Session | None:
-        state = self._state()
-        session = state.session_of(hello.session)
-        if session is None or session.incarnation != hello.incarnation:
-            self._check_incarnation(state, hello)
-            return None
-        return session
-
-    def _check_incarnation(self, state: SequencerState, hello: PushHello) -> None:
-        got = f"incarnation {hello.incarnation.hex()}"
-        if (hello.session, hello.incarnation) in state.by_incarnation:
-            raise Fenced(
-                "a newer directory of this session was opened",
-                where=hello.session,
-                got=got,
-                hint="Two hosts use one session name, or an old directory was restored. Use different names.",
-            )
-        if (hello.session, hello.incarnation) in state.forgotten:
-            raise Fenced(
-                FORGOTTEN,
-                where=hello.session,
-                got=got,
-                hint="Start with a new directory. This one is rejected because it may be merged already.",
-            )
-
-    def _is_welcome(self, intake: IngestStream, session: Session, opened: Run) -> bool:
-        """Whether bytes of the run are accepted: everything before it is merged, or complete here."""
-        if session.done is not None and opened.number <= session.done[0]:
-            known = intake.sealed.get(opened.number)
-            # Accept the bytes that this node is still missing.
-            return session.done[0] == opened.number or (known is not None and known.run_id == opened.run_id)
-        replica = intake.replica
-        for before, one in zip((None, *session.active_runs), session.active_runs, strict=False):
-            if (one.run, one.run_id) == (opened.number, opened.run_id):
-                return before is None or (replica is not None and _may_begin(replica, opened.number, before))
-            if one.end is None:
-                return False
-        return False
 
 
 class IngestStream:
@@ -410,13 +291,12 @@ class IngestStream:
 
     @property
     def start(self) -> PushStart:
-        """See the protocol."""
         return self._start
 
     @property
-    def replica(self) -> SessionReplica | None:
-        """The replica that this stream feeds; None before its session is open."""
-        return self._replica
+    def receiver(self) -> SessionReceiver | None:
+        """The receiver that this stream feeds; None before its session is open."""
+        return None if self._replica is None else self._replica.receiver
 
     def note_sealed(self, session: Session) -> None:
         """Remember the sealed runs: the cluster may merge them before they arrive here."""
@@ -428,13 +308,11 @@ class IngestStream:
                 self.sealed[opened.run] = opened
 
     async def open_run(self, opened: Run) -> None:
-        """See the protocol."""
-        session = await self._ingest.open_session(self, opened)
-        await self._begin(session, opened)
+        await self._begin(await self._ingest.open_session(self, opened), opened)
 
     async def _begin(self, session: Session, opened: Run) -> SessionReplica:
         """Prepare the session's replica for bytes of that run."""
-        replica = self._replica = await self._ingest.replica_of(session)
+        replica = self._replica = await self._ingest.replicas.open_replica(session)
         replica.has_stream = True
         receiver = replica.receiver
         place = receiver.next_offset
@@ -442,13 +320,12 @@ class IngestStream:
         is_anew = place is None and 0 < session.fenced_end <= opened.number
         if (is_over and not receiver.has_ended) or is_anew:
             # The cluster merged a run that is incomplete here: continue without the rest.
-            await self._ingest.skip_to_run(replica, session, opened.number)
+            await self._ingest.replicas.skip_to(replica, session, LogOffset(opened.number, 0, 0), None)
         await replica.store.start_run(opened)
         self._has_replica.set()
         return replica
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
-        """See the protocol."""
         while runs:
             sealed = [
                 SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in runs
@@ -457,8 +334,8 @@ class IngestStream:
             replica = await self._begin(session, runs[0].run)
             # They are stored without a pause after this check, or after what is being stored now. So a fence
             # that is applied meanwhile finds them.
-            count = min(self._ingest.sealed_in(session.id, runs, self.sealed), TOGETHER_MAX)
-            if not count or not await self._ingest.append_whole(replica, runs[:count]):
+            count = min(sealed_count(self._ingest.state, session.id, runs, self.sealed), TOGETHER_MAX)
+            if not count or not await replica.store.append_whole(runs[:count]):
                 # It was opened without its end, or the cluster merged it, or it is not the next one.
                 count = 1
                 _, chunk, seal = runs[0].items
@@ -467,7 +344,6 @@ class IngestStream:
             runs = runs[count:]
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
-        """See the protocol."""
         replica = self._replica
         if replica is None:
             if isinstance(item, SegmentSealed):
@@ -479,17 +355,17 @@ class IngestStream:
                 return
         run = item.start.run if isinstance(item, Chunk) else item.end_offset.run
         known = self.sealed.get(run)
-        limit = self._ingest.limit(replica.session_id, run, None if known is None else known.end)
+        limit = run_end(self._ingest.state, replica.session_id, run, None if known is None else known.end)
         if limit is not None and isinstance(item, Chunk):
-            await self._append_before(replica, item, _place(run, limit))
-            return
-        await self._ingest.append(replica, item)
+            await self._append_before(replica, item, end_offset(run, limit))
+        else:
+            await self._ingest.replicas.append(replica, item)
 
     async def _append_before(self, replica: SessionReplica, item: Chunk, end: LogOffset) -> None:
         """Accept the bytes before the end of a closed run. A publisher with more must reconnect."""
         if item.start < end:
-            whole = item if item.end <= end else Chunk(item.start, _cut(item, end))
-            await self._ingest.append(replica, whole)
+            accepted = memoryview(item.data)[: end.offset - item.start.offset]
+            await self._ingest.replicas.append(replica, Chunk(item.start, accepted))
         if item.end > end:
             raise Unreachable(
                 "bytes after the end of a run that was closed",
@@ -500,7 +376,6 @@ class IngestStream:
             )
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
-        """See the protocol."""
         await self._has_replica.wait()
         assert self._replica is not None
         progress = await self._replica.store.next_progress(told, lambda: self._ended is not None)
@@ -514,10 +389,9 @@ class IngestStream:
         if self._ended is None:
             self._ended = error
             if self._replica is not None:
-                self._replica.store.recheck()
+                self._replica.store.wake()
 
     async def close(self) -> None:
-        """See the protocol."""
         self._ingest.leave(self)
         if self._replica is not None:
             self._replica.has_stream = False
@@ -526,32 +400,8 @@ class IngestStream:
                 await self._replica.store.restart()
 
 
-def _may_begin(replica: SessionReplica, x: int, before: ActiveRun) -> bool:
-    """Whether a replica holds some of the run, or ends where the closed run before it ends."""
-    place, end = replica.receiver.next_offset, before.end
-    if place is not None and place.run == x:
-        return True
-    return end is not None and replica.receiver.has_ended and place == (before.run, end.roll, end.offset)
-
-
-def _cut(item: Chunk, end: LogOffset) -> memoryview:
-    return memoryview(item.data)[: end.offset - item.start.offset]
-
-
-def _place(x: int, end: End) -> LogOffset:
-    return LogOffset(x, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
-
-
-def _refusal(refused: CommandRejected, hello: PushHello, opened: Run) -> RtError:
-    if refused.is_full:
-        return TooManySessions(
-            "too many sessions are open",
-            where=hello.session,
-            got=refused.why,
-            hint="An operator closes sessions by POST /close-session, or raises the limit by POST "
-            "/configuration. The number of dedup ids is fixed: use known ones.",
-        )
-    kind = Fenced if refused.is_fenced else Unreachable
-    return kind(
-        f"the cluster rejected that run: {refused.why}", where=f"{hello.session}, run {opened.number}"
-    )
+async def _changed_or_due(changed: asyncio.Event) -> None:
+    """Wait until something changes, or until a proposal must be repeated."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PROPOSE_AGAIN_S):
+            await changed.wait()

@@ -22,7 +22,7 @@ STUCK_S: Final = 1.0
 SLOW_S: Final = 5.0
 """How long it may take in total for one range."""
 RANGES_BYTES_MAX: Final = 32 << 20
-"""Most bytes of ranges that wait in memory, fetched ahead of what the first order needs."""
+"""Most bytes of ranges that wait in memory, fetched ahead of what the first plan needs."""
 BLOCKS_MAX: Final = 4096
 """Maximum number of blocks examined, unless the first plan has more: that takes a few milliseconds."""
 
@@ -60,7 +60,7 @@ class FetchedRange:
 
 
 def plan_ranges(
-    orders: Iterable[WritePlan],
+    plans: Iterable[WritePlan],
     is_here: Callable[[BlockWrite], bool],
     *,
     bytes_max: int = RANGES_BYTES_MAX,
@@ -71,11 +71,11 @@ def plan_ranges(
     """
     found: dict[tuple[int, SegmentId], list[SessionRange]] = {}
     size = looked = 0
-    for at, order in enumerate(orders):
-        looked += len(order.blocks)
+    for at, plan in enumerate(plans):
+        looked += len(plan.blocks)
         if at and (size >= bytes_max or looked > BLOCKS_MAX):
             break
-        for block in order.blocks:
+        for block in plan.blocks:
             if block.is_declaration or is_here(block):
                 continue
             segment = SegmentId(block.run, block.roll)

@@ -27,19 +27,19 @@ class ConsumedRanges:
         self._instructions: dict[int, int] = {}
         """By session id: the last instruction that consumed bytes of it, or a later one."""
 
-    def start(self, state: SequencerState, orders: Iterable[WritePlan]) -> None:
+    def start(self, state: SequencerState, plans: Iterable[WritePlan]) -> None:
         """Start with a state and the latest plans that led to it."""
         self._waiting.clear()
-        self._waiting.extend((one.instruction, one.consumed) for one in orders)
+        self._waiting.extend((one.instruction, one.consumed) for one in plans)
         ends = tuple(_ends_of(state))
         self._waiting.append((state.instruction, ends))
         self._instructions = dict.fromkeys((end.session_id for end in ends), state.instruction)
 
-    def add(self, order: WritePlan) -> None:
+    def add(self, plan: WritePlan) -> None:
         """Add the next plan. If too many wait, the older half is joined and counts as its last one."""
-        for end in order.consumed:
-            self._instructions[end.session_id] = order.instruction
-        self._waiting.append((order.instruction, order.consumed))
+        for end in plan.consumed:
+            self._instructions[end.session_id] = plan.instruction
+        self._waiting.append((plan.instruction, plan.consumed))
         if len(self._waiting) > CONSUMED_MAX:
             furthest: dict[int, SessionEnd] = {}
             instruction = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from replicator.protocol.messages import LogOffset
 from replicator.receive.batch_boundaries import read_marks
@@ -166,13 +166,11 @@ class SessionReplica:
         path = segment_path(self.receiver.path, segment)
         with storage_errors(path, "reading a session replica"):
             file = self._disk.open(path)
-        try:
+        with contextlib.closing(file):
             for scan in scans(file.pread, scanner):
                 marks.add(scan.marks)
                 if marks.end >= end:
                     break
-        finally:
-            file.close()
         return marks.range_info(start, end)
 
     @property
@@ -193,7 +191,6 @@ class SessionReplica:
                 del ends[run]
 
     def prune_trimmed(self) -> None:
-        """Drop the boundaries of trimmed segments."""
         for segment in self.receiver.writer.table.segments:
             if segment.is_trimmed:
                 with self._lock:
@@ -205,22 +202,18 @@ class SessionReplica:
         for segment, marks in sorted(self._marks.items()):
             if consumed is not None and segment < consumed.segment:
                 continue
-            packed = b"".join(MARK.pack(*mark[:3]) for mark in marks)
-            found.append(self._report(segment, packed))
+            found.append(self.report(segment, marks))
         for run in {*self.announced, *self.finals} - {one.run for one in found}:
-            found.append(self._report(SegmentId(run, 0), b""))
+            found.append(self.report(SegmentId(run, 0), ()))
         return found
 
-    def report(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> pb.SegmentReport:
+    def report(self, segment: SegmentId, marks: Iterable[ChecksummedBoundary]) -> pb.SegmentReport:
         """A report of boundaries that are new."""
-        return self._report(segment, b"".join(MARK.pack(*mark[:3]) for mark in marks))
-
-    def _report(self, segment: SegmentId, packed: bytes) -> pb.SegmentReport:
         return pb.SegmentReport(
             session_id=self.session_id,
             run=segment.run,
             roll=segment.roll,
-            marks=packed,
+            boundaries=b"".join(MARK.pack(*mark[:3]) for mark in marks),
             announced=self.announced.get(segment.run),
             final=self.finals.get(segment.run),
         )

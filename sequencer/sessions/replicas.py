@@ -68,7 +68,7 @@ class SessionReplicas:
 
         The merger's thread calls `on_corrupt` if a replica does not hold the bytes that must be merged.
         """
-        self._is_released, self._on_corrupt = is_released, on_corrupt
+        self.is_released, self._on_corrupt = is_released, on_corrupt
         self._directory, self._sync, self._pool, self._disk = directory, sync, pool, disk
         self._on_report, self._on_durable, self._on_failed = on_report, on_durable, on_failed
         self._replicas: dict[int, SessionReplica] = {}
@@ -81,16 +81,11 @@ class SessionReplicas:
         """By session id: the end of a replica that was closed as idle. All of it is merged."""
         self.unfinished = UnfinishedBytes()
 
-    def is_released(self, session_id: int) -> bool:
-        """Whether what the cluster merged of a session need not be kept."""
-        return self._is_released(session_id)
-
     def get(self, session_id: int) -> SessionReplica | None:
         """The replica, if it is open."""
         return self._replicas.get(session_id)
 
     def all(self) -> list[SessionReplica]:
-        """The replicas that are open."""
         return list(self._replicas.values())
 
     def connected(self) -> list[int]:
@@ -157,14 +152,13 @@ class SessionReplicas:
                 await asyncio.wait([closing])
             self._idle.pop(session.id, None)
             consumed = consumed_place(session)
-            gone = consumed if self._is_released(session.id) else None
-            identity = LogIdentity(LogKind.SESSION, session.incarnation, session.name, session.dedup_id)
+            gone = consumed if self.is_released(session.id) else None
 
             def open_receiver() -> SessionReceiver:
                 check_no_link(self.path(session.id))
                 receiver = SessionReceiver.open(
                     self.path(session.id),
-                    identity,
+                    _identity_of(session),
                     disk=self._disk,
                     at=gone,
                     number=consumed_number(session),
@@ -175,15 +169,7 @@ class SessionReplicas:
                 return receiver
 
             receiver = await loop.run_in_executor(self._pool, open_receiver)
-            store = SessionReplicaWriter(
-                receiver,
-                self._sync,
-                self._pool,
-                on_marks=lambda marks: self._on_marks(session.id, marks),
-                on_failed=self._on_failed,
-                unfinished=self.unfinished,
-            )
-            replica = SessionReplica(session.id, store, self._disk)
+            replica = self._made(session, receiver, lambda marks: self._on_marks(session.id, marks))
             await loop.run_in_executor(self._pool, replica.recover, gone)
             self._replicas[session.id] = replica
             for report in replica.reports(consumed):
@@ -196,22 +182,27 @@ class SessionReplicas:
 
         The caller must close its store.
         """
-        identity = LogIdentity(LogKind.SESSION, session.incarnation, session.name, session.dedup_id)
 
         def open_receiver() -> SessionReceiver:
             check_no_link(path)
-            return SessionReceiver.open(path, identity, disk=self._disk, at=LogOffset(*segment, 0))
+            place = LogOffset(*segment, 0)
+            return SessionReceiver.open(path, _identity_of(session), disk=self._disk, at=place)
 
         receiver = await asyncio.get_running_loop().run_in_executor(self._pool, open_receiver)
-        store = SessionReplicaWriter(
+        return self._made(session, receiver, lambda _: None)
+
+    def _made(
+        self, session: Session, receiver: SessionReceiver, on_marks: Callable[[list[SegmentBoundaries]], None]
+    ) -> SessionReplica:
+        writer = SessionReplicaWriter(
             receiver,
             self._sync,
             self._pool,
-            on_marks=lambda _: None,
+            on_marks=on_marks,
             on_failed=self._on_failed,
             unfinished=self.unfinished,
         )
-        return SessionReplica(session.id, store, self._disk)
+        return SessionReplica(session.id, writer, self._disk)
 
     async def close(self) -> None:
         """Close all replicas. Bytes that are not synced were not reported."""
@@ -252,7 +243,7 @@ class SessionReplicas:
         Bytes before it are trimmed only when they are durable in the merged logs of this node and of a
         majority: other nodes may have lost theirs, or never had them.
         """
-        keep = not self._is_released(session.id)
+        keep = not self.is_released(session.id)
         await replica.store.call_alone(replica.receiver.skip_to, place, number, keep=keep)
         replica.prune_trimmed()
 
@@ -307,3 +298,7 @@ class SessionReplicas:
                 hint="The node fetches good bytes from a peer.",
             )
         )
+
+
+def _identity_of(session: Session) -> LogIdentity:
+    return LogIdentity(LogKind.SESSION, session.incarnation, session.name, session.dedup_id)

@@ -14,7 +14,7 @@ from sequencer.state.write_plan import WritePlan
 class RangesMerged:
     """A merge instruction was applied."""
 
-    order: WritePlan
+    plan: WritePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,7 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
 from rt.names import check_dedup_id, check_name, check_session_name
-from sequencer.state.lease_commands import (
-    AcquireLeases,
-    ExpireLeases,
-    ReleaseLeases,
-    RenewLeases,
-)
+from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES, End
 
 RANGES_MAX: Final = 1024
@@ -223,7 +218,9 @@ class JoinDisk:
     disk: bytes
 
     def __post_init__(self) -> None:
-        _check_disk(self.node, self.disk)
+        check_name(self.node, kind="node")
+        if len(self.disk) != DISK_BYTES:
+            raise ValueError(f"disk id of {len(self.disk)} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +231,7 @@ class RestoreDisk:
     disk: bytes
 
     def __post_init__(self) -> None:
-        _check_disk(self.node, self.disk)
+        JoinDisk(self.node, self.disk)  # Checks them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,17 +363,13 @@ def _check_incarnation(session: str, incarnation: bytes, dedup_id: str | None, n
     check_session_name(session)
     if dedup_id is not None:
         check_dedup_id(dedup_id)
-    if len(incarnation) != INCARNATION_BYTES:
-        raise ValueError(f"incarnation of {len(incarnation)} bytes")
-    if not 0 <= newest < _UINT32_END:
-        raise ValueError(f"session id {newest}")
+    if len(incarnation) != INCARNATION_BYTES or not 0 <= newest < _UINT32_END:
+        raise ValueError(f"incarnation of {len(incarnation)} bytes, newest session id {newest}")
 
 
-def _check_run(x: int, active: bytes) -> None:
-    if len(active) != RUN_ID_BYTES:
-        raise ValueError(f"life of {len(active)} bytes")
-    if not 0 <= x < _UINT32_END:
-        raise ValueError(f"session number {x}")
+def _check_run(run: int, run_id: bytes) -> None:
+    if len(run_id) != RUN_ID_BYTES or not 0 <= run < _UINT32_END:
+        raise ValueError(f"run {run} with an id of {len(run_id)} bytes")
 
 
 def may_be_end(offset: int, number: int) -> bool:
@@ -400,12 +393,6 @@ def _check_later(run: int, later: tuple[int, ...]) -> None:
 def _check_request(request: bytes, at_ns: int) -> None:
     if len(request) != REQUEST_BYTES or not 1 <= at_ns < 2**63:
         raise ValueError(f"request id of {len(request)} bytes, at {at_ns} ns")
-
-
-def _check_disk(node: str, disk: bytes) -> None:
-    check_name(node, kind="node")
-    if len(disk) != DISK_BYTES:
-        raise ValueError(f"disk id of {len(disk)} bytes")
 
 
 Command: TypeAlias = (

@@ -41,10 +41,10 @@ def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
         session = result.session
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
     state.wanted.update(wanted)
-    order = _order(state, command, taken)
+    plan = _plan(state, command, taken)
     for session in {result.session.id: result.session for result in taken}.values():
         state.put(session)
-    return RangesMerged(order)
+    return RangesMerged(plan)
 
 
 def roll(state: SequencerState, command: Roll) -> Outcome:
@@ -84,7 +84,7 @@ def _does_not_follow(state: SequencerState, command: MergeInstruction | Roll) ->
     return None
 
 
-def _order(state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]) -> WritePlan:
+def _plan(state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]) -> WritePlan:
     merged, first_position = state.merged, state.position
     writes = any(result.count for result in taken)
     begins = writes and (merged.segment is None or _is_full(state))
@@ -139,11 +139,8 @@ def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
     """The next merged segment: hard and forced resets raise its run number."""
     if last is None:
         return SegmentId(state.merged.next_run if state.cleared is None else state.cleared.run, 0)
-    return (
-        SegmentId(state.merged.next_run, 0)
-        if state.merged.next_run > last.run
-        else SegmentId(last.run, last.roll + 1)
-    )
+    next_run = state.merged.next_run
+    return SegmentId(next_run, 0) if next_run > last.run else SegmentId(last.run, last.roll + 1)
 
 
 def _blocks(

@@ -71,20 +71,20 @@ class WritePlan:
     """How far sessions are consumed after it, also by ranges without a block."""
 
 
-def encode_write_plan(order: WritePlan) -> bytes:
-    message = pb.MergeOrder(
-        instruction=order.instruction,
-        sequenced_ns=order.sequenced_ns,
-        run=order.segment.run,
-        roll=order.segment.roll,
-        offset=order.offset,
-        first_position=order.first_position,
-        end_position=order.end_position,
-        chain=order.chain,
-        bytes=order.total_bytes,
-        end=order.end_offset,
+def encode_write_plan(plan: WritePlan) -> bytes:
+    message = pb.WritePlan(
+        instruction=plan.instruction,
+        sequenced_ns=plan.sequenced_ns,
+        run=plan.segment.run,
+        roll=plan.segment.roll,
+        offset=plan.offset,
+        first_position=plan.first_position,
+        end_position=plan.end_position,
+        chain=plan.chain,
+        bytes=plan.total_bytes,
+        end=plan.end_offset,
     )
-    for block in order.blocks:
+    for block in plan.blocks:
         message.blocks.add(
             head=block.head,
             is_declaration=block.is_declaration,
@@ -96,7 +96,7 @@ def encode_write_plan(order: WritePlan) -> bytes:
             chain_end=block.chain_end,
             count=block.message_count,
         )
-    for end in order.consumed:
+    for end in plan.consumed:
         message.consumed.add(
             session_id=end.session_id, run=end.run, roll=end.roll, offset=end.offset, number=end.number
         )
@@ -105,7 +105,7 @@ def encode_write_plan(order: WritePlan) -> bytes:
 
 def decode_write_plan(data: bytes) -> WritePlan:
     """Decode the bytes of `encode_write_plan`, which come from this node's own processes."""
-    message = pb.MergeOrder.FromString(data)
+    message = pb.WritePlan.FromString(data)
     return WritePlan(
         message.instruction,
         message.sequenced_ns,

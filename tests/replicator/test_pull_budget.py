@@ -101,7 +101,7 @@ class Budgets(RuleBasedStateMachine):
                 del self.waiting[hold]
                 self.granted[hold] = task.result()
                 assert task.result().bytes == hold.bytes
-        for hold in [hold for hold in self.holds if hold.is_ended]:
+        for hold in [hold for hold in self.holds if hold.ended.is_set()]:
             self.go(hold)
 
     @rule(identity=st.sampled_from(["a", "b"]))

@@ -349,7 +349,7 @@ def test_a_position_and_a_place_of_a_new_copy(tmp_path: Path, pki: Path) -> None
 
 
 def attached(path: Path, **options: Any) -> SidecarCopy:
-    return SidecarCopy(path, "s", on_reached=lambda _: None, subscriber="sub", **options)
+    return SidecarCopy(path, "s", report=lambda _: None, subscriber="sub", **options)
 
 
 def acknowledge(copy: LocalCopy, position: int, name: str = "sub") -> None:

@@ -51,7 +51,8 @@ from replicator.protocol.messages import (
 )
 from replicator.pull.memory_budget import BudgetGrant
 from replicator.pull.negotiation import plan_filtered, plan_merged, plan_session
-from replicator.pull.server import PullServicer, check_puller
+from replicator.pull.server import check_puller
+from replicator.pull.source import SourceOpener
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.merged_receiver import MergedReceiver
 from replicator.send.sender import Sender
@@ -276,7 +277,7 @@ def filtered_items(disk: Disk, wanted: PullMerged, *, limit: int = 1 << 20) -> t
         def session(self, session_id: int) -> str:
             raise AssertionError(session_id)
 
-    source = PullServicer(Logs(), "s", None, disk=disk)._open_source(wanted)  # type: ignore[arg-type]
+    source = SourceOpener(Logs(), disk, lambda *_: None).open(wanted)  # type: ignore[arg-type]
     found: list[Item] = []
     while True:
         items = source.items(BudgetGrant(limit, CHUNK_BYTES_MAX))
@@ -328,7 +329,7 @@ def test_a_filtered_copy_has_just_the_messages_of_the_topics_however_often_it_is
 def test_a_filtered_copy_follows_a_log_that_grows_and_says_how_far_it_is_complete(disk: MemoryDisk) -> None:
     grown = Grown(disk)
     grown.grow(10, 10)
-    with Sender(MERGED, LogOffset(0, 0, 0), disk=disk) as sender:
+    with contextlib.closing(Sender(MERGED, LogOffset(0, 0, 0), disk=disk)) as sender:
         filtering = FilteredScan(["t2"], scanner=None, header=None, offset=None, end=0)
         receiver = MergedReceiver.open(COPY, FILTERED, disk=disk)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import rt
 from replicator.protocol.handshake import PullMerged
 from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed, SegmentSealed
-from replicator.pull.trim_overtake import TrimOvertake
+from replicator.pull.source import TrimOvertake
 from replicator.send.sender import Sender
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inotify_simple import INotify
+from inotify_simple import Event, INotify
 
 import rt
 from replicator.send import directory_watch
@@ -115,7 +115,7 @@ def test_when_too_much_changed_at_once_all_are_told(tmp_path: Path) -> None:
         hub = WatchHub()
         paths = directories(tmp_path, 3)
         with hub.watching(str(paths[0])) as one, hub.watching(str(paths[1])) as two:
-            overflow = directory_watch.InotifyEvent(-1, int(directory_watch.flags.Q_OVERFLOW), b"")
+            overflow = Event(-1, int(directory_watch.flags.Q_OVERFLOW), 0, "")
             assert hub._affected_by(overflow) == [one, two]
 
     run(test())

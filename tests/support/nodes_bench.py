@@ -97,7 +97,7 @@ class Story:
 
     def merge(self, *ranges: MergeRange) -> None:
         """One more instruction."""
-        self.plans.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).order)
+        self.plans.append(must(RangesMerged, apply(self.state, merging(self.state, *ranges))).plan)
 
     @property
     def end(self) -> LogOffset:

@@ -354,7 +354,7 @@ class World:
                     place = outcome.session_id, run
                     node.fenced.setdefault(place, node.holds.get(place, End(0, 64, 0)))
             if isinstance(outcome, RangesMerged):
-                for one in outcome.order.consumed:
+                for one in outcome.plan.consumed:
                     node.consumed[one.session_id, one.run] = End(one.roll, one.offset, one.number)
         node.applied = min(node.applied + count, len(self.log))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -51,7 +52,7 @@ def publish(disk: Disk, *sizes: int, root: str = ROOT, name: str = "feed", **opt
 def items_of(disk: Disk, path: str, start: LogOffset | None = None) -> list[Item]:
     """All that a sender of the log has to say from `start` on."""
     found: list[Item] = []
-    with Sender(path, start, disk=disk) as sender:
+    with contextlib.closing(Sender(path, start, disk=disk)) as sender:
         while items := sender.items():
             found += items
     return list(recut(found, iter(())))

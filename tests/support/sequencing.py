@@ -129,11 +129,11 @@ def do_join(state: SequencerState, *nodes: str, disk: int = 0) -> None:
 
 
 def do_merge(state: SequencerState, *ranges: MergeRange) -> WritePlan:
-    return must(RangesMerged, apply(state, merging(state, *ranges))).order
+    return must(RangesMerged, apply(state, merging(state, *ranges))).plan
 
 
 def do_roll(state: SequencerState) -> WritePlan:
-    return must(RangesMerged, apply(state, rolling(state))).order
+    return must(RangesMerged, apply(state, rolling(state))).plan
 
 
 def do_fence(state: SequencerState, session_id: int = 1, run: int = 0) -> None:

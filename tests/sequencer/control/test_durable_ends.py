@@ -34,7 +34,7 @@ def boundaries(rng: random.Random, count: int, size_max: int = 100) -> list[Batc
 
 def said(key: SegmentKey, marks: list[BatchBoundary], **ends: pb.SessionEnd) -> pb.DataReport:
     one = pb.SegmentReport(
-        session_id=key.session_id, run=key.run, roll=key.roll, marks=pack_boundaries(marks), **ends
+        session_id=key.session_id, run=key.run, roll=key.roll, boundaries=pack_boundaries(marks), **ends
     )
     return pb.DataReport(segments=[one])
 
@@ -57,7 +57,7 @@ class DumbLeader:
         self.next = report.sequence + 1
         for one in report.segments:
             key = SegmentKey(one.session_id, one.run, one.roll)
-            self.tracker.on_boundaries("n", key, unpack_boundaries(one.marks))
+            self.tracker.on_boundaries("n", key, unpack_boundaries(one.boundaries))
             if one.HasField("final"):
                 self.finals[key[:2]] = one.final
         return True
@@ -116,7 +116,7 @@ def test_a_report_is_bounded_and_what_did_not_fit_comes_next(monkeypatch):
     while holdings.has_news:
         report = holdings.report(1)
         reports += 1
-        assert sum(len(one.marks) for one in report.segments) <= 10 * 20
+        assert sum(len(one.boundaries) for one in report.segments) <= 10 * 20
         assert leader.hear(report)
     assert reports >= 9
     assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)
@@ -163,7 +163,7 @@ def test_what_is_merged_elsewhere_is_forgotten_also_where_this_node_lags():
     holdings.prune_before(SessionEnd(1, 0, 0, marks[-1].offset + 8, 99))
     holdings.require_full_report()
     (one,) = holdings.report(1).segments
-    assert not one.marks
+    assert not one.boundaries
 
 
 @given(st.integers(0, 2**32))
@@ -186,7 +186,7 @@ def test_a_backlog_that_was_thinned_out_on_two_nodes_is_planned_to_its_end_in_bo
                     holdings.require_full_report()
             holdings.require_full_report()
             for one in holdings.report(1).segments:
-                tracker.on_boundaries(node, KEYS[0], unpack_boundaries(one.marks))
+                tracker.on_boundaries(node, KEYS[0], unpack_boundaries(one.boundaries))
     at = 64
     while at < marks[-1].offset:
         end = tracker.furthest(KEYS[0], at, cap)

@@ -126,7 +126,7 @@ class Reports:
 
     def hold(self, *marks: BatchBoundary) -> None:
         self.reporting.handle_report(
-            pb.DataReport(segments=[pb.SegmentReport(session_id=1, marks=pack_boundaries(list(marks)))])
+            pb.DataReport(segments=[pb.SegmentReport(session_id=1, boundaries=pack_boundaries(list(marks)))])
         )
 
     @property
@@ -174,7 +174,9 @@ def test_a_report_that_is_lost_is_followed_by_a_full_one(reports):
     reports.reporting.report()
     (report,) = reports.heard
     assert report.is_full
-    assert report.segments[0].marks == pack_boundaries([BatchBoundary(64, 0, 7), BatchBoundary(128, 1, 8)])
+    assert report.segments[0].boundaries == pack_boundaries(
+        [BatchBoundary(64, 0, 7), BatchBoundary(128, 1, 8)]
+    )
 
 
 def test_nothing_is_reported_before_there_is_a_leader_and_a_data_process(reports):

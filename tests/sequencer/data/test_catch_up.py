@@ -128,7 +128,7 @@ class Bench:
         data.link.send = lambda _: None  # type: ignore[method-assign]
         try:
             plans = [encode_write_plan(plan) for plan in self.plans]
-            snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), orders=plans)
+            snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), plans=plans)
             data._on_message(pb.ToData(snapshot=snapshot))
             data.tasks.keep(data.catch_up.run())
             yield data

@@ -113,7 +113,7 @@ def with_peers(config: NodeConfig) -> NodeConfig:
 
 
 def snapshot_of(state: SequencerState, index: int = 1, plans: tuple[bytes, ...] = ()) -> pb.ToData:
-    snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=plans)
+    snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), plans=plans)
     return pb.ToData(snapshot=snapshot)
 
 
@@ -882,11 +882,13 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
             await played.until(lambda: played.joins)
             assert played.joins == [0]
             played.heard.clear()
-            played.data.reports.segment(pb.SegmentReport(session_id=1, marks=b"all of it"))
+            played.data.reports.segment(pb.SegmentReport(session_id=1, boundaries=b"all of it"))
             joined = encode_command(JoinDisk("n2", b"D" * 16))
             played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
             await played.until(lambda: played.joins)
-            said = [[one.marks for one in said.report.segments] or said.report.joins for said in played.heard]
+            said = [
+                [one.boundaries for one in said.report.segments] or said.report.joins for said in played.heard
+            ]
             assert said == [[b"all of it"], 1]
 
     asyncio.run(play())
@@ -1452,7 +1454,7 @@ def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_r
             intakes = played.data.ingest
             intakes._is_up = lambda: True
             if not is_here:  # It was removed, for all of it is in enough merged logs.
-                played.data.replicas._is_released = lambda _: True
+                played.data.replicas.is_released = lambda _: True
             hello = PushHello("s", "feed", session.incarnation)
             intake = await intakes.accept(hello, Identity("s", "publisher", "feed"))
             assert intake.start.offset == LogOffset(1, 0, 0)
@@ -1605,7 +1607,7 @@ def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_m
 
             def reported() -> set[int]:
                 reports = [one for said in played.heard for one in said.report.segments]
-                return {one.run for one in reports if one.marks}
+                return {one.run for one in reports if one.boundaries}
 
             await played.until(lambda: reported() == set(range(5)))
             await intake.close()

@@ -34,6 +34,7 @@ from sequencer.ipc.data_reports import MergeProgress
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.rest.base.errors import NotReady
 from sequencer.sessions.ingest import IngestStream, SessionIngest
+from sequencer.sessions.run_admission import run_end, start_offset
 from sequencer.state import merge
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, RunOpened
@@ -242,7 +243,7 @@ def without_bytes(state: SequencerState) -> WritePlan:
     state.instruction += 1
     state.sequenced_ns += 1
     said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
-    return merge._order(state, said, [])  # type: ignore[arg-type]
+    return merge._plan(state, said, [])  # type: ignore[arg-type]
 
 
 def cleared_story() -> tuple[Story, MergeProgress]:
@@ -379,9 +380,11 @@ def test_who_brings_what_was_merged_meanwhile_asks_again_and_is_not_fenced() -> 
         intakes.on_applied(command, apply(state, command))
         with pytest.raises(Unreachable, match="run 0 is over: run 2 was opened"):
             await asking
-        assert intakes.start(state.sessions[session_id], None).offset == LogOffset(1, 0, 128)
+        assert start_offset(state, state.sessions[session_id], None, is_released=False) == LogOffset(
+            1, 0, 128
+        )
         with pytest.raises(Unreachable, match="that run is over"):
-            intakes.limit(session_id, 0)
+            run_end(state, session_id, 0)
 
     asyncio.run(play())
 
@@ -397,9 +400,9 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
     session_id = do_open(state, "a", run=3)
     do_merge(state, piece(session_id, run=3))
     intakes = intakes_of(state)
-    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(3, 0, 128)
+    assert start_offset(state, state.sessions[session_id], None, is_released=False) == LogOffset(3, 0, 128)
     reset(state)
-    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(4, 0, 0)
+    assert start_offset(state, state.sessions[session_id], None, is_released=False) == LogOffset(4, 0, 0)
     stale = opening("a", run=3)
 
     async def play() -> None:
@@ -410,7 +413,7 @@ def test_a_publisher_is_asked_for_what_its_next_start_brings_and_no_more_of_the_
     asyncio.run(play())
     do_open(state, "a", run=5)
     do_merge(state, piece(session_id, run=5))
-    assert intakes.start(state.sessions[session_id], None).offset == LogOffset(5, 0, 128)
+    assert start_offset(state, state.sessions[session_id], None, is_released=False) == LogOffset(5, 0, 128)
 
 
 # What operators are told

@@ -115,7 +115,7 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
     if told != "by plans and then a trim":
         must(SegmentsTrimmed, apply(story.state, TRIM))
     plans = [] if told == "by a snapshot" else [encode_write_plan(plan) for plan in story.plans[count:]]
-    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), orders=plans)
+    snapshot = pb.ControlSnapshot(index=1, state=encode_state(story.state), plans=plans)
 
     def is_as_far(reached: MergeProgress) -> bool:
         return reached._replace(chain=0) == story.reached._replace(chain=0)  # Not known of others' bytes.

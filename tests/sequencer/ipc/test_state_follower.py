@@ -20,7 +20,7 @@ class Bench(StateFollower):
         super().__init__(self.heard.append, lambda _, outcome: self.heard.append(outcome))
 
     def snapshot(self, index: int, state: SequencerState, *plans: bytes) -> None:
-        snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), orders=plans)
+        snapshot = pb.ControlSnapshot(index=index, state=encode_state(state), plans=plans)
         self.on_message(pb.ToData(snapshot=snapshot))
 
     def applied(self, index: int, command: object) -> None:

@@ -112,7 +112,7 @@ class Bench:
         values = {"boot": b"b", "clock_ns": CLOCK_NS, "sequence": sequence, "is_full": sequence == 0}
         report = pb.Report(**(values | fields))  # type: ignore[arg-type]
         for (session_id, run, roll), one in (marks or {}).items():
-            report.segments.add(session_id=session_id, run=run, roll=roll, marks=pack_boundaries(one))
+            report.segments.add(session_id=session_id, run=run, roll=roll, boundaries=pack_boundaries(one))
         self.leader.on_report(node, report)
 
     def commit(self, content: bytes, future: Future[int] | None = None) -> Outcome:
@@ -212,7 +212,7 @@ def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench
     bench.report("a", marks_of(writing(3)))
     bench.report("b", marks_of(writing(3)))
     bad = pb.Report(boot=b"b", sequence=1)
-    bad.segments.add(session_id=1, marks=b"short")
+    bad.segments.add(session_id=1, boundaries=b"short")
     bench.leader.on_report("b", bad)
     assert bench.asked == ["b"]
     bench.reconcile()

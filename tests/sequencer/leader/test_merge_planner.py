@@ -341,7 +341,7 @@ def test_the_small_stream_is_not_idle() -> None:
     for kind in (RangesMerged, RunOpened, RunFenced, RunClosed):
         assert sum(isinstance(outcome, kind) for outcome in outcomes) > 30, kind
     assert any(isinstance(outcome, CommandRejected) for outcome in outcomes)
-    orders = [outcome.order for outcome in outcomes if isinstance(outcome, RangesMerged)]
+    orders = [outcome.plan for outcome in outcomes if isinstance(outcome, RangesMerged)]
     assert sum(len(order.consumed) > 1 for order in orders) > 30
     assert sum(len(order.consumed) > sum(not b.is_declaration for b in order.blocks) for order in orders) > 10
     assert sum(len(world.state.sessions) > len(world.present) for world in worlds) > 10

@@ -158,7 +158,7 @@ def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage
         report = pb.Report(boot=b"boot", is_full=True)
         if node == "n3":
             marks = pack_boundaries(stage.written.segments[0][:3])
-            report.segments.add(session_id=stage.session_id, run=0, roll=0, marks=marks)
+            report.segments.add(session_id=stage.session_id, run=0, roll=0, boundaries=marks)
         leader.on_report(node, report)
     leader.tick()
     assert told == []

@@ -664,7 +664,7 @@ def test_each_id_is_merged_once_by_whichever_of_two_sessions_brings_it_first(
         assert fresh == list(range(before, before + len(fresh)))
         seen += fresh
         assert isinstance(outcome, RangesMerged)
-        assert sum(block[2] for block in block_counts(outcome.order)) == len(fresh)
+        assert sum(block[2] for block in block_counts(outcome.plan)) == len(fresh)
         ends[session_id] = End(0, one.end, one.end_number)
     assert seen == list(range(state.wanted["d"]))
     assert state.position == len(seen)
@@ -850,13 +850,13 @@ def run_all(seed: int) -> tuple[SequencerState, DumbMerger, Sources]:
             replicas[1] = decode_state(encoded[1])
             assert replicas[1] == replicas[0]
         if isinstance(command, MergeInstruction) or isinstance(outcomes[0], RangesMerged):
-            order = must(RangesMerged, outcomes[0]).order
+            order = must(RangesMerged, outcomes[0]).plan
             assert decode_write_plan(encode_write_plan(order)) == order
             merger.carry_out(order, sources.written)
         if merger.files and rng.random() < 0.1:
             outcome = apply_both(replicas, rolling(replicas[0]))
             if isinstance(outcome, RangesMerged):
-                merger.carry_out(outcome.order, sources.written)
+                merger.carry_out(outcome.plan, sources.written)
     return replicas[0], merger, sources
 
 
