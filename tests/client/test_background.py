@@ -38,7 +38,7 @@ class FakeProcess:
         return self.load == 0
 
     @property
-    def is_told(self) -> bool:
+    def is_settled(self) -> bool:
         return self.is_open
 
     def serve(self, session: PushRequested) -> None:
