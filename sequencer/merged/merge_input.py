@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, Protocol
 from rt.log.disk import File, storage_errors
 from rt.log.format.segment import SegmentId
 from rt.log.write.writer import BatchFrames, CopyRange
+from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.sessions.batch_index import RangeInfo
-from sequencer.sessions.fetched_ranges import FetchedRanges
 from sequencer.sessions.input_planner import FetchedRange
 from sequencer.state.write_plan import BlockWrite, WritePlan
 

@@ -20,12 +20,12 @@ from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from sequencer.config.config import NodeConfig
 from sequencer.ipc.data_reports import DataReports, MergeProgress
+from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair_queue import Repairer
-from sequencer.sessions.fetched_ranges import FetchedRanges
+from sequencer.merged.session_retention import SessionRetention
 from sequencer.sessions.merge_progress import ConsumedRanges
 from sequencer.sessions.replicas import SessionReplicas
-from sequencer.sessions.session_retention import SessionRetention
 from sequencer.state.apply_result import SegmentsTrimmed
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import WritePlan

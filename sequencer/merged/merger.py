@@ -27,10 +27,10 @@ from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.write.writer import LogWriter
 from sequencer.ipc.data_reports import MergeProgress
+from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merge_input import BlockInput, MergeInput, MissingInput, ReplicaSource, find_block
 from sequencer.merged.merged_files import MergedFiles
 from sequencer.merged.plan_executor import Executed, PlanExecutor, begin_of
-from sequencer.sessions.fetched_ranges import FetchedRanges
 from sequencer.state.state import ClearedRange, MergedSegment
 from sequencer.state.write_plan import BlockWrite, WritePlan
 

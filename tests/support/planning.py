@@ -22,8 +22,8 @@ from sequencer.leader.replication_tracker import (
     unpack_boundaries,
 )
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.merged.session_retention import SessionRetention
 from sequencer.sessions.input_planner import peers_ahead
-from sequencer.sessions.session_retention import SessionRetention
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import (
     CommandRejected,

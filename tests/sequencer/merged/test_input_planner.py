@@ -7,8 +7,8 @@ from nodes_bench import Story
 
 from rt.log.format.running_checksum import ChecksummedBoundary
 from rt.log.format.segment import SegmentId
+from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.sessions.batch_index import BatchIndex
-from sequencer.sessions.fetched_ranges import FetchedRanges
 from sequencer.sessions.input_planner import (
     SLOW_S,
     STUCK_S,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sequencer.sessions.session_retention import SessionRetention, low_watermark
+from sequencer.merged.session_retention import SessionRetention, low_watermark
 
 MEMBERS = st.sampled_from([1, 3, 5, 7])
 
