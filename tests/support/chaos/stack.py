@@ -8,7 +8,9 @@ end what is merged is checked, and the merged logs are compared byte by byte.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import random
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from chaos.faulty_nodes import FaultyNodes
 from chaos.stack_cast import LogCheck, StackPublisher, StackSubscriber
 from chaos.stack_faults import POLL_S, StackFaults
 from rt.errors import RtError, Timeout
+from sequencer.merged.scrubber import ROUND_S, SCRUB_BYTES_S
 
 STREAM: Final = "chaos"
 READY_S: Final = 60.0
@@ -152,7 +155,8 @@ class StackChaos:
         self._await(lambda: self._behind(end), f"merged logs that end at {end}", begun)
         live_s = time.monotonic() - begun
         self._faults.forget_copies()
-        self._await(self._faults.damaged, "flipped bytes to be noticed and mended", time.monotonic())
+        flips = "flipped bytes to be noticed and mended"
+        self._await(self._faults.damaged, flips, time.monotonic(), self._live_s + self._scrub_s())
         self._outcome.lives_s.append(live_s)
         self._say(f"settled after {live_s:.1f} s at {end}, mended after {time.monotonic() - begun:.1f} s")
 
@@ -192,12 +196,28 @@ class StackChaos:
         reached[self._subscriber.name] = self._subscriber.check.end
         return {name: end - position for name, position in reached.items() if position < end}
 
-    def _await(self, lacking: Callable[[], object], what: str, begun: float) -> None:
+    def _scrub_s(self) -> float:
+        """How long a node takes to verify all that it has: the rate of its scrubber is bounded."""
+        most = max(_bytes_below(self._nodes.directory(name)) for name in self._nodes.names)
+        return ROUND_S + most / SCRUB_BYTES_S
+
+    def _await(
+        self, lacking: Callable[[], object], what: str, begun: float, limit_s: float | None = None
+    ) -> None:
+        limit_s = self._live_s if limit_s is None else limit_s
         while found := lacking():
             self._faults.check_alive()
-            if time.monotonic() - begun > self._live_s:
+            if time.monotonic() - begun > limit_s:
                 words = "\n".join(f"{name}: {self._nodes.last_words(name, 8)}" for name in self._nodes.names)
-                raise Timeout(
-                    f"after a heal: waited for {what}", got=f"{found}\n{words}", expected=self._live_s
-                )
+                raise Timeout(f"after a heal: waited for {what}", got=f"{found}\n{words}", expected=limit_s)
             time.sleep(POLL_S)
+
+
+def _bytes_below(directory: Path) -> int:
+    """Bytes of all files, some of which may go meanwhile."""
+    size = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += Path(place, name).stat().st_size
+    return size
