@@ -110,10 +110,15 @@ def allow_many_files() -> None:
 
 
 def read_handover() -> str:
-    """The first line of stdin. Nothing after it is read."""
+    """The first line of stdin. Nothing after it is read.
+
+    Raises `SystemExit` if there is nothing: the parent was killed before it wrote, and nobody reads an error.
+    """
     read = b""
     while not read.endswith(b"\n"):
         piece = os.read(0, _READ_BYTES)
+        if not piece and not read:
+            raise SystemExit(ExitStatus.FELL)
         if not piece or len(read) > _HANDOVER_BYTES_MAX:
             raise BadSetting("no settings on stdin", expected="one line of JSON", hint="Run `rt node`.")
         read += piece

@@ -374,6 +374,17 @@ def test_children_die_with_a_parent_that_is_killed(how: str) -> None:
     assert all(ends(pidfds))
 
 
+@pytest.mark.parametrize("role", CHILDREN)
+def test_a_child_whose_parent_was_killed_before_it_wrote_the_settings_says_nothing(role: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "sequencer.node.child_main", role],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (ExitStatus.FELL, b"", b"")
+
+
 def ends(pidfds: Sequence[int]) -> Iterator[bool]:
     """Whether each process ends in time."""
     for pidfd in pidfds:
