@@ -62,8 +62,8 @@ class Publisher:
     """One session of a stream: a directory on the local disk that only this object appends to.
 
     The session is named `publisher_id` (default: this host's name) and is stored in
-    `<path>/<stream>/sessions/<session>`. Each opening starts a new run, numbered X, with the next message
-    number. Publishers that send the same messages under the same numbers share a `dedup_id`.
+    `<path>/<stream>/sessions/<session>`. Each opening starts a new run with the next message number.
+    Publishers that send the same messages under the same numbers share a `dedup_id`.
 
     Messages are collected into batches of up to `batch_bytes`. A batch is written when it is full or
     `linger_ms` old. Segments roll at `roll_bytes`. `fsync` says when written batches are synced besides

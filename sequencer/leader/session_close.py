@@ -56,8 +56,7 @@ from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
 
 AWAY_NS: Final = 15 * 10**9
-"""A publisher that no node reported for this time is not connected: nodes report those that are every few
-seconds."""
+"""A publisher that no node has reported for this time is not connected. Nodes report every few seconds."""
 
 
 def is_quorum_of_disks(state: SequencerState, tracker: ReplicationTracker, nodes: Collection[str]) -> bool:
@@ -72,7 +71,7 @@ class SessionCloser:
     """The runs that must end, checked again when something changes on which their ends depend."""
 
     def __init__(self, state: SequencerState, tracker: ReplicationTracker, began_ns: int = 0) -> None:
-        """`began_ns`: the time, since which the publishers that are connected are heard of."""
+        """`began_ns`: since when nodes report the connected publishers to this leader."""
         self._state, self._tracker, self._began_ns = state, tracker, began_ns
         self.due = set(state.sessions)
         """The sessions to check next."""

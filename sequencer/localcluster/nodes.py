@@ -65,6 +65,8 @@ class LocalCluster:
         self.root, self.stream, self._flags = root.absolute(), stream, list(flags)
         self.names = [f"n{number}" for number in range(1, count + 1)]
         self._pki = self.root / "pki"
+        self._issued: dict[Identity, TLS] = {}
+        self._issuing = threading.Lock()
         self.root.mkdir(parents=True, exist_ok=True)
         self._certificates = make_certificates(self._pki, stream, self.names)
         ports = iter(free_ports(4 * count))
@@ -92,17 +94,29 @@ class LocalCluster:
         return [f"127.0.0.1:{port}" for port in self.data_ports.values()]
 
     def certificate(
-        self, role: Role, name: str, *, dedup_ids: Collection[str] = (), lease_groups: Collection[str] = ()
+        self,
+        role: Role,
+        name: str,
+        *,
+        dedup_ids: Collection[str] = (),
+        lease_groups: Collection[str] = (),
+        renew: bool = False,
     ) -> TLS:
-        """A certificate of the cluster's CA. That of a node was made with the cluster."""
+        """The certificate of this identity: issued at the first call and with `renew`. Thread-safe.
+
+        That of a node was made with the cluster.
+        """
         if role == "node":
             return TLS(*self._certificates[name])
         directory = self._pki / role
-        directory.mkdir(exist_ok=True)
         identity = Identity(self.stream, role, name, frozenset(dedup_ids), frozenset(lease_groups))
-        # Issued beside the CA, where a certificate of that name may be another role's.
-        paths = issue(self._pki, identity, renew=True, now=issued_at())
-        return TLS(*(shutil.copy(path, directory) for path in paths))
+        with self._issuing:
+            if renew or identity not in self._issued:
+                directory.mkdir(exist_ok=True)
+                # Issued beside the CA, where a certificate of that name may be another role's.
+                paths = issue(self._pki, identity, renew=True, now=issued_at())
+                self._issued[identity] = TLS(*(shutil.copy(path, directory) for path in paths))
+            return self._issued[identity]
 
     def directory(self, name: str) -> Path:
         return self.root / name

@@ -292,8 +292,7 @@ class Merger:
             self.written = MergeProgress(
                 plan.instruction, done.chain or 0, plan.total_bytes, plan.end_position
             )
-        self._fetched.forget(plan)
-        with self._changed:
+            self._fetched.forget(plan)
             if self._plans and self._plans[0] is plan:
                 self._plans.popleft()
         self._on_written()

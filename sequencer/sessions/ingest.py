@@ -132,17 +132,22 @@ class SessionIngest:
     def _note_sealed(self, name: str) -> None:
         """Let the streams of that name remember the sealed runs, which the cluster may merge first."""
         session = self.state.session_of(name)
-        for intake in self._streams.get(name, ()):
-            if session is not None and session.incarnation == intake.hello.incarnation:
+        if session is not None:
+            for intake in self._streams_of(session):
                 intake.note_sealed(session)
 
     def _drop_sealed(self, session_id: int, runs: Collection[int]) -> None:
         """Runs were fenced: they may be closed before the ends with which they were sealed."""
         session = self._follower.session(session_id)
-        for intake in () if session is None else self._streams.get(session.name, ()):
-            if session is not None and session.incarnation == intake.hello.incarnation:
+        if session is not None:
+            for intake in self._streams_of(session):
                 for run in runs:
                     intake.sealed.pop(run, None)
+
+    def _streams_of(self, session: Session) -> list[IngestStream]:
+        """The streams of that directory, without those of an older or newer one of the same name."""
+        streams = self._streams.get(session.name, ())
+        return [intake for intake in streams if intake.hello.incarnation == session.incarnation]
 
     def _end_fenced(self, name: str) -> None:
         """End the streams of that name whose directory was superseded by another."""

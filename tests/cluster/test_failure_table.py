@@ -421,7 +421,7 @@ def test_certificates_are_rotated_while_streams_run(faults: Faults) -> None:
         pki = nodes.root / "pki"
         for name in nodes.names:
             issue(pki, Identity("s", "node", name), loopback=True, renew=True)
-        tls = nodes.certificate("publisher", "rotated")
+        tls = nodes.certificate("publisher", "rotated", renew=True)
         nodes.reset()
         faults.wait_flow(sender)
         for name in nodes.names:

@@ -114,12 +114,12 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
         replication = Replication(log, network, host.open_snapshot)
-        self._divergence = DivergenceGuard(PATIENCE_ELECTIONS * self._timeouts_s[1])
+        divergence = self._divergence = DivergenceGuard(PATIENCE_ELECTIONS * self._timeouts_s[1])
         self.follower_role = follower = FollowerRole(
-            *(self, own, log, journal, self._divergence, host.on_install_snapshot, self._timeouts_s[0])
+            self, own, log, journal, divergence, host.on_install_snapshot, self._timeouts_s[0]
         )
         self.leader_role = leader = LeaderRole(
-            *(self, own, self.peer_disks, log, journal, replication, host.on_forward)
+            self, own, self.peer_disks, log, journal, replication, host.on_forward
         )
         self._election = Election(self, own, disks, log, outbox, list(self._nodes), follower.hears_leader)
         self._may_commit = False

@@ -43,7 +43,7 @@ class FollowerState(TermState, Protocol):
 
 
 class FollowerRole:
-    """This node's part while another one leads: it compares its log with the leader's, and contacts it."""
+    """This node's part while another one leads: it compares its log with the leader's and answers."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class FollowerRole:
         self._election_s_min = election_s_min
         self._leader_committed = 0
         self.heard_leader_at = float("-inf")
-        """When the leader was last heard; the past if its connection has ended since."""
+        """When the leader was last heard; minus infinity once its connection has ended."""
         self.led_at = now()
         """When this node last heard a leader, ceased to lead, or started."""
         self.leader_gap_s = 0.0

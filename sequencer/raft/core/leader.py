@@ -106,7 +106,7 @@ class LeaderRole:
         return self._replication.match_index(peer) if self._raft.leads else None
 
     def keep_from(self) -> int | None:
-        """The first index that a connected follower will need. None if none is known, or unless it leads."""
+        """The first index that a connected follower will need. None if there is none, or it does not lead."""
         return self._replication.keep_from(self._peers.connected) if self._raft.leads else None
 
     def admit(self, join: JoinEntry) -> None:

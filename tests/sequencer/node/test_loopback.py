@@ -4,12 +4,15 @@ import contextlib
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from rt.errors import Timeout
 from sequencer.localcluster import loopback
 from sequencer.localcluster.loopback import BLOCK, free_port, free_ports
+from sequencer.localcluster.nodes import LocalCluster
 
 
 def test_a_port_is_not_given_again_before_its_whole_block_was() -> None:
@@ -50,3 +53,12 @@ def test_a_block_without_a_free_port_is_told_and_another_taken_then(monkeypatch:
         with pytest.raises(Timeout, match="listened on"):
             free_port()
     assert free_port()
+
+
+def test_threads_that_ask_for_one_certificate_get_one_pair_until_it_is_renewed(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, 1) as cluster, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: cluster.certificate("operator", "op").load(), range(32)))
+        assert {one.cert for one in found} == {found[0].cert}
+        renewed = cluster.certificate("operator", "op", renew=True).load()
+        assert renewed.cert != found[0].cert
+        assert cluster.certificate("operator", "op").load().cert == renewed.cert
