@@ -26,23 +26,21 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 
 from rt.client.background import BackgroundTasks, LingerDuty
+from rt.client.batch_writer import BatchWriter
 from rt.client.fork_safety import open_publishers
 from rt.client.local_retention import LocalRetention
 from rt.client.publisher_settings import FsyncPolicy, PublisherSettings
 from rt.client.session_log import SessionLog
 from rt.client.wait_handle import WaitHandle, WaitLevel
-from rt.errors import Closed, DiskFull, RtError, StorageFailed
+from rt.errors import DiskFull, StorageFailed
 from rt.log.disk import REAL, Disk
-from rt.log.format.batch import BatchDraft, Int64s
-from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.batch import Int64s
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.directory import session_directory
 from rt.log.write.batcher import (
     MESSAGE_COST_BYTES,
-    TOGETHER_BYTES,
     BulkMessages,
-    PendingBatch,
     as_bytes,
     check_size,
     check_topic,
@@ -107,15 +105,12 @@ class Publisher:
         if endpoints and tls is None:
             raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
         self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
-        self._settings = settings
         self._batch_bytes = batch_bytes
 
         self._lock = threading.Lock()
-        """Guards the fields below, and the log."""
+        """Guards the fields below, the writer, and the log."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
-        self._pending_error: RtError | None = None
-        """Why the next call cannot continue: disk full, failed, closed, or an interrupted write."""
         self._last_ns = 0
         self._replication: WaitHandle | None = None
         self._log = SessionLog.open(
@@ -127,20 +122,22 @@ class Publisher:
             is_pushed=bool(endpoints),
             disk=disk,
         )
-        self._batch = PendingBatch(self._log.end)
+        self._writer = BatchWriter(self._log, settings, lock=self._lock, wake=lambda: self._wake.put(None))
         trimming = LocalRetention(
             lambda: self._log.writer.table.segments,
             settings.persistence_ns,
             self._log.trim_merged,
             lambda: self._wake.put(None),
         )
-        lingering = LingerDuty(linger_ms / 1000, lambda: self._batch, self._write_lingering, self.session)
+        lingering = LingerDuty(
+            linger_ms / 1000, lambda: self._writer.batch, self._writer.write_lingering, self.session
+        )
         self._duties = BackgroundTasks(
             f"rt-publisher-{self.session}",
             [lingering.run, self._log.sync_if_due, trimming.run],
             wake=self._wake,
-            is_idle=lambda: isinstance(self._pending_error, Closed | StorageFailed),
-            on_failed=self._on_duty_failed,
+            is_idle=lambda: self._writer.has_ended,
+            on_failed=self._writer.fail,
         )
         try:
             if endpoints and tls is not None:
@@ -163,7 +160,7 @@ class Publisher:
     @property
     def next_number(self) -> int:
         """The number of the next message."""
-        return self._batch.end
+        return self._writer.batch.end
 
     def publish(
         self, value: bytes, topic: str = "", timestamp_ns: int | None = None, number: int | None = None
@@ -182,14 +179,15 @@ class Publisher:
         if number is not None:
             number = operator.index(number)
         size = len(value) + MESSAGE_COST_BYTES
+        writer = self._writer
         with self._lock:
-            if self._pending_error is not None or number is not None:
-                self._resolve_pending_error(number)
-            batch = self._batch
+            if writer.pending_error is not None or number is not None:
+                writer.resolve_pending_error(number)
+            batch = writer.batch
             index = batch.topics.get(topic)
             if index is None or batch.bytes + size > self._batch_bytes:
                 check_size(len(value))
-                batch, index = self._make_room(topic, size)
+                batch, index = writer.make_room(topic, size)
             if timestamp_ns is None:
                 timestamp_ns = time_ns()
                 if timestamp_ns < self._last_ns:
@@ -223,16 +221,17 @@ class Publisher:
             values = [as_bytes(value) for value in values]
         stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
         check_topic(topic)
+        writer = self._writer
         with self._lock:
-            if self._pending_error is not None:
-                self._resolve_pending_error(None)
-            first = self._batch.end
+            if writer.pending_error is not None:
+                writer.resolve_pending_error(None)
+            first = writer.batch.end
             if stamps is None:
                 self._last_ns = max(time_ns(), self._last_ns)
                 stamps = np.broadcast_to(np.int64(self._last_ns), (len(values),))
             if values:
-                self._add_values(BulkMessages(values, topic, stamps), first)
-            return range(first, self._batch.end)
+                writer.add_values(BulkMessages(values, topic, stamps), first)
+            return range(first, writer.batch.end)
 
     def flush(self) -> None:
         """Return when everything published so far is written and on the medium.
@@ -240,14 +239,14 @@ class Publisher:
         Raises `rt.DiskFull` (the messages stay in memory; flush again) or `rt.StorageFailed`.
         """
         with self._lock:
-            if self._pending_error is not None:
-                self._resolve_pending_error(None)
-            self._write_batch()
+            if self._writer.pending_error is not None:
+                self._writer.resolve_pending_error(None)
+            self._writer.write_batch()
             point = self._log.writer.sync_point()
         try:
             self._log.sync_to(point)
         except StorageFailed as error:
-            self._pending_error = error
+            self._writer.pending_error = error
             raise
 
     def wait(self, number: int, level: WaitLevel = "merged", timeout: float | None = None) -> None:
@@ -262,10 +261,11 @@ class Publisher:
         if self._replication is None:
             raise ValueError("cannot wait: a publisher without endpoints does not replicate. Set endpoints.")
         with self._lock:
-            if not 0 <= number < self._batch.end:
-                raise ValueError(f"number {number} was never published: the next one is {self._batch.end}")
-            if number >= self._batch.first and self._pending_error is not None:
-                self._resolve_pending_error(None)
+            batch = self._writer.batch
+            if not 0 <= number < batch.end:
+                raise ValueError(f"number {number} was never published: the next one is {batch.end}")
+            if number >= batch.first and self._writer.pending_error is not None:
+                self._writer.resolve_pending_error(None)
             run = self._log.run
         self._replication.wait(run, number, level, timeout)
 
@@ -273,7 +273,7 @@ class Publisher:
     def progress(self) -> PublisherProgress:
         """The next number of this run to be written, replicated and merged."""
         with self._lock:
-            first, written, run = self._log.run_first, self._batch.first, self._log.run
+            first, written, run = self._log.run_first, self._writer.batch.first, self._log.run
         levels = (self._replication.replicated, self._replication.merged) if self._replication else ()
         numbers = [max(level.number, first) if level.run == run else first for level in levels]
         return PublisherProgress(written, *(numbers or (first, first)))
@@ -285,7 +285,7 @@ class Publisher:
         to push the rest. A failed publisher is released without a flush. Closing twice is allowed.
         """
         try:
-            self._finish()
+            self._writer.finish()
             self._linger(linger)
         except DiskFull:
             raise
@@ -297,11 +297,7 @@ class Publisher:
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
         self._lock = threading.Lock()
-        self._pending_error = Closed(
-            "the publisher belongs to the parent process",
-            where=self.directory,
-            hint="Open one in the child, or start processes by spawn.",
-        )
+        self._writer.disown(self._lock)
         self._log.disown()
         if self._replication is not None:
             self._replication.disown()
@@ -314,106 +310,11 @@ class Publisher:
     ) -> None:
         self.close()
 
-    # Accepting messages. Call the methods below with `_lock` held.
-
-    def _finish(self) -> None:
-        """Write and sync everything, and accept no more."""
-        with self._lock:
-            if isinstance(self._pending_error, Closed):
-                return  # Closed before, or by another thread. A second release is harmless.
-            if self._pending_error is not None:
-                self._resolve_pending_error(None)
-            self._write_batch()
-            self._log.finish()
-            self._pending_error = Closed("the publisher is closed", where=self.directory)
-
     def _linger(self, seconds: float) -> None:
         """Wait until the messages of this run are replicated. Call without `_lock`."""
-        is_empty = self._batch.end == self._log.run_first
+        is_empty = self._writer.batch.end == self._log.run_first
         if self._replication is not None and not self._duties.is_stopping and not is_empty and seconds > 0:
-            self._replication.linger(self._log.run, self._batch.end - 1, seconds, self.session)
-
-    def _resolve_pending_error(self, number: int | None) -> None:
-        """Clear the pending error if it was resolved; else raise it."""
-        if isinstance(self._pending_error, DiskFull) or self._pending_error is _WRITE_INTERRUPTED:
-            self._drop_written()
-            self._write_batch()
-            self._pending_error = None
-        elif self._pending_error is not None:
-            raise self._pending_error
-        if number is not None and number != self._batch.end:
-            self._renumber(number)
-
-    def _drop_written(self) -> None:
-        """Drop from memory what the writer has: a call may have been interrupted just after its write."""
-        self._log.writer.check_usable()
-        if self._batch.first != self._log.end:
-            self._batch = PendingBatch(self._log.end)
-
-    def _renumber(self, number: int) -> None:
-        """Start a dedup session at the number with which its source continues."""
-        is_fresh = self._log.end == self._log.run_first and not self._batch.values
-        if self._log.writer.identity.dedup_id is None or not is_fresh:
-            raise ValueError(f"numbers are dense: got {number}, expected {self._batch.end}")
-        if not 0 <= number < NUMBER_MAX // 2:
-            raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
-        self._pending_error = _WRITE_INTERRUPTED
-        self._log.start_run(number)
-        self._batch = PendingBatch(number)
-        self._pending_error = None
-
-    def _make_room(self, topic: str, size: int) -> tuple[PendingBatch, int]:
-        """Return a batch with room for messages of `topic` that cost `size`, and the topic's index in it."""
-        check_topic(topic)
-        if not self._batch.has_room(topic, size, self._batch_bytes):
-            self._write_batch()
-        return self._batch, self._batch.add_topic(topic)
-
-    def _add_values(self, many: BulkMessages, first: int) -> None:
-        """Add a few values to the batch. Write many in batches of their own, and add the rest."""
-        try:
-            done = 0
-            if self._batch.bytes + many.cost(0) > self._batch_bytes:
-                self._write_batch()
-                together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
-                while drafts := many.cut(done, batch_bytes=self._batch_bytes, together_bytes=together_bytes):
-                    self._write(drafts)
-                    done = self._batch.first - first
-            if done < len(many.values):
-                batch, index = self._make_room(many.topic, many.cost(done))
-                batch.add_many(*many.rest(done), index, many.cost(done))
-                self._wake.put(None)
-        except DiskFull as error:
-            error.accepted = range(first, self._batch.end)
-            raise
-
-    def _write_batch(self) -> None:
-        """Write the pending batch. On `rt.DiskFull` it stays pending, and the next call retries."""
-        if self._batch.values:
-            self._write([self._batch.draft()])
-
-    def _write(self, drafts: list[BatchDraft]) -> None:
-        """Write batches with one system call and start a new one. On `rt.DiskFull`, those that fit stay.
-
-        `_pending_error` is set until all is done. After an interruption, the next call sees it and checks
-        what is in the file before it assigns a number.
-        """
-        self._pending_error = _WRITE_INTERRUPTED
-        try:
-            self._log.append(drafts, self._batch.first)
-            self._batch = PendingBatch(self._log.end)
-            if self._settings.fsync == "batch":
-                self._log.sync()
-        except (DiskFull, StorageFailed) as error:
-            self._pending_error = error
-            if isinstance(error, DiskFull):
-                self._drop_written()
-                self._log.schedule_sync()
-            raise
-        self._pending_error = None
-        self._log.schedule_sync()
-
-    # The background thread. Call the methods below without `_lock`.
+            self._replication.linger(self._log.run, self._writer.batch.end - 1, seconds, self.session)
 
     def _abandon(self) -> None:
         """Stop and release everything, without a flush."""
@@ -421,28 +322,6 @@ class Publisher:
         if self._replication is not None:
             self._replication.leave()
         with self._lock:
-            if not isinstance(self._pending_error, Closed):
-                self._pending_error = Closed("the publisher is closed", where=self.directory)
+            self._writer.close()
             self._log.close()
         open_publishers.discard(self)
-
-    def _on_duty_failed(self, error: Exception) -> None:
-        if isinstance(error, StorageFailed):
-            self._pending_error = error
-            logger.error("storage_failed session=%s reason=%s", self.session, error)
-            return
-        logger.error("background_failed session=%s", self.session, exc_info=error)
-        self._pending_error = StorageFailed(
-            "the background thread failed", got=repr(error), where=self.directory
-        )
-
-    def _write_lingering(self, batch: PendingBatch) -> None:
-        with self._lock:
-            if batch is self._batch:
-                if self._pending_error is not None:
-                    self._resolve_pending_error(None)
-                self._write_batch()
-
-
-_WRITE_INTERRUPTED = RtError("a write was interrupted")
-"""The value of `_pending_error` during a write. Never raised: the next call resolves it."""

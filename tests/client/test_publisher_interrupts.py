@@ -40,6 +40,7 @@ def is_of_publishing(file: str) -> bool:
         (
             "rt/client/publisher.py",
             "rt/client/background.py",
+            "rt/client/batch_writer.py",
             "rt/client/session_log.py",
             "rt/log/write/active_segment.py",
             "rt/log/write/failure_latch.py",

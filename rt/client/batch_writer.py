@@ -1,0 +1,188 @@
+"""The way of a publisher's messages into its session's log: collected into batches, then written.
+
+Invariants:
+- A message gets its number when it is added to the pending batch; a batch that could not be written stays
+  pending.
+- While a write runs, `pending_error` is set. So a call after an interrupted write finds it set, and first
+  checks what is in the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rt.client.publisher_settings import PublisherSettings
+from rt.client.session_log import SessionLog
+from rt.errors import Closed, DiskFull, RtError, StorageFailed
+from rt.log.format.batch import BatchDraft
+from rt.log.format.constants import NUMBER_MAX
+from rt.log.write.batcher import (
+    TOGETHER_BYTES,
+    BulkMessages,
+    PendingBatch,
+    check_topic,
+)
+
+logger = logging.getLogger("rt.client.publisher")
+
+
+class BatchWriter:
+    """The pending batch of `log`, and the writes of full ones.
+
+    The caller holds `lock` for each call, except of `write_lingering`, `finish` and `fail`. `wake` is called
+    when a batch begins to linger.
+    """
+
+    def __init__(
+        self,
+        log: SessionLog,
+        settings: PublisherSettings,
+        *,
+        lock: threading.Lock,
+        wake: Callable[[], None],
+    ) -> None:
+        self.batch = PendingBatch(log.end)
+        """The messages that are not written yet. `Publisher.publish` appends to it."""
+        self.pending_error: RtError | None = None
+        """Why the next call cannot continue: disk full, failed, closed, or an interrupted write."""
+        self._log = log
+        self._settings = settings
+        self._batch_bytes = settings.batch_bytes
+        self._lock = lock
+        self._wake = wake
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more can be written."""
+        return isinstance(self.pending_error, Closed | StorageFailed)
+
+    def resolve_pending_error(self, number: int | None) -> None:
+        """Clear the pending error if it was resolved; else raise it."""
+        if isinstance(self.pending_error, DiskFull) or self.pending_error is _WRITE_INTERRUPTED:
+            self._drop_written()
+            self.write_batch()
+            self.pending_error = None
+        elif self.pending_error is not None:
+            raise self.pending_error
+        if number is not None and number != self.batch.end:
+            self._renumber(number)
+
+    def make_room(self, topic: str, size: int) -> tuple[PendingBatch, int]:
+        """Return a batch with room for messages of `topic` that cost `size`, and the topic's index in it."""
+        check_topic(topic)
+        if not self.batch.has_room(topic, size, self._batch_bytes):
+            self.write_batch()
+        return self.batch, self.batch.add_topic(topic)
+
+    def add_values(self, many: BulkMessages, first: int) -> None:
+        """Add a few values to the batch. Write many in batches of their own, and add the rest."""
+        try:
+            done = 0
+            if self.batch.bytes + many.cost(0) > self._batch_bytes:
+                self.write_batch()
+                together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
+                while drafts := many.cut(done, batch_bytes=self._batch_bytes, together_bytes=together_bytes):
+                    self._write(drafts)
+                    done = self.batch.first - first
+            if done < len(many.values):
+                batch, index = self.make_room(many.topic, many.cost(done))
+                batch.add_many(*many.rest(done), index, many.cost(done))
+                self._wake()
+        except DiskFull as error:
+            error.accepted = range(first, self.batch.end)
+            raise
+
+    def write_batch(self) -> None:
+        """Write the pending batch. On `rt.DiskFull` it stays pending, and the next call retries."""
+        if self.batch.values:
+            self._write([self.batch.draft()])
+
+    def write_lingering(self, batch: PendingBatch) -> None:
+        """Write `batch` if it is still the pending one. Call without the lock."""
+        with self._lock:
+            if batch is self.batch:
+                if self.pending_error is not None:
+                    self.resolve_pending_error(None)
+                self.write_batch()
+
+    def finish(self) -> None:
+        """Write and sync everything, and accept no more. Call without the lock."""
+        with self._lock:
+            if isinstance(self.pending_error, Closed):
+                return  # Closed before, or by another thread. A second release is harmless.
+            if self.pending_error is not None:
+                self.resolve_pending_error(None)
+            self.write_batch()
+            self._log.finish()
+            self.close()
+
+    def close(self) -> None:
+        """Accept no more."""
+        if not isinstance(self.pending_error, Closed):
+            self.pending_error = Closed("the publisher is closed", where=self._log.writer.path)
+
+    def fail(self, error: Exception) -> None:
+        """The background thread failed: no call may continue. Call without the lock."""
+        session = self._log.writer.identity.name
+        if isinstance(error, StorageFailed):
+            self.pending_error = error
+            logger.error("storage_failed session=%s reason=%s", session, error)
+            return
+        logger.error("background_failed session=%s", session, exc_info=error)
+        self.pending_error = StorageFailed(
+            "the background thread failed", got=repr(error), where=self._log.writer.path
+        )
+
+    def disown(self, lock: threading.Lock) -> None:
+        """In a forked child: accept nothing. Another thread of the parent may hold its lock."""
+        self._lock = lock
+        self.pending_error = Closed(
+            "the publisher belongs to the parent process",
+            where=self._log.writer.path,
+            hint="Open one in the child, or start processes by spawn.",
+        )
+
+    def _drop_written(self) -> None:
+        """Drop from memory what the writer has: a call may have been interrupted just after its write."""
+        self._log.writer.check_usable()
+        if self.batch.first != self._log.end:
+            self.batch = PendingBatch(self._log.end)
+
+    def _renumber(self, number: int) -> None:
+        """Start a dedup session at the number with which its source continues."""
+        is_fresh = self._log.end == self._log.run_first and not self.batch.values
+        if self._log.writer.identity.dedup_id is None or not is_fresh:
+            raise ValueError(f"numbers are dense: got {number}, expected {self.batch.end}")
+        if not 0 <= number < NUMBER_MAX // 2:
+            raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
+        self.pending_error = _WRITE_INTERRUPTED
+        self._log.start_run(number)
+        self.batch = PendingBatch(number)
+        self.pending_error = None
+
+    def _write(self, drafts: list[BatchDraft]) -> None:
+        """Write batches with one system call and start a new one. On `rt.DiskFull`, those that fit stay.
+
+        `pending_error` is set until all is done. After an interruption, the next call sees it and checks
+        what is in the file before it assigns a number.
+        """
+        self.pending_error = _WRITE_INTERRUPTED
+        try:
+            self._log.append(drafts, self.batch.first)
+            self.batch = PendingBatch(self._log.end)
+            if self._settings.fsync == "batch":
+                self._log.sync()
+        except (DiskFull, StorageFailed) as error:
+            self.pending_error = error
+            if isinstance(error, DiskFull):
+                self._drop_written()
+                self._log.schedule_sync()
+            raise
+        self.pending_error = None
+        self._log.schedule_sync()
+
+
+_WRITE_INTERRUPTED = RtError("a write was interrupted")
+"""The value of `pending_error` during a write. Never raised: the next call resolves it."""
