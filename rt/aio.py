@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import rt.client.subscriber
+from rt.endpoints import check_endpoints
 from rt.errors import Closed
 from rt.log.read.reader import EventHandler, Place
 from rt.log.scan.message_batch import Message, MessageBatch
@@ -61,7 +62,7 @@ class Subscriber:
             rt.client.subscriber.Subscriber,
             path,
             stream,
-            endpoints=endpoints,
+            endpoints=check_endpoints(endpoints),
             tls=tls,
             position=position,
             topics=topics,

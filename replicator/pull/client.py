@@ -33,6 +33,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.local_copy import LocalCopy
+from rt.endpoints import check_endpoints
 from rt.errors import (
     CertificateError,
     ClusterMismatch,
@@ -97,8 +98,7 @@ class PullClient:
         start_seconds: float = START_SECONDS,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        if not endpoints:
-            raise ValueError("no endpoints: name at least one node, host:port")
+        endpoints = check_endpoints(endpoints, is_required=True)
         self.copy = copy
         self._stream = stream
         self._channels: list[Channel] = [open_channel(each, tls, insecure=insecure) for each in endpoints]

@@ -35,6 +35,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.messages import Chunk, Item
 from replicator.pull.range_stream import Found, RangeStream
+from rt.endpoints import check_endpoints
 from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError, Timeout
 from rt.events import SkipForward
 from rt.log.read.projection import Projection
@@ -85,6 +86,7 @@ class RemoteLog:
     ) -> None:
         self._stream = stream
         self._patience_seconds = patience_seconds
+        endpoints = check_endpoints(endpoints, is_required=True)
         tls = TLS(ca=ca, cert=cert, key=key)
         self._loop = _LoopThread()
         self._channels: list[Channel] = self._loop.run(_opened(endpoints, tls))

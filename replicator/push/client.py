@@ -19,6 +19,7 @@ from replicator.push.lock import SERVING_FILE, is_awaited, lock_push, wait_for_t
 from replicator.push.session_source import SessionSource
 from replicator.push.stream import UNACKNOWLEDGED_BYTES_MAX, LocalLogFailed, PushStream
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
+from rt.endpoints import check_endpoints
 from rt.errors import Fenced, LogNotFound, RtError
 from rt.log.disk import REAL, Disk, Lock
 from rt.net.grpc_channel import Channel, open_channel
@@ -53,13 +54,9 @@ class PushClient:
         unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
         disk: Disk = REAL,
     ) -> None:
-        if not endpoints:
-            raise ValueError("no endpoints: name the nodes, host:port each")
-        if len(set(endpoints)) != len(endpoints):
-            raise ValueError(f"an endpoint is named twice: {', '.join(endpoints)}")
         self.directory = os.path.abspath(os.fspath(directory))
         self._stream = stream
-        self._endpoints = tuple(endpoints)
+        self._endpoints = check_endpoints(endpoints, is_required=True)
         self._tls = tls
         self._insecure = insecure
         self._waits = waits

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from rt.cli.options import option
-from rt.errors import InvalidOption
+from rt.endpoints import split_endpoints
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 _NAMES: Final = ("endpoints", "ca", "cert", "key", "insecure")
 _FILE: Final = click.Path(exists=True, dir_okay=False)
-_FORM: Final = "HOST:PORT, separated by commas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +40,14 @@ class NodeOptions:
         """Endpoints, and TLS or None with `--insecure`; `((), None)` if a command may work without nodes.
 
         Raises `click.UsageError` if the options do not go together, `rt.InvalidOption` if an endpoint is
-        malformed, `rt.CertificateError` if the files cannot be used.
+        malformed or named twice, `rt.CertificateError` if the files cannot be used.
         """
         has_files = any(self.files.values())
         if not self.endpoints and not self.is_required:
             if has_files:
                 raise click.UsageError("--ca, --cert and --key need --endpoints.")
             return (), None
-        endpoints = parse_endpoints(self.endpoints or "")
+        endpoints = split_endpoints(self.endpoints or "", where="--endpoints")
         if self.insecure:
             if has_files:
                 raise click.UsageError("--insecure excludes --ca, --cert and --key.")
@@ -89,29 +88,3 @@ def endpoint_options(
         return functools.reduce(lambda function, add: add(function), reversed(options), run)
 
     return decorate
-
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Split "host:port,[::1]:port"; `rt.InvalidOption` if none is named or one is malformed."""
-    endpoints = tuple(filter(None, map(str.strip, text.split(","))))
-    if not endpoints:
-        raise InvalidOption("no endpoint is named", where="--endpoints", got=repr(text), expected=_FORM)
-    for endpoint in endpoints:
-        if (problem := _problem(endpoint)) is not None:
-            raise InvalidOption(problem, where="--endpoints", got=repr(endpoint)[:200], expected=_FORM)
-    return endpoints
-
-
-def _problem(endpoint: str) -> str | None:
-    """What is wrong with an endpoint; None if it is well-formed."""
-    if "://" in endpoint:
-        return "an endpoint has no scheme"
-    host, colon, port = endpoint.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or (":" in host and not is_bracketed):
-        return "the port is missing"
-    if not (port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535):
-        return "the port is not a number from 1 to 65535"
-    if not host.strip("[]") or not host.isprintable() or set(host) & set(" /@;="):
-        return "the host is not a name or an address"
-    return None

@@ -32,7 +32,8 @@ from rt.client.local_retention import LocalRetention
 from rt.client.publisher_settings import FsyncPolicy, PublisherSettings
 from rt.client.session_log import SessionLog
 from rt.client.wait_handle import WaitHandle, WaitLevel
-from rt.errors import DiskFull, StorageFailed
+from rt.endpoints import check_endpoints
+from rt.errors import DiskFull, InvalidOption, StorageFailed
 from rt.log.disk import REAL, Disk
 from rt.log.format.batch import Int64s
 from rt.log.format.segment import LogKind
@@ -100,10 +101,9 @@ class Publisher:
         settings = PublisherSettings(
             batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence
         )
-        if isinstance(endpoints, str):
-            raise ValueError(f"endpoints={endpoints!r}: expected a sequence of 'host:port'")  # noqa: TRY004
+        endpoints = check_endpoints(endpoints)
         if endpoints and tls is None:
-            raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
+            raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
         self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
         self._batch_bytes = batch_bytes
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Self
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
 from rt.client.follow_reader import DeliveryGate, FollowReader
 from rt.client.pulled_copy import PulledCopy
-from rt.errors import Corrupt
+from rt.endpoints import check_endpoints
+from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.read.reader import EventHandler, Place
 from rt.log.read.watch import DirectoryWatch
@@ -88,10 +89,9 @@ class Subscriber:
     ) -> None:
         self.stream = check_name(stream, kind="stream")
         self.name = None if name is None else check_name(name, kind="subscriber")
-        if isinstance(endpoints, str):
-            raise ValueError(f"endpoints={endpoints!r}: expected a sequence of 'host:port'")  # noqa: TRY004
+        endpoints = check_endpoints(endpoints)
         if endpoints and tls is None:
-            raise ValueError("endpoints without tls: nodes require a client certificate. Set tls.")
+            raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._on_event = on_event
         self._retention = retention

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from rt.endpoints import check_endpoints
 from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import asking
@@ -49,10 +50,11 @@ class LeaseCalls:
     """Calls to the nodes at `endpoints` ("host:port"). For one event loop. Must be closed."""
 
     def __init__(self, endpoints: Sequence[str], tls: TLS | None) -> None:
-        """Without `tls` the endpoints must be loopback addresses (`ValueError`)."""
-        if not endpoints:
-            raise ValueError("no endpoints: name at least one node as host:port")
-        self._endpoints, self._tls = list(endpoints), tls
+        """Without `tls` the endpoints must be loopback addresses (`ValueError`).
+
+        Raises `rt.InvalidOption` for a malformed endpoint.
+        """
+        self._endpoints, self._tls = check_endpoints(endpoints, is_required=True), tls
         self._channels: dict[str, Channel] = {}
         self._at = random.randrange(len(endpoints))
         """The first node to ask: the one that answered last."""

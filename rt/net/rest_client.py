@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from google.protobuf.message import DecodeError
 
+from rt.endpoints import check_endpoints
 from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import Unreachable, asking, decode_error
@@ -53,11 +54,11 @@ async def ask(
 ) -> RestResponse:
     """Ask the nodes at `endpoints` ("host:port") in turn; returns the first answer, whatever its status.
 
-    `target` is path and query, `body` JSON. Without `tls` the endpoints must be loopback (`ValueError`). If
-    no node answers, raises the error of the only one, or `Unreachable` that names each.
+    `target` is path and query, `body` JSON. Without `tls` the endpoints must be loopback (`ValueError`).
+    Raises `rt.InvalidOption` for a malformed endpoint. If no node answers, raises the error of the only one,
+    or `Unreachable` that names each.
     """
-    if not endpoints:
-        raise ValueError("no endpoints: name at least one node as host:port")
+    endpoints = check_endpoints(endpoints, is_required=True)
     failures: list[RtError] = []
     for endpoint in endpoints:
         async with _channel(endpoint, tls) as channel:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from rt.endpoints import check_endpoints
 from rt.log.read.reader import Place
 from rt.log.scan.directory import merged_directory
 
@@ -32,11 +33,10 @@ class PullSettings:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.endpoints:
-            raise ValueError("no endpoints: name at least one node as host:port")
+        check_endpoints(self.endpoints, is_required=True)
         if self.retention not in {"follow", "own"}:
             raise ValueError(f"retention={self.retention!r}: use 'follow' or 'own'")
-        for text in (*self.endpoints, *self.topics):
+        for text in self.topics:
             if "\0" in text:
                 raise ValueError(f"{text!r} contains a NUL")
 

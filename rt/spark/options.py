@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rt.endpoints import split_endpoints
 from rt.errors import InvalidName, InvalidOption
 from rt.names import check_name
 
@@ -54,16 +55,8 @@ def check_options(
 def parse_cluster(options: Mapping[str, str]) -> ClusterSource:
     """All `CLUSTER_OPTIONS` must be given."""
     files = (options[name] for name in ("ca", "cert", "key"))
-    endpoints = split_endpoints(options)
-    for endpoint in endpoints or [options["endpoints"]]:
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal():
-            raise refused("endpoints", endpoint, "host:port, separated by commas")
+    endpoints = split_endpoints(options["endpoints"], where="option endpoints")
     return ClusterSource(endpoints, parse_name(options, "stream", "stream"), *files)
-
-
-def split_endpoints(options: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(filter(None, map(str.strip, options.get("endpoints", "").split(","))))
 
 
 def parse_name(options: Mapping[str, str], option: str, kind: str) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
 
-from rt.errors import InvalidName, RtError
+from rt.endpoints import Endpoint, parse_endpoint
+from rt.errors import InvalidName, InvalidOption
 from rt.names import check_name
 from sequencer.raft.model.config import CLUSTER_SIZES
 from sequencer.state.state import CONFIGURABLE
@@ -25,10 +26,8 @@ SOCKET_PATH_BYTES: Final = 100
 """Limit for the path of a Unix socket: Linux allows 107 bytes, other systems fewer."""
 
 
-class BadSetting(RtError, ValueError):
+class BadSetting(InvalidOption):
     """An invalid setting. `where`: the option, variable or key of a file that set it."""
-
-    grpc_status = "INVALID_ARGUMENT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ class ClusterMember:
     """host:port of its gRPC server."""
 
     def __post_init__(self) -> None:
-        split_address(self.raft)
-        split_address(self.data)
+        check_address(self.raft)
+        check_address(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +178,12 @@ REPLICATED: Final = (
 """The settings of a node that are replicated, named as in the replicated configuration."""
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", with an IPv6 host in brackets. `BadSetting` otherwise."""
-    host, colon, port = address.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    is_host = bool(host.strip("[]")) and host.isprintable() and not set(host) & set(" /,;=@")
-    is_port = port.isascii() and port.isdecimal() and 1 <= int(port[:6]) <= 65535
-    if not (colon and is_host and is_port and (is_bracketed or ":" not in host)):
-        raise BadSetting(
-            "invalid address", got=repr(address)[:200], expected="host:port, as n1.example:7000 or [::1]:7000"
-        )
-    return host, int(port)
+def check_address(address: str) -> Endpoint:
+    """Host and port of a member; `BadSetting` if the address is malformed."""
+    try:
+        return parse_endpoint(address)
+    except InvalidOption as error:
+        raise BadSetting(f"invalid address: {error.what}", got=error.got, expected=error.expected) from error
 
 
 def check_member_name(name: str, *, kind: str = "node") -> str:

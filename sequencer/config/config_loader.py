@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rt.endpoints import parse_endpoint
 from rt.units import SIZE_END, SIZE_FORM, parse_size
 from sequencer.config.config import (
     LOG_FORMATS,
@@ -28,7 +29,6 @@ from sequencer.config.config import (
     check_listen,
     check_member_name,
     check_members,
-    split_address,
 )
 
 MEMBER_FORM: Final = "name=host:raft port,host:data port"
@@ -114,8 +114,8 @@ def build_config(settings: Source) -> NodeConfig:
         )
     own = values["members"].get(values["name"])
     if own is not None:
-        values.setdefault("raft_port", split_address(own.raft)[1])
-        values.setdefault("data_port", split_address(own.data)[1])
+        values.setdefault("raft_port", parse_endpoint(own.raft).port)
+        values.setdefault("data_port", parse_endpoint(own.data).port)
     try:
         return NodeConfig(**values)
     except BadSetting as error:

@@ -5,37 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-import rt
-from rt.cli.endpoints import NodeOptions, parse_endpoints
+from rt.cli.endpoints import NodeOptions
 from rt.cli.main import cli
 
 NODE_COMMANDS = ("export", "pub", "pull", "push", "rest", "status", "sub")
-
-
-def test_endpoints_are_separated_by_commas() -> None:
-    assert parse_endpoints(" n1:5002, [::1]:1 ,") == ("n1:5002", "[::1]:1")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("", "no endpoint is named"),
-        (" , ", "no endpoint is named"),
-        ("https://n1:5002", "no scheme"),
-        ("n1", "port is missing"),
-        ("::1", "port is missing"),
-        ("n1:", "not a number from 1 to 65535"),
-        ("n1:0", "not a number from 1 to 65535"),
-        ("n1:65536", "not a number from 1 to 65535"),
-        ("n1:5002,n2:a", "'n2:a'"),
-        (":5002", "host is not a name"),
-        ("a b:5002", "host is not a name"),
-        ("n1:5002/x", "not a number from 1 to 65535"),
-    ],
-)
-def test_a_malformed_endpoint_is_refused(text: str, problem: str) -> None:
-    with pytest.raises(rt.InvalidOption, match=problem):
-        parse_endpoints(text)
 
 
 @pytest.mark.parametrize("command", NODE_COMMANDS)

@@ -448,7 +448,7 @@ def test_a_second_client_is_refused_or_waits_until_the_first_makes_way(tmp_path:
 
 
 def test_a_client_needs_endpoints_each_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no endpoints"):
+    with pytest.raises(ValueError, match="no endpoint is named"):
         PushClient(tmp_path, "s", [])
     with pytest.raises(ValueError, match="named twice"):
         PushClient(tmp_path, "s", ["a:1", "a:1"])

@@ -44,7 +44,7 @@ def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> 
         ({"ledger": "s3://a/b"}, "ledger cannot be 's3://a/b': expected an absolute path"),
         ({"name": "a/b"}, "name: not a valid name for a name"),
         ({"name": "a" * 49}, "at most 48 characters"),
-        ({"endpoints": "n1"}, "endpoints cannot be 'n1': expected host:port"),
+        ({"endpoints": "n1"}, "the port is missing .at option endpoints.: got 'n1'"),
         ({"version": "1"}, "version is only for batch writes"),
         ({"deliveryTimeoutMs": "0"}, "deliveryTimeoutMs cannot be '0'"),
         ({"topic": "t" * 1025}, "at most 1024 bytes"),

@@ -94,7 +94,7 @@ def test_topics_are_a_list_or_json() -> None:
         ({**LOG, **NODES}, "path and endpoints exclude each other"),
         ({**LOG, "ca": "/ca"}, "path and ca exclude each other"),
         ({"endpoints": "n1:5002", "stream": "s"}, "endpoints needs ca, cert, key as well"),
-        ({**NODES, "endpoints": "n1"}, "endpoints cannot be 'n1': expected host:port"),
+        ({**NODES, "endpoints": "n1"}, "the port is missing (at option endpoints): got 'n1'"),
         ({**NODES, "stream": "a/b"}, "stream: "),
         (
             {**LOG, "startingOffsets": "newest"},

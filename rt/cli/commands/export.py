@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options, parse_endpoints
+from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.tables import escape
 from rt.cli.options import STREAM_NAME, json_option, option
 from rt.cli.signals import Interrupts
+from rt.endpoints import split_endpoints
 from rt.errors import RtError
 from rt.units import format_time
 
@@ -91,7 +92,7 @@ def export(
     """
     given = {
         "path": path,
-        "endpoints": nodes.endpoints and ",".join(parse_endpoints(nodes.endpoints)),
+        "endpoints": nodes.endpoints and ",".join(split_endpoints(nodes.endpoints, where="--endpoints")),
         "stream": stream,
         **{name: file and os.path.abspath(file) for name, file in nodes.files.items()},
     }

@@ -23,7 +23,6 @@ from rt.spark.options import (
     parse_name,
     parse_number,
     refused,
-    split_endpoints,
 )
 from rt.spark.source.columns import timestamp_ns
 
@@ -146,7 +145,7 @@ def _where(options: Mapping[str, str]) -> DirectorySource | ClusterSource:
         )
     if path:
         return DirectorySource(path)
-    if not split_endpoints(options):
+    if not options.get("endpoints"):
         raise InvalidOption(
             "neither path nor endpoints is given",
             hint="path: a directory with a merged log; endpoints: host:port of the stream's nodes.",

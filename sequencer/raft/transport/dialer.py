@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-_PORT_MAX = 65535
+from rt.endpoints import parse_endpoint
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -27,18 +27,6 @@ class DialTarget(NamedTuple):
 
     family: int
     address: tuple[Any, ...]
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[v6 address]:port`. ValueError otherwise."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""
-    if not host or not colon or not (port.isascii() and port.isdigit() and 0 < int(port) <= _PORT_MAX):
-        raise ValueError(f"not an address: {text!r:.200}, expected host:port or [IPv6 address]:port")
-    return host, int(port)
 
 
 def start_connect(target: DialTarget) -> socket.socket:
@@ -66,7 +54,7 @@ class Dialer:
     def __init__(
         self, address: str, *, backoff_s: tuple[float, float], random: Random, wake: Callable[[], None]
     ) -> None:
-        self._host, self._port = split_address(address)
+        self._host, self._port = parse_endpoint(address)
         self._pause_s_min, self._pause_s_max = backoff_s
         self._random = random
         self._wake = wake

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from rt.endpoints import parse_endpoint
 from rt.errors import CertificateError
 from rt.names import check_name
 from rt.net.cert_files import CertFiles
 from rt.net.identity import Identity
 from rt.net.tls import TLS
-from sequencer.raft.transport.dialer import split_address
 
 LOG_PAUSE_S: Final = 1.0
 """Rejections with the same reason are logged at most once in this time. All are counted."""
@@ -133,7 +133,7 @@ def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None
     """
     for member, address in members.items():
         check_name(member, kind="member").encode("idna")  # It is a host name in the certificate.
-        split_address(address)
+        parse_endpoint(address, where=f"member {member}")
     if name not in members:
         raise ValueError(f"name {name!r:.200} is not in members {sorted(members)}")
     if identity.role != "node" or identity.name != name:
