@@ -43,6 +43,7 @@ from rt.errors import (
 
 if TYPE_CHECKING:
     from rt import aio, events
+    from rt.client.connection import Client, connect
     from rt.client.publisher import Publisher
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import LogReader
@@ -55,6 +56,7 @@ __all__ = [
     "TLS",
     "BadContents",
     "CertificateError",
+    "Client",
     "Closed",
     "ClusterMismatch",
     "Corrupt",
@@ -87,12 +89,15 @@ __all__ = [
     "UnknownVersion",
     "WriteConflict",
     "aio",
+    "connect",
     "errors",
     "events",
 ]
 
 
 _PLACES: Final = {
+    "Client": "rt.client.connection",
+    "connect": "rt.client.connection",
     "LogReader": "rt.log.read.reader",
     "Message": "rt.log.scan.message_batch",
     "MessageBatch": "rt.log.scan.message_batch",

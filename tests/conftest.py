@@ -33,6 +33,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _run.enter_context(nothing_left())
     atexit.register(_run.close)
 
+# Settings of whoever runs the tests are no part of them.
+for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KEY", "PROFILE"):
+    os.environ.pop(f"RT_{_name}", None)
+os.environ["XDG_CONFIG_HOME"] = os.devnull
+
 TESTDATA = Path(__file__).parent / "testdata"
 
 # How long the draws take and how large they are by chance fails no test.

@@ -34,9 +34,9 @@ from rt.sidecar.restart_backoff import spare_what_is_loaded
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @option("--stream", type=STREAM_NAME, required=True, help="Name of the stream whose merged log is pulled.")
 @endpoint_options(
+    "subscriber",
     "gRPC endpoints of the nodes, separated by commas. One node is used; if it fails, the next one.",
     is_required=True,
-    cert_help="PEM file of the client certificate; its role must be subscriber.",
 )
 @option(
     "--position",

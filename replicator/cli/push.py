@@ -32,9 +32,9 @@ def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: 
 @click.argument("directory", metavar="DIR", type=DIRECTORY)
 @option("--stream", type=STREAM_NAME, required=True, help="Name of the stream that the sessions belong to.")
 @endpoint_options(
+    "publisher",
     "gRPC endpoints of the nodes, separated by commas. Each node receives every message.",
     is_required=True,
-    cert_help="PEM file of the client certificate; its role must be publisher.",
 )
 @click.option(
     "--attached",

@@ -1,8 +1,12 @@
-"""The options of the commands that talk to nodes: `--endpoints`, `--ca`, `--cert`, `--key`, `--insecure`."""
+"""The options of the commands that talk to nodes: `--endpoints`, `--ca`, `--cert`, `--key`, `--profile`, ...
+
+What no option says is taken from the sources of `rt.connect`: `RT_*` variables, `RT_URL`, a profile.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -10,62 +14,100 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from rt.cli.options import option
+from rt.client.connection import certificate_source, default_path, merge_sources
 from rt.endpoints import split_endpoints
+from rt.names import check_name
 
 if TYPE_CHECKING:
+    from rt.net.identity import Role
     from rt.net.tls import TLS
 
 T = TypeVar("T")
 
-_NAMES: Final = ("endpoints", "ca", "cert", "key", "insecure")
+_NAMES: Final = ("endpoints", "ca", "cert", "key", "profile", "insecure")
+_CERT_HELP: Final = "PEM file of the client certificate; its role must be {role}."
 _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """The options as they were given."""
+    """The options as they were given to a command for clients of `role`."""
 
-    endpoints: str | None
-    ca: str | None
-    cert: str | None
-    key: str | None
+    role: Role
+    endpoints: str | None = None
+    """"": no nodes, whatever other sources say."""
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    profile: str | None = None
     insecure: bool = False
     is_required: bool = False
 
     @property
-    def files(self) -> dict[str, str | None]:
-        return {"ca": self.ca, "cert": self.cert, "key": self.key}
+    def is_given(self) -> bool:
+        """Whether a command was told nodes or certificates by options."""
+        return any((self.endpoints, self.ca, self.cert, self.key, self.insecure))
 
-    def parse(self) -> tuple[tuple[str, ...], TLS | None]:
+    def merged(self) -> dict[str, str]:
+        """What options and other sources say, as `merge_sources` does."""
+        if self.endpoints:
+            split_endpoints(self.endpoints, where="--endpoints")
+        files = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        given = {"endpoints": self.endpoints or None, **files}
+        merged = merge_sources(os.environ, None, self.profile, given)
+        if self.endpoints == "":
+            merged.pop("endpoints", None)
+        return merged
+
+    def path(self, given: str | None) -> str:
+        """The directory of this host's logs. `click.UsageError` if no source says it."""
+        merged = self.merged()
+        found = given or merged.get("path")
+        if found is None and "endpoints" not in merged:
+            raise click.UsageError("Missing option '--path'.")
+        return found or default_path(os.environ)
+
+    def stream(self, given: str | None) -> str:
+        """The name of the stream. `click.UsageError` if no source says it."""
+        found = given or self.merged().get("stream")
+        if found is None:
+            raise click.UsageError("Missing option '--stream'.")
+        return check_name(found, kind="stream")
+
+    def parse(self, name: str | None = None) -> tuple[tuple[str, ...], TLS | None]:
         """Endpoints, and TLS or None with `--insecure`; `((), None)` if a command may work without nodes.
+
+        `name`: that of the certificate, if there are several.
 
         Raises `click.UsageError` if the options do not go together, `rt.InvalidOption` if an endpoint is
         malformed or named twice, `rt.CertificateError` if the files cannot be used.
         """
-        has_files = any(self.files.values())
-        if not self.endpoints and not self.is_required:
+        merged = self.merged()
+        has_files = any((self.ca, self.cert, self.key))
+        if "endpoints" not in merged:
+            if self.is_required:
+                raise click.UsageError("Missing option '--endpoints'.")
             if has_files:
                 raise click.UsageError("--ca, --cert and --key need --endpoints.")
             return (), None
-        endpoints = split_endpoints(self.endpoints or "", where="--endpoints")
+        endpoints = split_endpoints(merged["endpoints"])
         if self.insecure:
             if has_files:
                 raise click.UsageError("--insecure excludes --ca, --cert and --key.")
             return endpoints, None
-        if not (self.ca and self.cert and self.key):
+        certificates = certificate_source(merged)
+        if certificates.missing:
             raise click.UsageError(
                 "--endpoints needs --ca, --cert and --key"
                 f"{' (or --insecure for nodes on this machine)' if self.is_required else ''}."
             )
-        from rt.net.tls import TLS
-
-        return endpoints, TLS(ca=self.ca, cert=self.cert, key=self.key)
+        return endpoints, certificates.find(self.role, name)
 
 
 def endpoint_options(
-    endpoints_help: str, *, is_required: bool = False, cert_help: str = "PEM file of the client certificate."
+    role: Role, endpoints_help: str, *, is_required: bool = False, cert_help: str | None = None
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Add `--endpoints`, `--ca`, `--cert` and `--key` to a command, which gets them as `nodes`.
+    """Add `--endpoints`, `--ca`, `--cert`, `--key` and `--profile` to a command, which gets them as `nodes`.
 
     A command with `is_required` has `--insecure` too.
     """
@@ -74,13 +116,18 @@ def endpoint_options(
         @functools.wraps(command)
         def run(*arguments: Any, **given: Any) -> T:
             own = {name: given.pop(name) for name in _NAMES if name in given}
-            return command(*arguments, nodes=NodeOptions(**own, is_required=is_required), **given)
+            return command(*arguments, nodes=NodeOptions(role, **own, is_required=is_required), **given)
 
         options = [
-            option("--endpoints", metavar="HOST:PORT,...", required=is_required, help=endpoints_help),
+            option("--endpoints", metavar="HOST:PORT,...", help=endpoints_help),
             option("--ca", type=_FILE, help="PEM file of the CA that signed the nodes' certificates."),
-            option("--cert", type=_FILE, help=cert_help),
+            option("--cert", type=_FILE, help=cert_help or _CERT_HELP.format(role=role)),
             option("--key", type=_FILE, help="PEM file of the client's private key."),
+            option(
+                "--profile",
+                metavar="NAME",
+                help="Profile in ~/.config/rt/config.toml that says what is not given. Default: default.",
+            ),
         ]
         if is_required:
             help_text = "Connect without TLS. Allowed only for nodes on this machine."

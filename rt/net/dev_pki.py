@@ -5,6 +5,7 @@
         ca.key         0600
         <name>.crt     0644
         <name>.key     0600
+        <name>.p12     0600  both and the CA, for browsers; only if asked for
 
 Invariants:
 - A key is never readable by other users, not even briefly, and is overwritten only with `renew`.
@@ -18,7 +19,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -27,12 +28,18 @@ from typing import NamedTuple, TypeAlias
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    pkcs12,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rt.errors import CertificateError, StorageError
 from rt.net.cert_files import StrPath, certificates_in, private_key_in, read_file, state_of
-from rt.net.identity import Identity, reading
+from rt.net.identity import Identity, identity_of, reading
 
 Address: TypeAlias = IPv4Address | IPv6Address
 
@@ -121,6 +128,40 @@ def issue(
         _write(fd, identity.name, key, builder.sign(ca_key, SHA256()))
     cert = Path(directory, f"{identity.name}.crt")
     return IssuedCertificate(Path(directory, f"{_CA}.crt"), cert, cert.with_name(f"{identity.name}.key"))
+
+
+def write_p12(directory: StrPath, name: str, *, password: str = "") -> Path:
+    """Write `NAME.p12` for browsers: the pair of that name and the CA. Replaces an existing one.
+
+    Without a password the key in it is as open as `NAME.key`. Raises `rt.CertificateError` if there is no
+    such pair, `rt.StorageError` if it cannot be written.
+    """
+    ca_file, cert_file = Path(directory, f"{_CA}.crt"), Path(directory, f"{name}.crt")
+    key = _ec_key(cert_file.with_name(f"{name}.key"))
+    leaf, *_ = certificates_in(read_file(cert_file), where=cert_file)
+    anchors = certificates_in(read_file(ca_file), where=ca_file)
+    encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    content = pkcs12.serialize_key_and_certificates(name.encode(), key, leaf, anchors, encryption)
+    with _opened(directory) as fd:
+        _replace(fd, {f"{name}.p12": (content, 0o600)})
+    return Path(directory, f"{name}.p12")
+
+
+def renew(
+    directory: StrPath, name: str, *, days: int = LEAF_DAYS, now: datetime | None = None
+) -> IssuedCertificate:
+    """Issue the pair of that name again: a new key, the same identity, grants and hosts.
+
+    Raises as `issue` does, and `rt.CertificateError` if there is no certificate of that name.
+    """
+    file = Path(directory, f"{name}.crt")
+    leaf, *_ = certificates_in(read_file(file, hint="`rt certs issue` makes one."), where=file)
+    with reading(file, "the certificate is malformed"):
+        identity = identity_of(leaf)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        dns, ips = names.get_values_for_type(x509.DNSName), names.get_values_for_type(x509.IPAddress)
+    addresses = [ip for ip in ips if isinstance(ip, Address)]
+    return issue(directory, identity, dns=dns, ips=addresses, days=days, renew=True, now=now)
 
 
 def _alternative_names(
@@ -273,10 +314,13 @@ def _opened(directory: StrPath, *, make: bool = False) -> Iterator[int]:
 
 def _write(fd: int, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
     """Replace the pair with two renames, the key first. Durable on return."""
-    files = {
-        f"{stem}.key": (key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600),
-        f"{stem}.crt": (certificate.public_bytes(Encoding.PEM), 0o644),
-    }
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = certificate.public_bytes(Encoding.PEM)
+    _replace(fd, {f"{stem}.key": (private, 0o600), f"{stem}.crt": (public, 0o644)})
+
+
+def _replace(fd: int, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Replace files, of which contents and mode are given, in this order. Durable on return."""
     try:
         for name, (content, mode) in files.items():
             _write_aside(fd, name, content, mode)

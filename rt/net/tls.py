@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rt.errors import CertificateError
+from rt.names import check_name
 from rt.net.cert_files import CertFiles, StrPath, check, read_file
 from rt.net.identity import Identity
 
@@ -45,6 +46,13 @@ class TLS:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", self._load().identity)
+
+    @classmethod
+    def from_directory(cls, directory: StrPath, name: str) -> TLS:
+        """`ca.crt`, `NAME.crt` and `NAME.key` in a directory, as `rt certs issue` writes them."""
+        check_name(name, kind="certificate")
+        file = os.path.join(directory, name)
+        return cls(os.path.join(directory, "ca.crt"), f"{file}.crt", f"{file}.key")
 
     def load(self) -> CertFiles:
         """Read the files as they are now, and check that they are valid and match.

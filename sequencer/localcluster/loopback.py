@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rt.errors import Timeout
 from rt.net.dev_pki import init_ca, issue
@@ -61,7 +61,7 @@ def _free(first: int, mark: socket.socket) -> Iterator[int]:
     with mark:
         taken = 0
         for port in cycle(range(first, first + BLOCK)):
-            if _is_free(port):
+            if is_free(port):
                 taken = 0
                 yield port
             elif (taken := taken + 1) == BLOCK:
@@ -69,12 +69,28 @@ def _free(first: int, mark: socket.socket) -> Iterator[int]:
                 raise Timeout(f"all of the {BLOCK} ports from {first} are listened on")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
         return True
     return False
+
+
+class NodePorts(NamedTuple):
+    """The ports of a node on the loopback. 0: none."""
+
+    data: int
+    raft: int
+    rest: int = 0
+    health: int = 0
+
+
+def choose_ports(names: Sequence[str], *, with_rest: bool) -> dict[str, NodePorts]:
+    """Free ports for each node."""
+    count = 4 if with_rest else 2
+    ports = iter(free_ports(count * len(names)))
+    return {name: NodePorts(*islice(ports, count)) for name in names}
 
 
 def issued_at() -> datetime:
@@ -83,10 +99,12 @@ def issued_at() -> datetime:
 
 
 def make_certificates(directory: Path, stream: str, names: Sequence[str]) -> dict[str, list[str]]:
-    """A CA and a pair for each node, on loopback: `TLS(*paths)`."""
+    """A CA, if there is none, and a new pair for each node, on loopback: `TLS(*paths)`."""
     now = issued_at()
-    init_ca(directory, now=now)
+    if not Path(directory, "ca.crt").exists():
+        init_ca(directory, now=now)
     issued = {
-        name: issue(directory, Identity(stream, "node", name), loopback=True, now=now) for name in names
+        name: issue(directory, Identity(stream, "node", name), loopback=True, renew=True, now=now)
+        for name in names
     }
     return {name: [str(path) for path in paths] for name, paths in issued.items()}

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NoReturn, Self, TypeAlias
 
@@ -32,7 +32,7 @@ from rt.log.scan.directory import merged_directory
 from rt.net.dev_pki import issue
 from rt.net.identity import Identity, Role
 from rt.net.tls import TLS
-from sequencer.localcluster.loopback import free_ports, issued_at, make_certificates
+from sequencer.localcluster.loopback import NodePorts, choose_ports, issued_at, make_certificates
 from sequencer.localcluster.node_log import NodeLog
 from sequencer.localcluster.processes import ProcessEnded
 
@@ -50,7 +50,8 @@ class LocalCluster:
     """`count` nodes of the cluster of `stream`, below `root`, not running yet.
 
     `root` must be a short path: a Unix socket in `<root>/<name>` has less than 100 bytes. `flags` are passed
-    to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own.
+    to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own. `ports`: those
+    of each node; default: free ones.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LocalCluster:
         stream: str = "s",
         flags: Sequence[str] = (),
         with_rest: bool = False,
+        ports: Mapping[str, NodePorts] | None = None,
     ) -> None:
         self.root, self.stream, self._flags = root.absolute(), stream, list(flags)
         self.names = [f"n{number}" for number in range(1, count + 1)]
@@ -69,11 +71,11 @@ class LocalCluster:
         self._issuing = threading.Lock()
         self.root.mkdir(parents=True, exist_ok=True)
         self._certificates = make_certificates(self._pki, stream, self.names)
-        ports = iter(free_ports(4 * count))
-        self.raft_ports, self.data_ports, rest, health = (
-            dict(zip(self.names, ports, strict=False)) for _ in range(4)
-        )
-        self.rest_ports, self.health_ports = (rest, health) if with_rest else ({}, {})
+        self.ports = dict(ports or choose_ports(self.names, with_rest=with_rest))
+        self.raft_ports = {name: one.raft for name, one in self.ports.items()}
+        self.data_ports = {name: one.data for name, one in self.ports.items()}
+        self.rest_ports = {name: one.rest for name, one in self.ports.items() if one.rest}
+        self.health_ports = {name: one.health for name, one in self.ports.items() if one.health}
         self._logs = {name: NodeLog(self.root / f"{name}.log") for name in self.names}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 

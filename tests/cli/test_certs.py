@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, pkcs12
 from cryptography.x509.oid import NameOID
 
 from rt.cli.commands.certs import certs
@@ -244,3 +244,28 @@ def test_a_certificate_cannot_steer_the_terminal(pki: Path) -> None:
     with pytest.raises(RtError) as caught:
         TLS(pki / "ca.crt", path, pki / "f1.key")
     assert "\x1b" not in str(caught.value)
+
+
+def test_certificates_that_expire_soon_are_renewed(tmp_path: Path) -> None:
+    run_well("init", tmp_path)
+    common = ("issue", tmp_path, "--stream", "s", "--role", "publisher")
+    run_well(*common, "--name", "soon", "--days", 20)
+    run_well(*common, "--name", "late", "--days", 40)
+    before = {name: (tmp_path / f"{name}.crt").read_bytes() for name in ("soon", "late", "ca")}
+    renewed = run_well("renew", tmp_path)
+    assert f"Wrote {tmp_path / 'soon.crt'} and {tmp_path / 'soon.key'}, valid until" in renewed.stderr
+    changed = [name for name, content in before.items() if (tmp_path / f"{name}.crt").read_bytes() != content]
+    assert changed == ["soon"]
+    assert "No certificate" in run_well("renew", tmp_path).stderr
+    assert f"Wrote {tmp_path / 'late.crt'}" in run_well("renew", tmp_path, "late").stderr
+    with pytest.raises(CertificateError, match=r"nobody.crt"):
+        run("renew", tmp_path, "nobody")
+
+
+def test_a_p12_is_for_browsers(tmp_path: Path) -> None:
+    run_well("init", tmp_path)
+    common = ("issue", tmp_path, "--stream", "s", "--role", "operator", "--name", "ops")
+    assert run(*common, "--p12-password", "x").exit_code == 2
+    issued = run_well(*common, "--p12")
+    assert f"{tmp_path / 'ops.key'} and {tmp_path / 'ops.p12'}, valid until" in issued.stderr
+    assert pkcs12.load_pkcs12((tmp_path / "ops.p12").read_bytes(), None).key is not None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import click
 import pytest
 from click.testing import CliRunner
 
 from rt.cli.endpoints import NodeOptions
 from rt.cli.main import cli
+from rt.errors import InvalidOption
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
 
 NODE_COMMANDS = ("export", "pub", "pull", "push", "rest", "status", "sub")
 
@@ -34,5 +40,37 @@ def test_the_variable_takes_the_same_list(command: str) -> None:
 
 
 def test_without_endpoints_nothing_leaves_this_machine() -> None:
-    assert NodeOptions(None, None, None, None).parse() == ((), None)
-    assert NodeOptions("", None, None, None).parse() == ((), None)
+    assert NodeOptions("publisher").parse() == ((), None)
+    assert NodeOptions("publisher", endpoints="").parse() == ((), None)
+
+
+def test_what_no_option_says_comes_from_the_sources_of_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init_ca(tmp_path)
+    for role, name in (("publisher", "feed1"), ("publisher", "feed2"), ("operator", "ops")):
+        issue(tmp_path, Identity("trades", role, name))
+    monkeypatch.setenv("RT_URL", f"rt://a:1,b:2/trades?tls_dir={tmp_path}&path=/logs")
+    endpoints, tls = NodeOptions("operator", is_required=True).parse()
+    assert (endpoints, tls and tls.identity.name) == (("a:1", "b:2"), "ops")
+    publisher = NodeOptions("publisher", endpoints="c:3")
+    assert (publisher.path(None), publisher.path("/p"), publisher.stream(None)) == ("/logs", "/p", "trades")
+    endpoints, tls = publisher.parse("feed2")
+    assert (endpoints, tls and tls.identity.name) == (("c:3",), "feed2")
+    with pytest.raises(InvalidOption, match="several certificates"):
+        publisher.parse()
+    assert NodeOptions("publisher", endpoints="").parse() == ((), None)
+    with pytest.raises(InvalidOption, match="no such profile"):
+        NodeOptions("operator", profile="prod").parse()
+
+
+def test_what_no_source_says_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options, ask, missing in (
+        (NodeOptions("publisher"), NodeOptions.path, "--path"),
+        (NodeOptions("publisher"), NodeOptions.stream, "--stream"),
+        (NodeOptions("operator", is_required=True), NodeOptions.parse, "--endpoints"),
+    ):
+        with pytest.raises(click.UsageError, match=f"Missing option '{missing}'"):
+            ask(options, None)
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert NodeOptions("publisher", endpoints="a:1").path(None) == "/state/rt"

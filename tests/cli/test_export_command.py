@@ -49,8 +49,8 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
         (["--path", ".", "--conf", "x=1"], 2, "give NAME=VALUE with a NAME that starts with spark."),
         (["--path", ".", "--conf", "spark.x"], 2, "give NAME=VALUE with a NAME that starts with spark."),
         ([], 2, "neither path nor endpoints is given"),
-        (["--path", ".", "--endpoints", "n:1"], 2, "path and endpoints exclude each other"),
-        (["--endpoints", "n:1", "--stream", "s"], 2, "endpoints needs ca, cert, key as well"),
+        (["--path", ".", "--endpoints", "n:1"], 2, "--path excludes --endpoints"),
+        (["--endpoints", "n:1", "--stream", "s"], 2, "--endpoints needs --ca, --cert and --key"),
         (["--path", "/none"], 2, "does not exist"),
     ],
 )

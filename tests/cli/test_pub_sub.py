@@ -871,10 +871,10 @@ def test_endpoints_and_certificates_go_together(arguments: list[str], message: s
 
 
 @pytest.mark.parametrize("more", [["."], ["--since", "2020-01-01T00:00:00Z", "--path", ".", "--stream", "s"]])
-def test_a_pull_goes_below_a_root(tmp_path: Path, more: list[str]) -> None:
+def test_a_pull_excludes_a_directory_and_a_time(tmp_path: Path, more: list[str]) -> None:
     pki = make_pki(tmp_path / "pki")
     result = run("sub", *more, "--endpoints", "n1:1", *tls_options(pki, "sub"))
-    assert (result.exit_code, "--path and --stream" in result.stderr) == (2, True)
+    assert (result.exit_code, "--endpoints excludes DIR and --since" in result.stderr) == (2, True)
 
 
 def tls_options(pki: Path, name: str) -> list[str]:

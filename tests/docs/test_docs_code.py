@@ -37,8 +37,9 @@ from doc_blocks import (
 )
 
 from rt.net.identity import Role
+from sequencer.config.config import DATA_PORT
 from sequencer.config.config_loader import KEYS, build_config, from_file
-from sequencer.localcluster.loopback import free_ports
+from sequencer.localcluster.loopback import choose_ports, free_ports
 from sequencer.localcluster.nodes import LocalCluster
 
 PAGES = pages()
@@ -119,7 +120,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path) -> None:
 )
 def test_the_blocks_of_a_page_run_on_a_cluster(page: str, tmp_path: Path) -> None:
     found = runnable(page, with_cluster=True)
-    if any("rt node" in block.text for block in found):
+    if any("rt node" in block.text or "rt dev" in block.text for block in found):
         # The page starts its own nodes.
         texts = write_node_settings(page, found, tmp_path / "w")
         run(found, tmp_path / "w", texts)
@@ -131,7 +132,7 @@ def test_the_blocks_of_a_page_run_on_a_cluster(page: str, tmp_path: Path) -> Non
 
 
 def write_node_settings(page: str, found: list[Block], directory: Path) -> list[str]:
-    """Write `NAME.toml` for each configuration of a node in the page, and give all of the page free ports."""
+    """Give all of the page free ports, and write them where `rt node` and `rt dev` find them."""
     settings = [block.text for block in blocks(page) if block.language == "toml"]
     used = sorted(
         set(re.findall(r"127\.0\.0\.1:(\d+)", "\n".join([*settings, *(one.text for one in found)])))
@@ -146,6 +147,13 @@ def write_node_settings(page: str, found: list[Block], directory: Path) -> list[
         if name := tomllib.loads(text).get("name"):
             quiet = "rest_port = 0\nhealth_port = 0\n"
             (directory / f"{name}.toml").write_text(quiet + moved(text))
+    if any("rt dev" in block.text for block in found):
+        nodes = [f"n{number}" for number in range(1, 4)]
+        own = {name: choose_ports([name], with_rest=True)[name] for name in nodes}
+        known = {name: ports[str(DATA_PORT + at)] for at, name in enumerate(nodes)}
+        saved = {name: own[name]._replace(data=known[name], health=0) for name in nodes}
+        (directory / "rt-dev").mkdir()
+        (directory / "rt-dev" / "cluster.json").write_text(json.dumps({"stream": "dev", "ports": saved}))
     return [moved(block.text) for block in found]
 
 
@@ -159,7 +167,7 @@ def on_cluster(text: str, cluster: LocalCluster, directory: Path) -> str:
             tls = cluster.certificate(_role(name), name, dedup_ids=[name])
             for source, target in ((tls.ca, "ca.crt"), (tls.cert, f"{name}.crt"), (tls.key, f"{name}.key")):
                 (directory / target).write_bytes(Path(source).read_bytes())
-    return text.replace("/var/lib/", f"{directory}/").replace("/etc/rt/", f"{directory}/")
+    return re.sub(r"/var/lib\b|/etc/rt\b", str(directory), text)
 
 
 def _role(name: str) -> Role:

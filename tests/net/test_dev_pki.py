@@ -15,12 +15,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from rt.errors import CertificateError, StorageError
 from rt.net.cert_files import check
-from rt.net.dev_pki import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, IssuedCertificate, init_ca, issue
+from rt.net.dev_pki import CA_DAYS, CLOCK_SKEW, LEAF_DAYS, IssuedCertificate, init_ca, issue, renew, write_p12
 from rt.net.identity import ROLES, Identity, identity_of
 from rt.net.tls import TLS
 
@@ -446,3 +446,47 @@ def test_an_unreadable_target_is_our_error(pki: Path) -> None:
         issue(pki, PUBLISHER, renew=True)
     (pki / "f1.key").rmdir()
     TLS(*issue(pki, PUBLISHER, renew=True))
+
+
+# --- renewal and browsers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("identity", [NODE, PUBLISHER, Identity("s", "node", "10.0.0.1")])
+def test_a_renewed_certificate_has_another_key_and_the_same_rights(pki: Path, identity: Identity) -> None:
+    more = {"dns": ["n1.example"], "ips": [ip_address("10.0.0.2")]} if identity.role == "node" else {}
+    before = certificate(issue(pki, identity, **more).cert)
+    after = certificate(renew(pki, identity.name, days=7).cert)
+    assert identity_of(after) == identity
+    names = x509.SubjectAlternativeName
+    assert (
+        after.extensions.get_extension_for_class(names).value
+        == before.extensions.get_extension_for_class(names).value
+    )
+    assert after.public_key() != before.public_key()
+    assert after.not_valid_after_utc - datetime.now(UTC) < timedelta(days=7)
+    assert TLS.from_directory(pki, identity.name).identity == identity
+
+
+def test_only_what_is_there_is_renewed(pki: Path) -> None:
+    with pytest.raises(CertificateError, match=r"x.crt.*rt certs issue"):
+        renew(pki, "x")
+    with pytest.raises(CertificateError):
+        renew(pki, "ca")
+    (pki / "x.crt").write_text("no PEM")
+    with pytest.raises(CertificateError, match=r"x.crt"):
+        renew(pki, "x")
+    assert sorted(listing(pki)) == ["ca.crt", "ca.key", "x.crt"]
+
+
+@pytest.mark.parametrize("password", ["", "secret"])
+def test_a_p12_holds_the_pair_and_the_ca(pki: Path, password: str) -> None:
+    issued = issue(pki, PUBLISHER)
+    file = write_p12(pki, "f1", password=password)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(ValueError, match="password"):
+        pkcs12.load_key_and_certificates(file.read_bytes(), b"wrong")
+    key, leaf, cas = pkcs12.load_key_and_certificates(file.read_bytes(), password.encode() or None)
+    assert leaf == certificate(issued.cert)
+    assert cas == [certificate(pki / "ca.crt")]
+    assert key is not None
+    assert key.public_key() == leaf.public_key()

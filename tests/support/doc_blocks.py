@@ -186,9 +186,14 @@ for where, language, content in blocks:
         continue
     for command in content:
         print("$", command, flush=True)
-        if command.startswith("rt node"):
-            log = open("node.log", "ab")
+        if command.startswith(("rt node", "rt dev")):
+            log = open("nodes.log", "a+")
             subprocess.Popen(["bash", "-c", "exec " + command], stdout=log, stderr=log)
+            while command.startswith("rt dev"):
+                log.seek(0)
+                if "Ctrl-C" in log.read():
+                    break
+                time.sleep(0.2)
             continue
         deadline = time.monotonic() + (60 if command.startswith("rt status") else 0)
         while (status := run(command)) and time.monotonic() < deadline:

@@ -441,7 +441,9 @@ def python_page() -> str:
     lines = [*_dedented(intro), "", "## rt", ""]
     for name in sorted(rt.__all__, key=str.lower):
         one = getattr(rt, name)
-        if not isinstance(one, ModuleType) and not _is_error(one):
+        if inspect.isfunction(one):
+            lines += _function(f"rt.{name}", one)
+        elif not isinstance(one, ModuleType) and not _is_error(one):
             lines += _class(f"rt.{name}", one)
     lines += ["## rt.aio", "", *_docstring(aio), *_class("rt.aio.Subscriber", aio.Subscriber)]
     lines += ["## rt.errors", "", *_docstring(errors)]
@@ -492,6 +494,12 @@ def _error(name: str, one: type[Exception]) -> Lines:
     yield from _docstring(one)
 
 
+def _function(path: str, one: Callable[..., Any], *, level: str = "###") -> Lines:
+    name = path.rpartition(".")[2] if level != "###" else path
+    yield from (f"{level} {path}()", "", "```text", *_signature(name, one), "```", "")
+    yield from _docstring(one)
+
+
 def _class(path: str, one: Any) -> Lines:
     yield from (f"### {path}", "")
     if not issubclass(one, enum.Enum):
@@ -503,8 +511,7 @@ def _class(path: str, one: Any) -> Lines:
             yield from _docstring(member)
         else:
             function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-            yield from (f"#### {path}.{name}()", "", "```text", *_signature(name, function), "```", "")
-            yield from _docstring(function)
+            yield from _function(f"{path}.{name}", function, level="####")
 
 
 def _own_docstring(one: Any) -> Lines:

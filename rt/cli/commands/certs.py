@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import click
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from rt.cli.options import json_option, option
+from rt.cli.options import CERTIFICATE_NAME, json_option, option
 from rt.errors import CertificateError
 from rt.net.cert_files import State, certificates_in, read_file, state_of
-from rt.net.dev_pki import CA_DAYS, LEAF_DAYS, Address, init_ca, issue
+from rt.net.dev_pki import CA_DAYS, LEAF_DAYS, Address, init_ca, issue, renew, write_p12
 from rt.net.identity import LEASE_ROLES, ROLES, Identity, Role, identity_of, reading
 from rt.net.k8s_certs import api_of, keep, read_order
 
@@ -83,6 +83,10 @@ def init(directory: Path, days: int) -> None:
 @option(
     "--renew", is_flag=True, help="Replace the certificate and key of that name. Default: fail if they exist."
 )
+@option("--p12", is_flag=True, help="Write NAME.p12 too, which browsers import.")
+@option(
+    "--p12-password", default="", metavar="TEXT", help="Password of NAME.p12. Default: none, as for NAME.key."
+)
 def issue_(
     directory: Path,
     stream: str,
@@ -95,6 +99,8 @@ def issue_(
     loopback: bool,
     days: int,
     renew: bool,
+    p12: bool,
+    p12_password: str,
 ) -> None:
     """Issue NAME.crt and NAME.key, signed by the CA in DIR.
 
@@ -107,9 +113,45 @@ def issue_(
         raise click.UsageError("--dedup-id needs --role publisher.")
     if role not in LEASE_ROLES and lease:
         raise click.UsageError("--lease needs --role publisher or subscriber.")
+    if p12_password and not p12:
+        raise click.UsageError("--p12-password needs --p12.")
     identity = Identity(stream, role, name, frozenset(dedup), frozenset(lease))
     issued = issue(directory, identity, dns=dns, ips=ip, loopback=loopback, days=days, renew=renew)
-    _wrote(issued.cert, issued.key)
+    bundle = [write_p12(directory, name, password=p12_password)] if p12 else []
+    _wrote(issued.cert, issued.key, *bundle)
+
+
+@certs.command("renew")
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=CERTIFICATE_NAME)
+@option(
+    "--within",
+    type=click.IntRange(min=0),
+    default=30,
+    metavar="DAYS",
+    help="Without NAME: renew each certificate that expires within this time. Days.",
+)
+@option("--days", type=_DAYS, default=LEAF_DAYS, help="Validity of a new certificate. Days.")
+def renew_(directory: Path, names: tuple[str, ...], within: int, days: int) -> None:
+    """Issue certificates again: new keys, the same identities, rights and host names.
+
+    Without NAME, all certificates in DIR that expire soon. Programs that run notice the new files and use
+    them; nothing needs a restart. A NAME.p12 is not renewed.
+    """
+    due = names or tuple(_due(directory, datetime.now(UTC) + timedelta(days=within)))
+    for name in due:
+        issued = renew(directory, name, days=days)
+        _wrote(issued.cert, issued.key)
+    if not due:
+        click.echo(f"No certificate in {directory} expires within {within} days.", err=True)
+
+
+def _due(directory: Path, until: datetime) -> Iterator[str]:
+    """The names of the certificates that expire before `until`. The CA is not one of them."""
+    for file in sorted(directory.glob("*.crt")):
+        certificate = certificates_in(read_file(file), where=file)[0]
+        if not _is_ca(certificate) and certificate.not_valid_after_utc <= until:
+            yield file.stem
 
 
 @certs.command()

@@ -17,7 +17,6 @@ from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.tables import escape
 from rt.cli.options import STREAM_NAME, json_option, option
 from rt.cli.signals import Interrupts
-from rt.endpoints import split_endpoints
 from rt.errors import RtError
 from rt.units import format_time
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 )
 @option("--stream", type=STREAM_NAME, help="Name of the stream. Only with --endpoints.")
 @endpoint_options(
+    "subscriber",
     "gRPC endpoints of the nodes, separated by commas. Exports from the nodes instead of --path.",
     cert_help="PEM file of the client certificate; its role must be subscriber. "
     "The nodes keep, under its name, the messages that are not exported yet.",
@@ -90,20 +90,14 @@ def export(
     exported yet, within their limits, under the name in the certificate. The command reports each part on
     a line. It needs the extra spark, and Java.
     """
-    given = {
-        "path": path,
-        "endpoints": nodes.endpoints and ",".join(split_endpoints(nodes.endpoints, where="--endpoints")),
-        "stream": stream,
-        **{name: file and os.path.abspath(file) for name, file in nodes.files.items()},
-    }
     settings = [_setting(each) for each in conf]
     if only_status:
-        if any(given.values()):
+        if path or stream or nodes.is_given:
             raise click.UsageError("--status takes only TARGET.")
         with _target(target, master, settings) as (found, _):
             _show_status(found, as_json=as_json)
         return
-    what = _settings(given, part_mb, linger_seconds, skip_lost=skip_lost)
+    what = _settings(_source(path, stream, nodes), part_mb, linger_seconds, skip_lost=skip_lost)
     with (
         Interrupts() as interrupts,
         _target(target, master, settings, must_have_spark=True) as (found, spark),
@@ -158,6 +152,22 @@ def _show_status(found: ExportTarget, *, as_json: bool) -> None:
     else:
         left = "" if found.is_moved(part) else "; its files are still being moved"
         click.echo(f"{part_text(part)} at {format_time(part.time_ns, digits=0)}{left}")
+
+
+def _source(path: str | None, stream: str | None, nodes: NodeOptions) -> dict[str, str | None]:
+    """The options of the Spark source."""
+    if path is not None and nodes.is_given:
+        raise click.UsageError("--path excludes --endpoints.")
+    endpoints, tls = ((), None) if path is not None else nodes.parse()
+    if tls is None:
+        return {"path": path, "stream": stream}
+    files = {"ca": tls.ca, "cert": tls.cert, "key": tls.key}
+    return {
+        "path": path,
+        "endpoints": ",".join(endpoints),
+        "stream": nodes.stream(stream),
+        **{name: os.path.abspath(file) for name, file in files.items()},
+    }
 
 
 def _settings(

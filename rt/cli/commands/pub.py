@@ -27,6 +27,7 @@ from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.client.publisher_settings import FsyncPolicy
 from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
+from rt.names import session_owner
 
 Format = Literal["lines", "csv", "json", "files"]
 Feeding = Callable[[str, Parser, PublishLoop], None]
@@ -38,18 +39,25 @@ def _choice(kind: object) -> click.Choice[str]:
 
 @click.command()
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
-@option("--path", "root", required=True, metavar="DIR", help="Directory that holds the logs of this host.")
-@option("--stream", required=True, type=STREAM_NAME, help="Name of the stream to publish to.")
+@option(
+    "--path",
+    "root",
+    metavar="DIR",
+    help="Directory that holds the logs of this host. Required without nodes. Default with nodes: "
+    "~/.local/state/rt.",
+)
+@option("--stream", type=STREAM_NAME, help="Name of the stream to publish to. Required.")
 @option(
     "--name",
     "--publisher-id",
     "publisher_id",
     type=SESSION_NAME,
-    help="Name of the session. It has its own directory. Default: the name of this host.",
+    help="Name of the session. It has its own directory. Default: the name in the certificate, else of this "
+    "host.",
 )
 @endpoint_options(
+    "publisher",
     "gRPC endpoints of the nodes, separated by commas. Empty: write only the log on this machine.",
-    cert_help="PEM file of the client certificate; its role must be publisher.",
 )
 @option(
     "--dedup-id",
@@ -109,8 +117,9 @@ def _choice(kind: object) -> click.Choice[str]:
 @json_option
 def pub(
     paths: tuple[str, ...],
-    root: str,
-    stream: str,
+    root: str | None,
+    stream: str | None,
+    publisher_id: str | None,
     nodes: NodeOptions,
     topic: str,
     style: Format,
@@ -141,11 +150,15 @@ def pub(
     fields = Fields(topic, topic_field, timestamp_field)
     feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
     paths = _checked_paths(paths or (STDIN,), style)
-    endpoints, tls = nodes.parse()
+    root, stream = nodes.path(root), nodes.stream(stream)
+    endpoints, tls = nodes.parse(None if publisher_id is None else session_owner(publisher_id))
+    if publisher_id is None and tls is not None:
+        publisher_id = tls.identity.name
     with Interrupts() as interrupts:
         publisher = Publisher(
             root,
             stream,
+            publisher_id=publisher_id,
             endpoints=endpoints,
             tls=tls,
             compression="zstd" if compression == "zstd" else None,

@@ -18,8 +18,10 @@ from rt.cli.options import option
     "--data", metavar="JSON", help="JSON body of a POST request. Default: none, and the request is a GET."
 )
 @endpoint_options(
+    "operator",
     "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
     is_required=True,
+    cert_help="PEM file of the client certificate.",
 )
 def rest(target: str, data: str | None, nodes: NodeOptions) -> None:
     """Send a REST request for TARGET, a path with its query such as /status, and write the answer.

@@ -34,9 +34,9 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 )
 @json_option
 @endpoint_options(
+    "operator",
     "gRPC endpoints of the nodes, separated by commas. All of them are asked.",
     is_required=True,
-    cert_help="PEM file of the client certificate; its role must be operator.",
 )
 def status(watch: float | None, as_json: bool, nodes: NodeOptions) -> None:
     """Show the state of a cluster: alarms, members, merged log, retention, publishers, subscribers.

@@ -29,6 +29,7 @@ from rt.cli.formats.writers import (
 )
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, option
 from rt.cli.signals import Interrupts
+from rt.client.connection import subscriber_root
 from rt.client.subscriber import Subscriber
 from rt.errors import LogNotFound
 from rt.log.disk import REAL
@@ -46,12 +47,13 @@ _MOST = 2**62
     "--path",
     "root",
     metavar="DIR",
-    help="Directory that holds the logs of this host. Use it with --stream, instead of DIR.",
+    help="Directory that holds the logs of this host. Use it with --stream, instead of DIR. Default with "
+    "nodes: ~/.local/state/rt/subscribers/NAME.",
 )
-@option("--stream", type=STREAM_NAME, help="With --path: name of the stream whose merged log is read.")
+@option("--stream", type=STREAM_NAME, help="Without DIR: name of the stream whose merged log is read.")
 @endpoint_options(
+    "subscriber",
     "gRPC endpoints of the nodes, separated by commas. Empty: read only logs on this machine.",
-    cert_help="PEM file of the client certificate; its role must be subscriber.",
 )
 @option(
     "--position",
@@ -123,7 +125,7 @@ def sub(
 ) -> None:
     """Write the messages of the log in DIR, or of the merged log of a stream.
 
-    With --endpoints the messages are pulled from the nodes into a copy below --path. The copy is kept, and
+    With nodes the messages are pulled into a copy below --path. The copy is kept, and
     the next start pulls only new messages. The nodes filter by --topic. --name must be the name in the
     certificate.
 
@@ -138,12 +140,14 @@ def sub(
         raise click.UsageError("--output and --format files need each other.")
     if position is not None and since is not None:
         raise click.UsageError("--position excludes --since.")
-    endpoints, tls = nodes.parse()
+    is_local = directory is not None and not nodes.is_given
+    endpoints, tls = ((), None) if is_local else nodes.parse(name)
     printer = EventPrinter()
     if tls is not None:
-        if directory is not None or root is None or stream is None or since is not None:
-            raise click.UsageError("--endpoints needs --path and --stream, and excludes DIR and --since.")
-        where = (root, stream)
+        if directory is not None or since is not None:
+            raise click.UsageError("--endpoints excludes DIR and --since.")
+        copies = root or subscriber_root(nodes.path(None), name or tls.identity.name)
+        where = (copies, nodes.stream(stream))
     else:
         where = (_log_directory(directory, root, stream), "local")
         if since is not None:

@@ -49,7 +49,7 @@ def test_a_port_that_is_listened_on_is_left_out() -> None:
 
 def test_a_block_without_a_free_port_is_told_and_another_taken_then(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(loopback, "_is_free", lambda _: False)
+        patch.setattr(loopback, "is_free", lambda _: False)
         with pytest.raises(Timeout, match="listened on"):
             free_port()
     assert free_port()

@@ -1,0 +1,181 @@
+"""`rt.connect`: URL, variables and profiles become one set of settings; what is wrong names its source."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.client.connection import CertificateSource, ConnectionSettings, build_settings, merge_sources
+from rt.errors import CertificateError, InvalidName, InvalidOption
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity, Role
+
+URL = "rt://a:1,[::1]:2/trades?tls_dir=/pki&path=/logs"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def settings(url: str | None = None, profile: str | None = None, /, **environment: str) -> ConnectionSettings:
+    return build_settings(merge_sources(environment, url, profile), environment)
+
+
+def write_profiles(home: Path, text: str) -> Path:
+    file = home / ".config" / "rt" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return file
+
+
+def test_a_url_says_everything() -> None:
+    expected = ConnectionSettings(("a:1", "[::1]:2"), "trades", "/logs", CertificateSource("/pki"))
+    assert settings(URL) == expected
+    assert settings(RT_URL=URL) == expected
+    files = settings("rt://a:1/trades?ca=/c&cert=/d&key=/e%20f").certificates
+    assert files == CertificateSource(None, "/c", "/d", "/e f")
+
+
+def test_a_stronger_source_goes_first(home: Path) -> None:
+    write_profiles(
+        home,
+        """
+        [default]
+        endpoints = ["p:1", "q:2"]
+        stream = "from-profile"
+        tls_dir = "pki"
+        [other]
+        endpoints = "o:1"
+        stream = "other"
+        ca = "/ca"
+        cert = "~/cert"
+        key = "/key"
+        """,
+    )
+    here = str(home / ".config" / "rt")
+    state = str(home / ".local" / "state" / "rt")
+    assert settings() == ConnectionSettings(
+        ("p:1", "q:2"), "from-profile", state, CertificateSource(f"{here}/pki")
+    )
+    assert settings(RT_STREAM="v").stream == "v"
+    assert settings("rt://u:1/", RT_STREAM="v", RT_ENDPOINTS="w:1").endpoints == ("u:1",)
+    assert settings(RT_URL="rt://u:1/", RT_ENDPOINTS="w:1").endpoints == ("w:1",)
+    other = settings(None, "other", RT_PATH="/p", RT_PROFILE="default")
+    assert other == ConnectionSettings(
+        ("o:1",), "other", "/p", CertificateSource(None, "/ca", f"{home}/cert", "/key")
+    )
+    assert settings(RT_PROFILE="other").stream == "other"
+    assert settings(XDG_CONFIG_HOME="/nowhere", RT_URL=URL).stream == "trades"
+
+
+def test_a_directory_of_certificates_and_files_are_not_mixed(home: Path) -> None:
+    write_profiles(home, '[default]\ntls_dir = "/pki"\n')
+    url = "rt://a:1/s?ca=/c&cert=/d&key=/e"
+    assert settings(url).certificates == CertificateSource(None, "/c", "/d", "/e")
+    assert settings(URL, RT_CA="/c", RT_CERT="/d", RT_KEY="/e").certificates == CertificateSource("/pki")
+    with pytest.raises(InvalidOption, match=r"without cert, key"):
+        settings("rt://a:1/s?ca=/c")
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://a:1/s", "not a URL of rt"),
+        ("rt://a/s?tls_dir=d", "the port is missing"),
+        ("rt://a:1/s?tls_dir=d&tls_dir=e", "has a setting twice.*'tls_dir'"),
+        ("rt://a:1/s?user=me", "unknown setting.*'user'"),
+        ("rt://a:1/s?tls_dir", "after '\\?' is malformed"),
+        ("rt://a:1/s?tls_dir=d&ca=c", "excludes ca, cert and key.*URL"),
+        ("rt://a:1/?tls_dir=d", "no stream given.*RT_STREAM"),
+        ("rt:///s?tls_dir=d", "no endpoints given.*RT_ENDPOINTS"),
+        ("rt://a:1/s", "no certificate given.*RT_TLS_DIR"),
+    ],
+)
+def test_a_malformed_url_is_refused(home: Path, url: str, problem: str) -> None:
+    assert home
+    with pytest.raises(InvalidOption, match=problem):
+        settings(url)
+
+
+def test_a_malformed_stream_is_refused() -> None:
+    with pytest.raises(InvalidName, match="a/b"):
+        settings("rt://a:1/a/b?tls_dir=d")
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "problem"),
+    [
+        ("[default\n", None, "cannot be read"),
+        ("default = 3\n", None, "a profile is a table"),
+        ("[default]\nstreams = 's'\n", None, r"unknown setting.*\[default\].*'streams'"),
+        ("[default]\nstream = 3\n", None, "not a text.*stream"),
+        ("[default]\n[prod]\n", "prd", "no such profile.*'prd'.*default, prod"),
+    ],
+)
+def test_a_malformed_profile_is_refused(home: Path, text: str, profile: str | None, problem: str) -> None:
+    file = write_profiles(home, text)
+    with pytest.raises(InvalidOption, match=problem) as caught:
+        settings(URL, profile)
+    assert str(file) in str(caught.value)
+
+
+# --- certificates -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Path:
+    init_ca(tmp_path / "pki")
+    return tmp_path / "pki"
+
+
+def certificate(pki: Path, role: Role, name: str) -> None:
+    issue(pki, Identity("trades", role, name))
+
+
+def test_the_only_certificate_of_a_role_is_used(pki: Path) -> None:
+    for role, name in (("publisher", "feed1"), ("subscriber", "reader1"), ("operator", "ops")):
+        certificate(pki, role, name)
+    (pki / "broken.crt").write_text("no PEM")
+    found = CertificateSource(str(pki))
+    assert found.find("subscriber").identity.name == "reader1"
+    assert found.find("subscriber", "feed1").identity.role == "publisher"
+    with pytest.raises(CertificateError, match=r"no certificate has the role node.*rt certs issue"):
+        found.find("node")
+    certificate(pki, "publisher", "feed2")
+    with pytest.raises(InvalidOption, match=r"several certificates have the role publisher.*feed1, feed2"):
+        found.find("publisher")
+    with pytest.raises(CertificateError, match=r"nobody.crt"):
+        found.find("publisher", "nobody")
+    with pytest.raises(InvalidName):
+        found.find("publisher", "../feed1")
+
+
+def test_a_client_makes_publishers_and_subscribers_in_directories_of_their_own(
+    pki: Path, tmp_path: Path
+) -> None:
+    certificate(pki, "publisher", "feed1")
+    certificate(pki, "subscriber", "reader1")
+    client = rt.connect(endpoints=["127.0.0.1:1"], stream="trades", path=tmp_path / "logs", tls_dir=pki)
+    with client.publisher("feed1~a", linger_ms=0.0) as publisher:
+        assert publisher.session == "feed1~a"
+        assert publisher.directory == str(tmp_path / "logs/trades/sessions/feed1~a")
+    with client.subscriber(position="earliest") as subscriber:
+        assert subscriber.name == "reader1"
+        assert subscriber.directory == str(tmp_path / "logs/subscribers/reader1/trades/merged")
+
+
+def test_the_same_for_event_loops(pki: Path, tmp_path: Path) -> None:
+    certificate(pki, "subscriber", "reader1")
+    client = rt.connect(endpoints="127.0.0.1:1", stream="trades", path=tmp_path / "logs", tls_dir=pki)
+
+    async def read() -> int:
+        async with client.async_subscriber() as subscriber:
+            return subscriber.position
+
+    assert asyncio.run(read()) == 0
+    assert (tmp_path / "logs/subscribers/reader1/trades").is_dir()
