@@ -2,144 +2,101 @@
 
 Invariants:
 - The process ends when stdin has ended and all is replicated, whatever closed stdin.
-- Until stdin ends, log records go to the parent's stderr. After that they go to `push.log` beside the log of
-  each session, because a reader of that stderr would wait until this process ends.
+- Log records about a session go to `push.log` in its directory. Until stdin ends, all go to the parent too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import io
 import logging
 import os
-import sys
+import queue
+import threading
 from typing import Final
 
 from replicator.push.client import PushClient
 from replicator.push.sidecar import SERVED, PushSidecar
 from replicator.send.directory_watch import WatchHub
-from rt.cli.signals import run_until_signal
+from rt.child_process import ForwardedLog, write_line
+from rt.cli import logging_setup
+from rt.cli.signals import listen_in_loop, run_until_signal
+from rt.line_protocol import decode_line, encode_line
 from rt.net.tls import TLS
-from rt.sidecar.push_protocol import (
-    FinishRequested,
-    LineBuffer,
-    PushEnded,
-    PushRequested,
-    decode_line,
-    encode_line,
-)
+from rt.sidecar.push_protocol import PUSH_LOG, FinishRequested, PushEnded, PushLine, PushRequested
 
 logger = logging.getLogger("replicator")
 
-_LEFT_LOG: Final = "push.log"
+LOG_BYTES_MAX: Final = 2**20
+"""A log file of this size is renamed to `push.log.1`, and replaces the one before."""
 _APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-_STDIN: Final = 0
-_STDOUT: Final = 1
 _STDERR: Final = 2
-_READ_BYTES: Final = 64 * 1024
 
 
-async def push_attached() -> None:
+async def push_attached(log_format: str = "text") -> None:
     """Push until it is done; `Interrupted` by a signal."""
-    hub = WatchHub()
+    hub, log, forwarded = WatchHub(), SessionLog(), ForwardedLog()
+    log.setFormatter(logging_setup.formatter(log_format))
+    logging.getLogger().handlers[:] = [log, forwarded]
 
     def make(asked: PushRequested) -> PushClient:
         tls = TLS(asked.ca, asked.cert, asked.key)
         return PushClient(asked.directory, asked.stream, asked.endpoints, tls, waits=True, hub=hub)
 
-    os.set_blocking(_STDOUT, False)
-    pushes = PushSidecar(make, _Reports().say)
-    await run_until_signal(pushes.run(), listen=lambda _: _listen(pushes))
+    def report() -> None:
+        """In a thread: the reader may be slow."""
+        with contextlib.suppress(OSError):  # The parent has ended.
+            while True:
+                write_line(encode_line(PushEnded(ended.get())))
+
+    def hear(line: bytes) -> None:
+        match decode_line(line, PushLine):
+            case PushRequested() | FinishRequested() as asked:
+                pushes.handle(asked)
+            case _:
+                logger.warning("request_malformed bytes=%d", len(line))
+
+    def leave() -> None:
+        logging.getLogger().removeHandler(forwarded)
+        log.adopt(pushes.directories)
+        pushes.finish()
+
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=report, name="reports", daemon=True).start()
+    pushes = PushSidecar(make, ended.put)
+    await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(hear, leave))
 
 
-class _Reports:
-    """Reports on stdout which pushes have ended. The reader may be slow, or may have ended."""
+class SessionLog(logging.Handler):
+    """Appends each record to `push.log` of the session whose task logs it."""
 
     def __init__(self) -> None:
-        self._unsaid = b""
+        super().__init__()
+        self._adopted = ""
+        """The directory for records of no session."""
 
-    def say(self, number: int) -> None:
-        self._unsaid += encode_line(PushEnded(number))
-        self._write()
-
-    def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            self._unsaid = self._unsaid[os.write(_STDOUT, self._unsaid) :]
-        except BlockingIOError:
-            loop.add_writer(_STDOUT, self._write)
-            return
-        except OSError:
-            self._unsaid = b""
-        loop.remove_writer(_STDOUT)
-        if self._unsaid:
-            loop.call_soon(self._write)
-
-
-def _listen(pushes: PushSidecar) -> None:
-    """Pass each request on stdin to `pushes`, and finish when stdin ends."""
-    loop, lines = asyncio.get_running_loop(), LineBuffer()
-
-    def hear() -> bool:
-        try:
-            data = os.read(_STDIN, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:  # The parent has closed its end.
-            data = b""
-        for line in lines.take(data):
-            match decode_line(line):
-                case PushRequested() | FinishRequested() as asked:
-                    pushes.handle(asked)
-                case _:
-                    logger.warning("request_malformed bytes=%d", len(line))
-        return bool(data)
-
-    def heard() -> None:
-        if not hear():
-            loop.remove_reader(_STDIN)
-            _leave(pushes)
-
-    try:
-        loop.add_reader(_STDIN, heard)
-    except OSError:  # Stdin is a file or closed: it can be read to its end at once.
-        while hear():
-            pass
-        _leave(pushes)
-
-
-def _leave(pushes: PushSidecar) -> None:
-    """The parent has closed stdin: log to files, and finish."""
-    directories = pushes.directories
-    for directory in directories:
+    def adopt(self, directories: list[str]) -> None:
+        """The parent has ended, and left these sessions: nothing is written to its stderr any more."""
+        self._adopted = directories[0] if directories else ""
+        fd = os.open(os.devnull, os.O_WRONLY)
         with contextlib.suppress(OSError):
-            os.close(os.open(os.path.join(directory, _LEFT_LOG), _APPEND | os.O_TRUNC, 0o600))
-    fd = _open_log(directories[0] if directories else "")
-    os.dup2(fd, _STDERR)
-    os.close(fd)
-    sys.stderr = _AdoptedLogs()
-    pushes.finish()
+            if self._adopted:
+                fd = _open_log(self._adopted)
+        os.dup2(fd, _STDERR)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        directory = SERVED.get() or self._adopted
+        if directory:
+            with contextlib.suppress(OSError):  # The disk may be full, or the directory removed.
+                fd = _open_log(directory)
+                try:
+                    os.write(fd, (self.format(record) + "\n").encode(errors="backslashreplace"))
+                finally:
+                    os.close(fd)
 
 
 def _open_log(directory: str) -> int:
-    if directory:
-        with contextlib.suppress(OSError):
-            return os.open(os.path.join(directory, _LEFT_LOG), _APPEND, 0o600)
-    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-
-
-class _AdoptedLogs(io.TextIOBase):
-    """A stderr that writes to `push.log` of the session whose task writes."""
-
-    def write(self, text: str) -> int:
-        directory = SERVED.get()
-        fd = _open_log(directory) if directory else os.dup(_STDERR)
-        try:
-            os.write(fd, text.encode(errors="backslashreplace"))
-        finally:
-            os.close(fd)
-        return len(text)
-
-    def fileno(self) -> int:
-        return _STDERR
+    path = os.path.join(directory, PUSH_LOG)
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_size >= LOG_BYTES_MAX:
+            os.replace(path, f"{path}.1")
+    return os.open(path, _APPEND, 0o600)

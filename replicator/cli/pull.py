@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import get_args
@@ -19,15 +19,16 @@ from replicator.pull.client import PullClient
 from replicator.pull.copy_repair import CopyRepairer, RepairingPull
 from replicator.pull.local_copy import LocalCopy, Retention
 from replicator.pull.sidecar_copy import SidecarCopy
+from rt.child_process import ForwardedLog, spare_what_is_loaded, write_line
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.console import report
 from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
-from rt.cli.signals import run_until_signal
+from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.errors import RtError
+from rt.line_protocol import encode_line
 from rt.net.grpc_channel import keep_freed_memory
 from rt.net.tls import TLS
-from rt.sidecar.pull_protocol import PullFailed, PullReport, encode_report
-from rt.sidecar.restart_backoff import spare_what_is_loaded
+from rt.sidecar.pull_protocol import PullFailed, PullReport
 
 
 @click.command()
@@ -125,20 +126,21 @@ def _subscriber(tls: TLS | None, name: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _reported() -> Iterator[None]:
-    """Report to the parent process why this one ends."""
+    """Log to the parent process, and report to it why this one ends."""
+    logging.getLogger().handlers[:] = [ForwardedLog()]
     try:
         yield
     except RtError as error:
-        _report(PullFailed(error))
+        _report(PullFailed.of(error))
         raise
     except (ValueError, OSError) as error:
-        _report(PullFailed(RtError(str(error))))
+        _report(PullFailed.of(RtError(str(error))))
         raise
 
 
 def _report(report: PullReport) -> None:
     with contextlib.suppress(OSError):  # The parent has ended; the end of stdin stops this process.
-        os.write(sys.stdout.fileno(), encode_report(report))
+        write_line(encode_line(report))
 
 
 def _ignore(_: PullReport) -> None:
@@ -164,14 +166,4 @@ async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient])
 
 def _stop_with_stdin(stop: Callable[[int], None]) -> None:
     """Stop when the process at the other end of stdin has closed it or ended."""
-    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
-
-    def heard() -> None:
-        if not os.read(stdin, 4096):
-            loop.remove_reader(stdin)
-            stop(signal.SIGTERM)
-
-    try:
-        loop.add_reader(stdin, heard)
-    except PermissionError:  # Stdin is a file or closed: it ends at once.
-        stop(signal.SIGTERM)
+    listen_in_loop(lambda _: None, partial(stop, signal.SIGTERM))

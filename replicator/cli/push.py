@@ -12,19 +12,19 @@ from replicator.cli.attached_push import push_attached
 from replicator.push.client import PushClient
 from replicator.push.session_discovery import SessionDiscovery
 from replicator.send.directory_watch import WatchHub
+from rt.child_process import spare_what_is_loaded
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import run_until_signal
 from rt.log.disk import REAL
 from rt.log.scan.directory import is_log_directory
-from rt.sidecar.restart_backoff import spare_what_is_loaded
 
 
 def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: bool) -> None:
     """Run attached to a publisher instead of the rest of the command."""
     if is_attached and not ctx.resilient_parsing:
         spare_what_is_loaded()
-        uvloop.run(push_attached())
+        uvloop.run(push_attached(ctx.find_root().params.get("log_format", "text")))
         ctx.exit()
 
 

@@ -174,9 +174,9 @@ class PushClient:
         serving = sum(stream.node is not None for stream in self._streams)
         if len(refusals) < len(self._streams) and not _is_fenced(len(fenced), serving, len(self._streams)):
             return
-        log.give_up(PushState.FENCED if fenced else PushState.REFUSED)
         error: RtError = (fenced or refusals)[0]
         logger.error("push_refused path=%s reason=%s", self.directory, error)
+        log.give_up(PushState.FENCED if fenced else PushState.REFUSED)
         raise error
 
 

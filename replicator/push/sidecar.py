@@ -17,9 +17,9 @@ from contextvars import ContextVar
 from typing import Final
 
 from replicator.push.client import PushClient
+from rt.child_process import RestartBackoff
 from rt.errors import Fenced, LogNotFound
 from rt.sidecar.push_protocol import FinishRequested, PushRequested
-from rt.sidecar.restart_backoff import RestartBackoff
 
 logger = logging.getLogger("replicator")
 
@@ -71,11 +71,11 @@ class PushSidecar:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, session: _Session) -> None:
-        number, directory = session.asked.serve, session.asked.directory
+        number, directory = session.asked.number, session.asked.directory
         SERVED.set(directory)
-        restarts = RestartBackoff()
+        restarts, clock = RestartBackoff(), asyncio.get_running_loop().time
         while True:
-            restarts.record_start()
+            restarts.record_start(clock())
             is_last = session.finishing.is_set()
             try:
                 await session.push(self._make)
@@ -90,7 +90,7 @@ class PushSidecar:
             if is_last:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(restarts.record_end()):
+                async with asyncio.timeout(restarts.record_end(clock())):
                     await session.finishing.wait()
         del self._sessions[number]
         self._on_end(number)

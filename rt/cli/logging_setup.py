@@ -7,9 +7,11 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
+from typing import Final
 
-_EVENT = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+(?= |$)")
-"""The start of a record of rt; records of other libraries have no event name."""
+_OURS: Final = ("archiver", "replicator", "rt", "sequencer")
+_EVENT: Final = re.compile(r"[a-z][a-z0-9]*(?:(?:_[a-z0-9]+)+(?= |$)|(?= [^ =]+=|$))")
+"""A name of several words, or a word before `key=value`."""
 
 
 def configure(level: str, style: str) -> None:
@@ -18,9 +20,14 @@ def configure(level: str, style: str) -> None:
     for handler in [handler for handler in root.handlers if isinstance(handler, _StderrHandler)]:
         root.removeHandler(handler)
     handler = _StderrHandler()
-    handler.setFormatter(_JsonFormatter() if style == "json" else _TextFormatter())
+    handler.setFormatter(formatter(style))
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+def formatter(style: str) -> logging.Formatter:
+    """Of "text" or "json"."""
+    return JsonLines() if style == "json" else _TextFormatter()
 
 
 class _StderrHandler(logging.Handler):
@@ -38,25 +45,38 @@ class _TextFormatter(logging.Formatter):
         super().__init__("%(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{_time(record)} {record.levelname.lower()} {record.name} {super().format(record)}"
+        return f"{time_of(record)} {record.levelname.lower()} {record.name} {super().format(record)}"
 
 
-class _JsonFormatter(logging.Formatter):
+class JsonLines(logging.Formatter):
+    """One JSON object for each record, with `fields` in each."""
+
+    def __init__(self, **fields: str) -> None:
+        super().__init__()
+        self._fields = fields
+
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        event = _EVENT.match(message)
         entry = {
-            "time": _time(record),
+            "time": time_of(record),
             "level": record.levelname.lower(),
+            **self._fields,
             "logger": record.name,
-            "event": event[0] if event else None,
-            "message": message,
+            "event": event_of(record),
+            "message": record.getMessage(),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry)
 
 
-def _time(record: logging.LogRecord) -> str:
+def event_of(record: logging.LogRecord) -> str | None:
+    """The event name with which a record of rt starts."""
+    if record.name.partition(".")[0] not in _OURS:
+        return None
+    event = _EVENT.match(record.getMessage())
+    return event[0] if event else None
+
+
+def time_of(record: logging.LogRecord) -> str:
     moment = datetime.fromtimestamp(record.created, UTC)
     return f"{moment:%FT%T}.{int(record.msecs):03d}Z"

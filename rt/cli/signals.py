@@ -12,8 +12,11 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from rt.child_process import listen
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -91,3 +94,16 @@ async def run_until_signal(
         if not stopped:
             raise
         raise Interrupted(stopped[0]) from None
+
+
+def listen_in_loop(on_line: Callable[[bytes], object], on_end: Callable[[], object]) -> None:
+    """In the running event loop: call `on_line` with each line of stdin, and then `on_end`."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+
+    def call(act: Callable[..., object], *arguments: bytes) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop has ended.
+            loop.call_soon_threadsafe(act, *arguments)
+
+    listen(partial(call, on_line), partial(call, on_end))

@@ -27,7 +27,7 @@ from rt.sidecar.progress_file import (
     decode_progress,
     read_progress,
 )
-from rt.sidecar.push_protocol import PushRequested
+from rt.sidecar.push_protocol import PUSH_LOG, PushRequested
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -56,6 +56,7 @@ class WaitHandle:
         on_progress: OnProgress,
     ) -> None:
         self.directory = directory
+        self._log = os.path.join(directory, PUSH_LOG)
         self._incarnation = incarnation
         self._on_progress = on_progress
         self._changed = threading.Condition()
@@ -128,7 +129,8 @@ class WaitHandle:
                     f"timed out: number {number} is not {level} yet",
                     where=self.directory,
                     got=getattr(self._record, level).number,
-                    hint="It may still be: wait again, or see the push client's log.",
+                    hint="It may still be: wait again."
+                    + (f" {self._log} says what hinders it." if os.path.exists(self._log) else ""),
                 )
             self._changed.wait(left)
 
@@ -165,7 +167,7 @@ class WaitHandle:
                 raise RtError(
                     "no node accepts this session",
                     where=self.directory,
-                    hint="See the push client's log on stderr for the reason.",
+                    hint=f"The reason is in {self._log}.",
                 )
             case PushState.RUNNING:
                 pass

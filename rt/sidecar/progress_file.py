@@ -50,7 +50,7 @@ class PushState(IntEnum):
     FENCED = 1
     """The cluster rejects further data of this incarnation or run: a newer one took over."""
     REFUSED = 2
-    """No node accepts this session: wrong stream, cluster, role or name. See the push client's log."""
+    """No node accepts this session: wrong stream, cluster, role or name. `push.log` says why."""
 
 
 _STATES: Final = frozenset(PushState)

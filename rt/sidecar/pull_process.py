@@ -9,30 +9,29 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
 import select
-import subprocess
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
+from rt.child_process import (
+    RESTART_SECONDS_MAX,
+    ChildProcess,
+    RestartBackoff,
+    child_environment,
+    poll_timeout_ms,
+)
 from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
+from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
-from rt.sidecar.pull_protocol import (
-    LINE_BYTES_MAX,
-    HoldDenied,
-    NodeReached,
-    NoGoodBytes,
-    PullFailed,
-    decode_report,
-)
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes, PullFailed, PullReport
 from rt.sidecar.pull_settings import PullSettings
-from rt.sidecar.restart_backoff import RESTART_SECONDS_MAX, RestartBackoff, environment
 
 logger = logging.getLogger("rt.client.subscriber")
 
@@ -69,7 +68,7 @@ class PullSidecar:
         self._settings = settings
         self._on_change = on_change
         self._stopping = threading.Event()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ChildProcess | None = None
         self._lock_fd = -1
         self._closing = threading.Lock()
         """Held while another thread uses or closes the wake-up."""
@@ -103,8 +102,7 @@ class PullSidecar:
         )
         process, self._process = self._process, None
         if process is not None:
-            _close_pipes(process)
-            process.returncode = 0  # It is not a child of this process, so do not wait for it.
+            process.disown()
         self._release()
 
     # The supervising thread
@@ -130,16 +128,23 @@ class PullSidecar:
         if self._lock_fd < 0 and not self._lock():
             self._share(is_shared=True)
             return _LOCK_SECONDS
-        self._restarts.record_start()
-        with self._started() as process:
-            failed = self._listen(process)
+        self._restarts.record_start(time.monotonic())
+        process = self._process = ChildProcess(
+            self._settings.command(self._directory),
+            is_logged=True,
+            is_session=True,
+            env=child_environment("pull"),
+            pass_fds=(self._lock_fd,),
+        )
+        failed = self._listen(process)
+        status = self._end_process()
         if self._stopping.is_set():
             return 0.0
-        logger.warning("pull_client_ended path=%s exit_status=%s", self._directory, process.returncode)
-        if self._fail(lasting(process.returncode, failed)):
+        logger.warning("pull_client_ended path=%s exit_status=%s", self._directory, status)
+        if self._fail(lasting(status, failed, process.last_line)):
             return 0.0
         self._share(is_shared=isinstance(failed, DirectoryLocked))
-        return self._restarts.record_end()
+        return self._restarts.record_end(time.monotonic())
 
     def _lock(self) -> bool:
         """Take the lock. The client inherits it, so the next client starts only when this one has ended."""
@@ -168,73 +173,41 @@ class PullSidecar:
             self.is_shared = is_shared
             self._on_change()
 
-    @contextlib.contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
-        process = subprocess.Popen(
-            self._settings.command(self._directory),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment("pull"),
-            pass_fds=(self._lock_fd,),
-            start_new_session=True,
-        )
-        self._process = process
-        try:
-            yield process
-        finally:
-            self._end_process()
-
-    def _end_process(self) -> None:
-        """End the process with a signal; kill it if it takes too long."""
+    def _end_process(self) -> int:
+        """End the process, if any, and return its exit status."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        _close_pipes(process)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        return 0 if process is None else process.end(_STOP_SECONDS)
 
-    def _listen(self, process: subprocess.Popen[bytes]) -> RtError | None:
+    def _listen(self, process: ChildProcess) -> RtError | None:
         """Handle the client's reports until it ends. Returns the error it reported, if any."""
-        assert process.stdout is not None
         failed: RtError | None = None
-        rest = b""
-        while self._wait_for(process.stdout.fileno()):
-            data = os.read(process.stdout.fileno(), LINE_BYTES_MAX)
-            if not data:
+        while process.is_heard:
+            self._pause(None, process)
+            if self._stopping.is_set():
                 break
-            *lines, rest = (rest + data).split(b"\n")
-            rest = rest[:LINE_BYTES_MAX]
-            for line in lines:
-                match decode_report(line):
+            for line in process.exchange():
+                match decode_line(line, PullReport):
                     case NodeReached(end) if self.log_end is None:
                         self.log_end = end
-                        self._on_change()
                     case HoldDenied(name, why):
                         self.refused = HoldRefused(name, why)
-                        self._on_change()
                     case NoGoodBytes(start, end, why):
                         self.corrupt = CorruptPositions(start, end, why)
-                        self._on_change()
-                    case PullFailed(error):
-                        failed = error
+                    case PullFailed() as report:
+                        failed = report.error
+                        continue
+                    case _:
+                        continue
+                self._on_change()
         return failed
 
-    def _wait_for(self, fd: int) -> bool:
-        """Wait until `fd` is readable. False when it is time to stop."""
+    def _pause(self, seconds: float | None, process: ChildProcess | None = None) -> None:
+        """Wait until it is time to stop, `process` has something to say, or `seconds` have passed."""
         poll = select.poll()
-        poll.register(fd, select.POLLIN)
         poll.register(self._wake_fd, select.POLLIN)
-        poll.poll()
-        return not self._stopping.is_set()
-
-    def _pause(self, seconds: float) -> None:
-        if seconds:
-            poll = select.poll()
-            poll.register(self._wake_fd, select.POLLIN)
-            poll.poll(int(seconds * 1000 + 0.999))
+        if process is not None:
+            process.register(poll)
+        poll.poll(poll_timeout_ms(seconds))
 
     def _release(self) -> None:
         with self._closing:
@@ -244,7 +217,7 @@ class PullSidecar:
             self._lock_fd = self._wake_fd = -1
 
 
-def lasting(exit_status: int, failed: RtError | None) -> RtError | None:
+def lasting(exit_status: int, failed: RtError | None, last_line: str = "") -> RtError | None:
     """The error if a client must not be restarted; None if a restart may help.
 
     `failed` is the error that it reported. A client that was killed or crashed reported none.
@@ -252,15 +225,8 @@ def lasting(exit_status: int, failed: RtError | None) -> RtError | None:
     if isinstance(failed, DirectoryLocked | DiskFull):
         return None  # Another client runs there, or the disk is full for now.
     if failed is None and exit_status == _EXIT_MISUSE:
-        return RtError("`rt pull` rejected its arguments", hint="See its stderr for the reason.")
+        return RtError("`rt pull` rejected its arguments", got=last_line)
     return failed
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
 
 
 def _disown_all() -> None:

@@ -19,14 +19,16 @@ import select
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
+from rt.child_process import RESTART_SECONDS_MAX, poll_timeout_ms
+from rt.line_protocol import encode_line
 from rt.sidecar.progress_file import PROGRESS_FILE
 from rt.sidecar.progress_watch import ProgressWatch
 from rt.sidecar.push_process import PushProcess, choose
-from rt.sidecar.push_protocol import PushRequested, encode_line
-from rt.sidecar.restart_backoff import RESTART_SECONDS_MAX
+from rt.sidecar.push_protocol import PushRequested
 
 logger = logging.getLogger("rt.client.publisher")
 
@@ -97,7 +99,7 @@ class PushPool:
             if self._thread is None:
                 self._begin()
             number = self._next_number = self._next_number + 1
-            self._request((replace(session, serve=number), follower))
+            self._request((replace(session, number=number), follower))
             return number
 
     def finish(self, number: int) -> None:
@@ -193,7 +195,7 @@ class PushPool:
                 self._add(*what)
 
     def _add(self, session: PushRequested, follower: Follower) -> None:
-        number = session.serve
+        number = session.number
         self._followers[number] = follower
         self._watch.add(number, os.path.join(follower.directory, PROGRESS_FILE))
         self._written.add(number)  # It may have been written before it was watched.
@@ -252,7 +254,7 @@ class PushPool:
         for process in self._processes:
             process.register(poll)
         seconds = min((wait for wait in waits if wait is not None), default=None)
-        poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999)))
+        poll.poll(poll_timeout_ms(seconds))
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
 

@@ -1,25 +1,25 @@
-"""The protocol between a process with publishers and its push processes: lines of JSON.
-
-    {"serve": 3, "directory": ..., "stream": ..., "endpoints": [...], "ca": ..., "cert": ..., "key": ...}
-                        push this session; the number identifies this request
-    {"finish": 3}       its publisher was closed: push the rest, then end
-    {"ended": 3}        (from the push process) it is not pushed any more; do not request it again
+"""The protocol between a process with publishers and its push processes: see `rt.line_protocol`.
 
 The end of the stream finishes all sessions. Pure.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+PUSH_LOG: Final = "push.log"
+"""The log records of the push processes that concern a session: a file in its directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class PushRequested:
-    """Push the session in `directory` to the nodes at `endpoints`; `ca`, `cert`, `key` are PEM files."""
+class PushRequested(Struct, frozen=True, tag="push"):
+    """Push the session in `directory` to the nodes at `endpoints`; `ca`, `cert`, `key` are PEM files.
 
-    serve: int
+    `number` identifies this request.
+    """
+
+    number: int
     directory: str
     stream: str
     endpoints: tuple[str, ...]
@@ -28,60 +28,19 @@ class PushRequested:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class FinishRequested:
-    """The publisher of this session has ended."""
+class FinishRequested(Struct, frozen=True, tag="finish"):
+    """The publisher of this session was closed: push the rest, then end."""
 
-    finish: int
+    number: int
 
 
-@dataclass(frozen=True, slots=True)
-class PushEnded:
-    """All is replicated, another client serves the directory, or the nodes reject further data."""
+class PushEnded(Struct, frozen=True, tag="ended"):
+    """From the push process: do not request this session again.
 
-    ended: int
+    All is replicated, another client serves the directory, or the nodes reject further data.
+    """
+
+    number: int
 
 
 PushLine: TypeAlias = PushRequested | FinishRequested | PushEnded
-
-
-def encode_line(message: PushLine) -> bytes:
-    """Returns the line with its newline."""
-    return json.dumps(asdict(message)).encode() + b"\n"
-
-
-def decode_line(line: bytes) -> PushLine | None:
-    """The message in a line; None if it is unknown."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    match found:
-        case {
-            "serve": int(number),
-            "directory": str(directory),
-            "stream": str(stream),
-            "endpoints": [*endpoints],
-            "ca": str(ca),
-            "cert": str(cert),
-            "key": str(key),
-        } if all(isinstance(endpoint, str) for endpoint in endpoints):
-            return PushRequested(number, directory, stream, tuple(endpoints), ca, cert, key)
-        case {"finish": int(number)}:
-            return FinishRequested(number)
-        case {"ended": int(number)}:
-            return PushEnded(number)
-        case _:
-            return None
-
-
-class LineBuffer:
-    """Splits received bytes into lines."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def take(self, data: bytes) -> list[bytes]:
-        """Add `data` and return the lines that are complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return lines

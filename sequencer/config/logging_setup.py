@@ -12,21 +12,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-from datetime import UTC, datetime
 from typing import Final
 
 from rt.cli.formats.tables import escape
+from rt.cli.logging_setup import JsonLines, event_of, time_of
 
-_OURS: Final = ("archiver", "replicator", "rt", "sequencer")
-_EVENT: Final = re.compile(r"[a-z][a-z0-9_]*(?= |$)")
 _STDERR: Final = 2
 
 
 def configure(process: str, level: str, style: str) -> None:
     """Send records of `level` and above to stderr, as "text" or "json". Replaces earlier handlers."""
     handler = _Handler()
-    handler.setFormatter(JsonLines(process) if style == "json" else TextLines(process))
+    handler.setFormatter(JsonLines(process=process) if style == "json" else TextLines(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -44,38 +41,12 @@ class TextLines(logging.Formatter):
         message = record.getMessage()
         said = f"event={_unbroken(message)}" if event_of(record) else f"message={json.dumps(message)}"
         line = (
-            f"time={_time(record)} level={record.levelname.lower()} process={self._process} "
+            f"time={time_of(record)} level={record.levelname.lower()} process={self._process} "
             f"logger={_unbroken(record.name)} {said}"
         )
-        return f"{line} exception={json.dumps(trace)}" if (trace := self._trace(record)) else line
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        return self.formatException(record.exc_info) if record.exc_info else ""
-
-
-class JsonLines(TextLines):
-    """One JSON object for each record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "process": self._process,
-            "logger": record.name,
-            "event": event_of(record),
-            "message": record.getMessage(),
-        }
-        if trace := self._trace(record):
-            entry["exception"] = trace
-        return json.dumps(entry)
-
-
-def event_of(record: logging.LogRecord) -> str | None:
-    """The event name with which a record of rt starts."""
-    if record.name.partition(".")[0] not in _OURS:
-        return None
-    event = _EVENT.match(record.getMessage())
-    return event[0] if event else None
+        if not record.exc_info:
+            return line
+        return f"{line} exception={json.dumps(self.formatException(record.exc_info))}"
 
 
 class _Handler(logging.Handler):
@@ -97,8 +68,3 @@ def _unbroken(text: str) -> str:
     escaped again.
     """
     return text if text.isprintable() else escape(text)
-
-
-def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return f"{moment:%FT%T}.{int(record.msecs):03d}Z"

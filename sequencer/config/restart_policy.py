@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from rt.child_process import RestartBackoff
 from rt.errors import RtError
 
 
@@ -73,10 +74,8 @@ Action: TypeAlias = StartChild | SignalChild
 
 @dataclass(slots=True)
 class _Child:
+    restarts: RestartBackoff
     is_running: bool = False
-    started_s: float = 0.0
-    pause_s: float = 0.0
-    """Before its latest start."""
     start_at_s: float | None = None
     kill_at_s: float | None = None
     is_asked: bool = False
@@ -86,8 +85,9 @@ class RestartPolicy:
     """Decides for `children`, in the order in which `start` starts them."""
 
     def __init__(self, children: Sequence[str], times: RestartTimes) -> None:
-        self._children = {name: _Child() for name in children}
-        self._times = times
+        pauses = times.pause_s_min, times.pause_s_max, times.calm_s
+        self._children = {name: _Child(RestartBackoff(*pauses)) for name in children}
+        self._stop_s = times.stop_s
         self._is_stopping = False
         self._result = ExitStatus.STOPPED
 
@@ -137,11 +137,7 @@ class RestartPolicy:
         if status == ExitStatus.RESET:
             child.start_at_s = now_s
             return self.tick(now_s)
-        times = self._times
-        if now_s - child.started_s >= times.calm_s:
-            child.pause_s = 0.0
-        child.pause_s = min(max(2 * child.pause_s, times.pause_s_min), times.pause_s_max)
-        child.start_at_s = now_s + child.pause_s
+        child.start_at_s = now_s + child.restarts.record_end(now_s)
         return []
 
     def stop(self, now_s: float) -> list[Action]:
@@ -158,7 +154,8 @@ class RestartPolicy:
         actions: list[Action] = []
         for name, child in self._children.items():
             if child.start_at_s is not None and child.start_at_s <= now_s:
-                child.start_at_s, child.started_s, child.is_running = None, now_s, True
+                child.start_at_s, child.is_running = None, True
+                child.restarts.record_start(now_s)
                 actions.append(StartChild(name))
             if child.kill_at_s is not None and child.kill_at_s <= now_s:
                 child.kill_at_s = None
@@ -171,6 +168,6 @@ class RestartPolicy:
             if child.is_running:
                 if child.is_asked:
                     return []
-                child.is_asked, child.kill_at_s = True, now_s + self._times.stop_s
+                child.is_asked, child.kill_at_s = True, now_s + self._stop_s
                 return [SignalChild(name, signal.SIGTERM)]
         return []

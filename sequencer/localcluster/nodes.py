@@ -16,7 +16,6 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn, Self, TypeAlias
 
 from rt.bench.processes import ProcessTable
+from rt.child_process import ChildProcess, die_with_stdin
 from rt.errors import LogNotFound, Timeout
 from rt.log.check.compare import Comparison, compare
 from rt.log.check.status import read_status
@@ -77,7 +77,7 @@ class LocalCluster:
         self.rest_ports = {name: one.rest for name, one in self.ports.items() if one.rest}
         self.health_ports = {name: one.health for name, one in self.ports.items() if one.health}
         self._logs = {name: NodeLog(self.root / f"{name}.log") for name in self.names}
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, ChildProcess] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -157,13 +157,11 @@ class LocalCluster:
             assert name not in self._running, name
             self._logs[name].start()
             with self._logs[name].path.open("ab") as log:
-                self._running[name] = subprocess.Popen(
+                self._running[name] = ChildProcess(
                     [sys.executable, "-P", "-m", _MODULE, "node", *self._arguments(name)],
                     env=self._environment(name),
-                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    process_group=0,
                 )
 
     def stop(self, *names: str) -> dict[str, int]:
@@ -174,16 +172,13 @@ class LocalCluster:
         """
         stopping = {name: self._running[name] for name in names or self.running}
         for process in stopping.values():
-            process.send_signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
         deadline = time.monotonic() + _STOP_S
         for name, process in stopping.items():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            if process.wait(max(0.0, deadline - time.monotonic())) is None:
                 self.kill(*(set(stopping) & set(self._running)))
-                raise Timeout("a node does not stop", where=name, got=self.last_words(name)) from None
-            self._forget(name)
-        return {name: process.returncode for name, process in stopping.items()}
+                raise Timeout("a node does not stop", where=name, got=self.last_words(name))
+        return {name: self._running.pop(name).kill() for name in stopping}
 
     def kill(self, *names: str, part: Part = "node") -> None:
         """Kill -9, all at nearly the same time. The node restarts a killed part."""
@@ -197,8 +192,7 @@ class LocalCluster:
                 select.select([fd], [], [])
         if part == "node":
             for name in names:
-                self._running[name].wait()
-                self._forget(name)
+                self._running.pop(name).kill()
 
     def pause(self, name: str, part: Part = "node") -> None:
         """SIGSTOP; its connections stay open."""
@@ -256,19 +250,15 @@ class LocalCluster:
 
     def wait_ended(self, name: str, *, timeout_s: float = WAIT_S) -> int:
         """Wait until a node that cannot continue has ended by itself; its exit status."""
-        process = self._running[name]
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise Timeout("a node does not end", where=name, got=self.last_words(name)) from None
-        self._forget(name)
-        return process.returncode
+        if self._running[name].wait(timeout_s) is None:
+            raise Timeout("a node does not end", where=name, got=self.last_words(name))
+        return self._running.pop(name).kill()
 
     def check_alive(self) -> None:
         """Raise `ProcessEnded` if a node ended that was neither stopped nor killed."""
         for name, process in self._running.items():
-            if process.poll() is not None:
-                words = f"status {process.returncode}: {self.last_words(name)}"
+            if process.status is not None:
+                words = f"status {process.status}: {self.last_words(name)}"
                 raise ProcessEnded("a node ended by itself", where=name, got=words)
 
     def _check_started(self) -> None:
@@ -311,11 +301,6 @@ class LocalCluster:
             with contextlib.suppress(ProcessLookupError):  # A part has just ended.
                 os.kill(pid, number)
 
-    def _forget(self, name: str) -> None:
-        process = self._running.pop(name)
-        assert process.stdin is not None
-        process.stdin.close()
-
     def _all_last_words(self) -> str:
         return "\n".join(f"{name}: {self.last_words(name, 5)}" for name in self.names)
 
@@ -352,16 +337,8 @@ def main() -> NoReturn:
     """The command `rt`, but it is killed when its standard input ends: its parent has ended."""
     from rt.cli.main import main as rt
 
-    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    die_with_stdin()
     sys.exit(rt(sys.argv[1:]))
-
-
-def _watch_parent() -> None:
-    """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
-    with contextlib.suppress(OSError):
-        while os.read(0, 65536):
-            pass
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,16 @@ use the same exit statuses.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
 import resource
 import signal
 import sys
-import threading
 from typing import Final, NoReturn
 
+from rt.child_process import die_with_stdin, spare_what_is_loaded, stdin_lines
 from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtError
-from rt.sidecar.restart_backoff import spare_what_is_loaded
 from sequencer.config import logging_setup
 from sequencer.config.config import BadSetting, NodeConfig
 from sequencer.config.restart_policy import ExitStatus, RestartLater
@@ -38,8 +36,6 @@ still holds, a certificate during its rotation, a bug) may be gone after a resta
 """
 
 _PR_SET_PDEATHSIG: Final = 1
-_HANDOVER_BYTES_MAX: Final = 1 << 20
-_READ_BYTES: Final = 1 << 16
 
 logger = logging.getLogger("sequencer.node.child_main")
 
@@ -56,9 +52,12 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     role = sys.argv[1]
-    config = NodeConfig.from_json(read_handover())
+    settings = next(stdin_lines(), None)
+    if settings is None:  # The parent was killed before it wrote, and nobody reads an error.
+        sys.exit(ExitStatus.FELL)
+    config = NodeConfig.from_json(settings.decode())
     logging_setup.configure(role, config.log_level, config.log_format)
-    threading.Thread(target=_watch_parent, name="parent", daemon=True).start()
+    die_with_stdin()
     try:
         run_control(config) if role == "control" else run_data(config)
     except BaseException as error:  # noqa: BLE001  # The parent learns of any error by the exit status.
@@ -107,30 +106,6 @@ def allow_many_files() -> None:
     """Raise the soft limit of open files, often 1,024, to the hard limit: each session has five."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def read_handover() -> str:
-    """The first line of stdin. Nothing after it is read.
-
-    Raises `SystemExit` if there is nothing: the parent was killed before it wrote, and nobody reads an error.
-    """
-    read = b""
-    while not read.endswith(b"\n"):
-        piece = os.read(0, _READ_BYTES)
-        if not piece and not read:
-            raise SystemExit(ExitStatus.FELL)
-        if not piece or len(read) > _HANDOVER_BYTES_MAX:
-            raise BadSetting("no settings on stdin", expected="one line of JSON", hint="Run `rt node`.")
-        read += piece
-    return read.decode()
-
-
-def _watch_parent() -> None:
-    """Does not use `sys.stdin`: its lock, held by a read, would fail the interpreter's shutdown."""
-    with contextlib.suppress(OSError):
-        while os.read(0, _READ_BYTES):
-            pass
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave(error: BaseException) -> NoReturn:

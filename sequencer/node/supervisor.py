@@ -1,8 +1,8 @@
 """Runs the child processes of a node: starts them, waits for their ends and for signals, stops them.
 
 Invariants:
-- No child outlives its `Supervisor`. It gets its settings on a pipe that stays open; when the pipe closes,
-  the parent has ended. The kernel also kills it when the parent dies.
+- No child outlives its `Supervisor`. It gets its settings on its stdin, whose end says that the parent has
+  ended. The kernel also kills it when the parent dies.
 - Arguments and environment contain no secrets. All waiting is in one place. `config.restart_policy` decides.
 """
 
@@ -13,13 +13,12 @@ import logging
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from rt.child_process import ChildProcess
 from rt.errors import StorageError
 from rt.log.disk import REAL, Lock, storage_errors
 from sequencer.config.config import NodeConfig
@@ -47,13 +46,6 @@ DIVERGED_HINT: Final = (
 logger = logging.getLogger("sequencer.node.supervisor")
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    """Readable when the process has ended."""
-
-
 class Supervisor:
     """Runs `commands`, by child, in order; each child reads `handover`, one line, on its stdin.
 
@@ -71,7 +63,7 @@ class Supervisor:
         assert "\n" not in handover, "one line"
         self._commands, self._handover, self._clock = commands, handover.encode() + b"\n", clock
         self._policy = RestartPolicy(tuple(commands), times or RestartTimes())
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, ChildProcess] = {}
         self._signal_read, self._signal_write = -1, -1
 
     def run(self) -> ExitStatus:
@@ -88,19 +80,19 @@ class Supervisor:
         """Handle one round of events. Returns also when a timer is due."""
         poll = select.poll()
         poll.register(self._signal_read, select.POLLIN)
-        children = {running.pidfd: name for name, running in self._running.items()}
-        for pidfd in children:
-            poll.register(pidfd, select.POLLIN)
+        for child in self._running.values():
+            child.register(poll)
         wake_at_s = self._policy.wake_at_s
         # One more ms: poll's own may come short of the clock's.
-        wait_ms = None if wake_at_s is None else max(0.0, wake_at_s - self._clock()) * 1000 + 1
-        for descriptor, _ in poll.poll(wait_ms):
-            if descriptor == self._signal_read:
-                for number in os.read(self._signal_read, 64):
-                    logger.info("node_stopping signal=%s", signal.Signals(number).name)
-                    self._do(self._policy.stop(self._clock()))
-            else:
-                self._on_ended(children[descriptor])
+        poll.poll(None if wake_at_s is None else max(0.0, wake_at_s - self._clock()) * 1000 + 1)
+        with contextlib.suppress(BlockingIOError):
+            for number in os.read(self._signal_read, 64):
+                logger.info("node_stopping signal=%s", signal.Signals(number).name)
+                self._do(self._policy.stop(self._clock()))
+        for name, child in list(self._running.items()):
+            child.exchange()
+            if child.status is not None:
+                self._on_ended(name)
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -110,28 +102,21 @@ class Supervisor:
                 case SignalChild(child, number):
                     level = logging.WARNING if number == signal.SIGKILL else logging.INFO
                     logger.log(level, "child_signalled child=%s signal=%s", child, number.name)
-                    self._running[child].process.send_signal(number)
+                    self._running[child].signal(number)
 
     def _start(self, child: str) -> None:
         try:
-            # In a group of its own: a terminal's interrupts are for the node to heed.
-            process = subprocess.Popen(
-                self._commands[child], stdin=subprocess.PIPE, bufsize=0, process_group=0
-            )
+            process = ChildProcess(self._commands[child], stdout=None)
         except OSError as error:
             logger.error("child_not_started child=%s error=%r", child, str(error))
             self._decide_on(child, ExitStatus.FELL)
             return
-        self._running[child] = _Running(process, os.pidfd_open(process.pid))
+        self._running[child] = process
         logger.info("child_started child=%s pid=%d", child, process.pid)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # It has ended already; that is seen next.
-            process.stdin.write(self._handover)
+        process.send(self._handover)
 
     def _on_ended(self, child: str) -> None:
-        running = self._running.pop(child)
-        status = running.process.wait()
-        _close(running)
+        status = self._running.pop(child).kill()
         how = f"status={status}" if status >= 0 else f"signal={_signal_name(-status)}"
         level = logging.INFO if self._policy.is_stopping else logging.WARNING
         logger.log(level, "child_ended child=%s %s", child, how)
@@ -156,10 +141,8 @@ class Supervisor:
         try:
             yield
         finally:
-            for running in self._running.values():
-                running.process.kill()
-                running.process.wait()
-                _close(running)
+            for child in self._running.values():
+                child.kill()
             self._running.clear()
 
     @contextlib.contextmanager
@@ -183,12 +166,6 @@ class Supervisor:
 
 def _on_signal(_number: int, _frame: object) -> None:
     """The interpreter has written the signal's number to the wake-up descriptor."""
-
-
-def _close(running: _Running) -> None:
-    os.close(running.pidfd)
-    assert running.process.stdin is not None
-    running.process.stdin.close()
 
 
 def _signal_name(number: int) -> str:

@@ -411,6 +411,53 @@ def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_thei
 
 
 @pytest.mark.slow
+def test_why_no_node_accepts_a_session_is_in_the_programs_log_and_in_the_file_that_the_error_names(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with one_node(pki) as (node, nodes), publisher_of(tmp_path, pki, nodes) as publisher:
+        node.refusal = rt.InvalidName("no such stream here")
+        with pytest.raises(rt.RtError, match="no node accepts this session") as refused:
+            publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+        file = Path(publisher.directory, "push.log")
+        assert file.is_absolute()
+        assert f"The reason is in {file}." in str(refused.value)
+        assert "no such stream here" in file.read_text()
+        said = f"push_refused path={publisher.directory} reason=no such stream here"
+        until(lambda: any(said in record.getMessage() for record in caplog.records))
+        (record,) = {record for record in caplog.records if said in record.getMessage()}
+        assert (record.name, record.levelname) == ("replicator", "ERROR")
+        with pytest.raises(rt.RtError, match=r"timed out|no node accepts") as refused:
+            publisher.wait(0, timeout=0)
+        assert str(file) in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_push_process_that_outlives_its_program_adds_to_the_file_of_each_session(
+    tmp_path: Path, pki: Path
+) -> None:
+    with one_node(pki) as (node, nodes):
+        nodes.do(node.stop)
+        directory = tmp_path / "s" / "sessions" / "feed~0"
+        files = [f"{pki}/{name}" for name in ("ca.crt", "feed.crt", "feed.key")]
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, tmp_path, "close", *files, node.endpoint],
+            stderr=subprocess.PIPE,
+            check=True,
+        )
+        until(lambda: is_served(directory))
+        until((directory / "push.log").exists)
+        before = (directory / "push.log").read_text()
+        node.refusal = rt.InvalidName("no such stream here")
+        nodes.do(lambda: node.start(tls_of(pki, "n1")))
+        until(lambda: not is_served(directory))
+    text = (directory / "push.log").read_text()
+    assert text.startswith(before)
+    assert "push_stream_ended" in text
+    assert f"error replicator push_refused path={directory} reason=no such stream here" in text
+    assert b"no such stream here" not in done.stderr
+
+
+@pytest.mark.slow
 def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path, pki: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         origin, directory = publisher._log.writer.identity.origin, publisher.directory

@@ -20,6 +20,7 @@ from pull_source import PullSource, pull_source
 from receiving_node import make_pki, tls_of
 
 import rt
+from rt.child_process import ChildProcess
 from rt.events import CorruptPositions, HoldRefused, SkipForward
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
@@ -66,7 +67,7 @@ def take(subscriber: rt.Subscriber, count: int) -> list[bytes]:
     return values
 
 
-def client_of(subscriber: rt.Subscriber) -> subprocess.Popen[bytes]:
+def client_of(subscriber: rt.Subscriber) -> ChildProcess:
     assert subscriber._copy is not None
     until(lambda: subscriber._copy._pulling._process)  # type: ignore[union-attr]
     process = subscriber._copy._pulling._process
@@ -87,7 +88,7 @@ def test_messages_come_from_a_node_and_the_client_ends_with_its_subscriber(
         assert take(subscriber, 2) == [b"three", b"four"]
         assert subscriber.position == 4
         client = client_of(subscriber)
-    assert client.returncode is not None
+    assert client.status is not None
     with rt.LogReader(subscriber.directory) as reader:
         assert len(list(reader)) == 4
 

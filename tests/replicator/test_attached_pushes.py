@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import rt
+from replicator.cli import attached_push
+from replicator.cli.attached_push import SessionLog
 from replicator.push.client import PushClient
 from replicator.push.sidecar import SERVED, PushSidecar
 from rt.sidecar.push_protocol import FinishRequested, PushRequested
@@ -156,3 +160,29 @@ def test_stopping_it_stops_all() -> None:
         assert asyncio.all_tasks() == before
 
     _in_time(running())
+
+
+def test_each_session_has_its_log_which_is_bounded_and_needs_neither_disk_nor_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached_push, "LOG_BYTES_MAX", 20)
+    log = SessionLog()
+
+    def said(directory: Path, text: str) -> None:
+        SERVED.set(str(directory))
+        log.handle(logging.makeLogRecord({"msg": text}))
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    b.mkdir()
+    try:
+        for number in range(8):
+            said(a, f"problem {number}")
+        said(b, "another")
+        said(tmp_path / "removed", "in vain")
+    finally:
+        SERVED.set("")
+    log.handle(logging.makeLogRecord({"msg": "of no session"}))
+    assert (a / "push.log").read_text() == "problem 6\nproblem 7\n"
+    assert (a / "push.log.1").read_text() == "problem 4\nproblem 5\n"
+    assert [path.name for path in b.iterdir()] == ["push.log"]

@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 import rt
 from rt.client.cursor import ACKNOWLEDGED, TRIMMABLE, read_position, write_position
 from rt.events import SkipForward
+from rt.line_protocol import decode_line, encode_line
 from rt.log.disk import REAL
 from rt.sidecar.pull_process import lasting
-from rt.sidecar.pull_protocol import (
-    HoldDenied,
-    NodeReached,
-    NoGoodBytes,
-    PullFailed,
-    decode_report,
-    encode_report,
-)
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes, PullFailed, PullReport
 from rt.sidecar.pull_settings import PullSettings
 
 KINDS = [
@@ -39,26 +33,28 @@ def test_an_error_comes_across_as_itself(
     kind: type[rt.RtError], what: str, where: str | None, got: int | None, hint: str | None
 ) -> None:
     error = kind(what, where=where, got=got, hint=hint)
-    line = encode_report(PullFailed(error))
+    line = encode_line(PullFailed.of(error))
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    report = decode_report(line)
+    report = decode_line(line, PullReport)
     assert isinstance(report, PullFailed)
     assert type(report.error) is kind
     assert str(report.error) == str(error)
 
 
 def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
-    damaged = decode_report(encode_report(PullFailed(rt.Corrupt("bad", path="/a/log.0.0", offset=7))))
+    damaged = decode_line(
+        encode_line(PullFailed.of(rt.Corrupt("bad", path="/a/log.0.0", offset=7))), PullReport
+    )
     assert isinstance(damaged, PullFailed)
     assert isinstance(damaged.error, rt.Corrupt)
     assert (damaged.error.path, damaged.error.offset) == ("/a/log.0.0", 7)
     assert str(damaged.error) == "bad (at /a/log.0.0, offset 7)"
-    gap = decode_report(encode_report(PullFailed(rt.Gap("gone", event=SkipForward(0, 1, "time")))))
+    gap = decode_line(encode_line(PullFailed.of(rt.Gap("gone", event=SkipForward(0, 1, "time")))), PullReport)
     assert isinstance(gap, PullFailed)
     assert type(gap.error) is rt.RtError
     for report in (NodeReached(12), HoldDenied("sub", 'a "why"\n')):
-        assert decode_report(encode_report(report)) == report
+        assert decode_line(encode_line(report), PullReport) == report
 
 
 @pytest.mark.parametrize(
@@ -73,22 +69,25 @@ def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
                 1,
                 [],
                 {},
-                {"reached": -1},
-                {"reached": "1"},
-                {"failed": 1},
-                {"refused": {"name": "a"}},
+                {"type": "reached", "end": -1},
+                {"type": "reached", "end": "1"},
+                {"type": "failed"},
+                {"type": "refused", "name": "a"},
+                {"type": "failed", "kind": "RtError", "texts": {"what": 1}},
+                {"type": "corrupt", "start": 1, "end": "2", "why": ""},
             )
         ),
-        json.dumps({"failed": {"class": "RtError"}}).encode(),
     ],
 )
 def test_what_is_not_understood_is_nothing(said: bytes) -> None:
-    assert decode_report(said) is None
+    assert decode_line(said, PullReport) is None
 
 
 @given(st.sampled_from(["Event", "SkipForward", "__name__", "TYPE_CHECKING", "Damaged", "int", ""]))
 def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
-    report = decode_report(json.dumps({"failed": {"class": name, "what": "w", "path": 1}}).encode())
+    report = decode_line(
+        json.dumps({"type": "failed", "kind": name, "texts": {"what": "w"}}).encode(), PullReport
+    )
     assert isinstance(report, PullFailed)
     assert type(report.error) is rt.RtError
 
@@ -99,9 +98,9 @@ def test_only_what_a_new_start_may_mend_is_tried_again() -> None:
             assert lasting(status, again) is None
     refused = rt.CertificateError("refused")
     assert lasting(1, refused) is refused
-    misuse = lasting(2, None)
+    misuse = lasting(2, None, "Error: no such option")
     assert misuse is not None
-    assert "stderr" in str(misuse)
+    assert "no such option" in str(misuse)
 
 
 class FakeTLS:
@@ -138,5 +137,5 @@ def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [None, 90])
 def test_what_no_node_has_good_bytes_of_comes_across(end: int | None) -> None:
     report = NoGoodBytes(7, end, "n1: damaged")
-    assert decode_report(encode_report(report)) == report
-    assert decode_report(b'{"corrupt": {"start": -1, "end": null, "why": ""}}') is None
+    assert decode_line(encode_line(report), PullReport) == report
+    assert decode_line(b'{"type": "corrupt", "start": -1, "end": null, "why": ""}', PullReport) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -23,8 +24,8 @@ heard = open(sys.argv[1], "ab", buffering=0)
 while line := sys.stdin.buffer.readline():
     heard.write(line)
     said = json.loads(line)
-    if "finish" in said and len(sys.argv) == 2:
-        os.write(1, json.dumps({"ended": said["finish"]}).encode() + b"\\n")
+    if said["type"] == "finish" and len(sys.argv) == 2:
+        os.write(1, json.dumps({"type": "ended", "number": said["number"]}).encode() + b"\\n")
 heard.write(b"end\\n")
 """
 """Notes what it is told in a file; says that a session has ended when it is to finish it."""
@@ -83,7 +84,8 @@ def heard(tmp_path: Path) -> Path:
 
 def told(heard: Path) -> list[str]:
     lines = heard.read_text().splitlines() if heard.exists() else []
-    return [line.partition(",")[0].strip("{}").replace('"', "") for line in lines]
+    messages = [json.loads(line) if line != "end" else {"type": "end"} for line in lines]
+    return [" ".join(map(str, [*message.values()][:2])) for message in messages]
 
 
 @pytest.fixture
@@ -110,13 +112,13 @@ def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idl
     for number in (1, 2):
         running.serve(a_session(number))
     assert not running.is_settled
-    stepped(running, lambda: told(heard) == ["serve: 1", "serve: 2"])
+    stepped(running, lambda: told(heard) == ["push 1", "push 2"])
     assert (running.load, running.is_settled) == (2, True)
     running.finish(1)
     stepped(running, lambda: running.load == 1)
     running.finish(2)
     now = stepped(running, lambda: running.load == 0)
-    assert told(heard) == ["serve: 1", "serve: 2", "finish: 1", "finish: 2"]
+    assert told(heard) == ["push 1", "push 2", "finish 1", "finish 2"]
     assert running.due_in(now) == pytest.approx(IDLE_SECONDS)
     running.serve(a_session(3))  # In time: it is not dismissed.
     running.step(time.monotonic() + IDLE_SECONDS + 1)
@@ -126,7 +128,7 @@ def test_it_serves_until_told_that_a_session_has_ended_and_is_dismissed_when_idl
     running.step(time.monotonic())
     stepped(running, lambda: running.is_over, later=IDLE_SECONDS + 1)
     assert running.is_dismissed
-    assert told(heard)[-2:] == ["finish: 3", "end"]
+    assert told(heard)[-2:] == ["finish 3", "end"]
 
 
 @pytest.mark.slow
@@ -146,7 +148,7 @@ def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_l
     assert not running.is_settled
     running.serve(a_session(3))
     heard.unlink()
-    stepped(running, lambda: told(heard) == ["serve: 1", "finish: 1", "serve: 2", "serve: 3"])
+    stepped(running, lambda: told(heard) == ["push 1", "finish 1", "push 2", "push 3"])
     assert running.pid != pid
 
 

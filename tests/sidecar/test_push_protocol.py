@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.sidecar.push_protocol import (
-    FinishRequested,
-    LineBuffer,
-    PushEnded,
-    PushLine,
-    PushRequested,
-    decode_line,
-    encode_line,
-)
+from rt.line_protocol import LINE_BYTES_MAX, LineBuffer, decode_line, encode_line
+from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushLine, PushRequested
 
 texts = st.text(max_size=8)
 lines_said = st.one_of(
@@ -39,16 +32,35 @@ def test_what_is_said_arrives_however_it_is_cut(said: list[PushLine], size: int)
     data = b"".join(map(encode_line, said))
     lines = LineBuffer()
     got = [line for at in range(0, len(data), size) for line in lines.take(data[at : at + size])]
-    assert [decode_line(line) for line in got] == said
+    assert [decode_line(line, PushLine) for line in got] == said
 
 
 def test_a_path_that_is_no_unicode_arrives() -> None:
     said = PushRequested(1, "/\udcff", "s", ("a:1",), "ca", "cert", "key")
-    assert decode_line(encode_line(said)) == said
+    assert decode_line(encode_line(said), PushLine) == said
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"{", b"[]", b"{}", b'{"finish": "1"}', b'{"serve": 1}', b"[" * 100_000, b"\xff"]
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"type": "finish", "number": "1"}',
+        b'{"type": "push", "number": 1}',
+        b'{"type": "log"}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
 )
 def test_a_line_that_says_nothing_known_is_none(line: bytes) -> None:
-    assert decode_line(line) is None
+    assert decode_line(line, PushLine) is None
+
+
+def test_what_never_ends_uses_bounded_memory() -> None:
+    lines = LineBuffer()
+    for _ in range(3):
+        assert lines.take(bytes(LINE_BYTES_MAX // 2 + 1)) == []
+    (line,) = lines.take(b"\n")
+    assert len(line) == LINE_BYTES_MAX

@@ -22,12 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sequencer.node.cli
+from rt.cli.logging_setup import JsonLines
 from rt.cli.main import cli, main
 from rt.log.disk import REAL
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity, Role
 from sequencer.config.config import NodeConfig
-from sequencer.config.logging_setup import JsonLines, TextLines
+from sequencer.config.logging_setup import TextLines
 from sequencer.config.restart_policy import ExitStatus
 from sequencer.localcluster.loopback import free_port
 from sequencer.node.cli import node
@@ -172,7 +173,7 @@ def test_a_record_of_ours_is_key_and_value() -> None:
         "time=2023-11-14T22:13:20.500Z level=info process=control logger=sequencer.raft "
         "event=became_leader term=3"
     )
-    assert json.loads(JsonLines("data").format(record("became_leader term=%d", 3))) == {
+    assert json.loads(JsonLines(process="data").format(record("became_leader term=%d", 3))) == {
         "time": "2023-11-14T22:13:20.500Z",
         "level": "info",
         "process": "data",
@@ -196,21 +197,22 @@ def test_an_exception_stays_in_its_line() -> None:
     line = TextLines("data").format(made)
     assert "\n" not in line
     assert r"\nZeroDivisionError" in line
-    assert json.loads(JsonLines("data").format(made))["exception"].endswith("ZeroDivisionError")
+    assert json.loads(JsonLines(process="data").format(made))["exception"].endswith("ZeroDivisionError")
 
 
 @given(st.text(), st.sampled_from(("sequencer", "rt.net", "asyncio", "x\ny")))
 def test_no_text_breaks_a_line_or_steers_a_terminal(text: str, name: str) -> None:
     made = record("refused_peer said=%s", text, name=name)
-    for line in (TextLines("node").format(made), JsonLines("node").format(made)):
+    for line in (TextLines("node").format(made), JsonLines(process="node").format(made)):
         assert line.isprintable()
-    assert json.loads(JsonLines("node").format(made))["message"] == f"refused_peer said={text}"
+    assert json.loads(JsonLines(process="node").format(made))["message"] == f"refused_peer said={text}"
 
 
 # A whole node
 
 _RUN: Final = """
 import sys
+from rt.cli.logging_setup import JsonLines
 from rt.cli.main import cli, main
 from sequencer.node.cli import node
 cli.add_command(node)

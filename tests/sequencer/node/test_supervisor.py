@@ -345,9 +345,10 @@ def test_a_supervisor_that_breaks_leaves_no_child_behind(tmp_path: Path) -> None
 
 
 _BY_KERNEL = "child_main.die_with_parent(); tell(); signal.pause()"
-_BY_STDIN = "child_main.read_handover(); tell(); child_main._watch_parent()"
+_BY_STDIN = "next(child_process.stdin_lines()); child_process.die_with_stdin(); tell(); signal.pause()"
 _CHILD = """
 import os, signal, sys
+from rt import child_process
 from sequencer.node import child_main
 def tell():
     os.write(1, b"%d\\n" % os.getpid())

@@ -111,7 +111,7 @@ class Cluster:
     def check_alive(self) -> None:
         """Raise `Ended` if a process ended that nobody killed."""
         for process in self.running.values():
-            if process.exit_status is not None:
+            if process.status is not None:
                 process.ask("status")
 
     def _journal(self, name: str) -> Path:

@@ -198,7 +198,7 @@ class Play:
         """Nobody may end that nothing was done to."""
         self._nodes.check_alive()
         for part in [*self._publishers, *self._subscribers]:
-            if part.process is not None and part.process.exit_status is not None:
+            if part.process is not None and part.process.status is not None:
                 raise ProcessEnded(
                     "a process ended by itself", where=part.name, got=part.process.last_words(500)
                 )

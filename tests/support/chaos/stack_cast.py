@@ -61,7 +61,7 @@ class StackPublisher:
     def check_alive(self) -> None:
         """Raise `ProcessEnded` if it ended, and nobody killed it."""
         process = self._process
-        if process is not None and process.exit_status is not None:
+        if process is not None and process.status is not None:
             raise ProcessEnded("a publisher ended by itself", where=self.name, got=process.last_words(500))
 
 
