@@ -64,14 +64,14 @@ class NodeOptions:
         merged = self.merged()
         found = given or merged.get("path")
         if found is None and "endpoints" not in merged:
-            raise click.UsageError("Missing option '--path'.")
+            raise click.UsageError("Missing option '--path'. Without nodes it has no default.")
         return found or default_path(os.environ)
 
     def stream(self, given: str | None) -> str:
         """The name of the stream. `click.UsageError` if no source says it."""
         found = given or self.merged().get("stream")
         if found is None:
-            raise click.UsageError("Missing option '--stream'.")
+            raise click.UsageError("Missing option '--stream'. RT_URL or a profile can name it too.")
         return check_name(found, kind="stream")
 
     def parse(self, name: str | None = None) -> tuple[tuple[str, ...], TLS | None]:
@@ -86,7 +86,9 @@ class NodeOptions:
         has_files = any((self.ca, self.cert, self.key))
         if "endpoints" not in merged:
             if self.is_required:
-                raise click.UsageError("Missing option '--endpoints'.")
+                raise click.UsageError(
+                    "Missing option '--endpoints'. RT_URL or a profile may name nodes."
+                )
             if has_files:
                 raise click.UsageError("--ca, --cert and --key need --endpoints.")
             return (), None

@@ -210,7 +210,7 @@ def _log_directory(directory: str | None, root: str | None, stream: str | None) 
             raise click.UsageError("Give either DIR, or --path and --stream.")
         return directory
     if root is None or stream is None:
-        raise click.UsageError("Give DIR, or --path and --stream.")
+        raise click.UsageError("Give DIR, or --path and --stream, or nodes (--endpoints, RT_URL, a profile).")
     path = merged_directory(root, stream)
     if is_log_directory(REAL, path):
         return path
