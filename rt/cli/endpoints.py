@@ -86,9 +86,7 @@ class NodeOptions:
         has_files = any((self.ca, self.cert, self.key))
         if "endpoints" not in merged:
             if self.is_required:
-                raise click.UsageError(
-                    "Missing option '--endpoints'. RT_URL or a profile may name nodes."
-                )
+                raise click.UsageError("Missing option '--endpoints'. RT_URL or a profile may name nodes.")
             if has_files:
                 raise click.UsageError("--ca, --cert and --key need --endpoints.")
             return (), None

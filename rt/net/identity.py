@@ -129,6 +129,16 @@ def identity_of(certificate: x509.Certificate, *, where: object = None) -> Ident
         return identity_from_uris(names.get_values_for_type(x509.UniformResourceIdentifier), where=where)
 
 
+def peer_of(content: bytes, *, where: object) -> tuple[Identity, float]:
+    """The identity of a peer that sent this certificate, and when it expires, seconds since 1970.
+
+    The handshake has checked the certificate. Raises `rt.CertificateError` like `identity_of`.
+    """
+    with reading(where, "the certificate is malformed"):
+        certificate = x509.load_der_x509_certificate(content)
+        return identity_of(certificate, where=where), certificate.not_valid_after_utc.timestamp()
+
+
 def _split_uri(uri: str, where: object) -> tuple[str, str, str]:
     if match := _URI.fullmatch(uri):
         return cast("tuple[str, str, str]", match.groups())

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from rt.errors import Closed, InvalidOption, Timeout
+from rt.exposition import exposition
 from rt.names import check_name, name_from_host
 from rt.objects import MemoryStore, SqliteStore, Store
 from rt.streams.agent.agent import PullingAgent
@@ -25,7 +26,7 @@ from rt.streams.agent.subscription_store import Stores, SubscriptionRecord
 from rt.streams.agent.subscription_table import ConsumerFactories
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
 from rt.streams.core.errors import NotWritable, QueueElsewhere
-from rt.streams.core.metrics import QueueCounts, QueueStatus, exposition
+from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
 from rt.streams.queue.adapter import QueueAdapter, QueueAdapterFactory, StreamDirection
@@ -269,7 +270,8 @@ class StreamProvider:
 
     def metrics(self) -> str:
         """All samples in the text format of Prometheus."""
-        return exposition(self.name, self.host, [] if self._manager is None else self._manager.status())
+        found = [] if self._manager is None else self._manager.status()
+        return exposition(metrics_of(self.name, self.host, found))
 
     # Internals
 

@@ -86,8 +86,6 @@ def offline_starts(setup: Setup, *, starts: int) -> Iterator[Figure]:
 
 
 class Peaks:
-    """Peak memory of each process of each node, over its restarts."""
-
     def __init__(self) -> None:
         self._peaks: dict[str, dict[str, MemoryUsage]] = {}
         self._next_s = 0.0

@@ -69,7 +69,6 @@ class BenchCluster:
         return at
 
     def pause(self, name: str) -> float:
-        """Stop a process with its connections open. Returns the time."""
         self.nodes[name].signal(signal.SIGSTOP)
         return time.monotonic()
 
@@ -96,7 +95,6 @@ class BenchCluster:
         return leader, [name for name in self.nodes if name != leader]
 
     def wait(self, is_met: Callable[[list[Answer]], bool]) -> list[Answer]:
-        """Wait for a condition on the statuses of all running nodes."""
         deadline = time.monotonic() + _SOUND_S_MAX
         while True:
             statuses = [self.status(name) for name in self.nodes]

@@ -152,7 +152,6 @@ class MergeWork:
 
 
 def _write_sessions(root: Path, count: int, size_bytes: int) -> list[str]:
-    """Write sessions of random values. Returns their directories."""
     paths = []
     for number in range(count):
         with Publisher(root, _STREAM, publisher_id=f"p{number}") as publisher:

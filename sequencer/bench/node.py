@@ -137,7 +137,6 @@ def _round(raft: Raft, command: bytes, in_flight: int, seconds: float) -> list[f
 
 
 def grow(raft: Raft, size: int) -> None:
-    """Add `size` random bytes to the state."""
     futures: deque[Future[int]] = deque()
     for left in itertools.takewhile(lambda left: left > 0, itertools.count(size, -_GROW_BYTES)):
         command = GROW + os.urandom(min(left, _GROW_BYTES) - 1)

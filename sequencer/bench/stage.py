@@ -38,8 +38,6 @@ _LOG_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ClusterProgress:
-    """Progress of everything at one moment."""
-
     majority: int
     """Position up to which a majority of the nodes has merged."""
     received: int
@@ -99,7 +97,6 @@ class Stage:
         return self.ask("published")
 
     def stop(self) -> dict[str, int]:
-        """Stop publishing and sync. Returns the number of messages of each publisher."""
         return dict(zip(self.names, self.ask("stop"), strict=True))
 
     # Measuring

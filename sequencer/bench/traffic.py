@@ -72,7 +72,6 @@ class TrafficPublishers:
             publisher.flush()
 
     def _fill(self, size_bytes: int) -> None:
-        """Publish `size_bytes` of values with each publisher. Returns when they are synced here."""
         for publisher in self._publishers:
             publish_random(publisher, size_bytes, self._value_bytes)
 

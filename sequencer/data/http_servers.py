@@ -146,7 +146,7 @@ class HttpServers:
             name,
             make,
             (self._data.config.listen, port),
-            lambda: contexts.server if name == "rest" else None,
+            lambda: contexts.loaded.server if name == "rest" else None,
         )
         self.listeners[name] = listener
         listener.start()
@@ -170,8 +170,8 @@ class HttpServers:
             state = self._data.follower.state
             self._services.clients.update(self._services.pull.pulls, 0 if state is None else state.position)
             self._contexts.refresh(loop.time())
-            if self._contexts.server is not described:
-                described = self._contexts.server
+            if self._contexts.loaded.server is not described:
+                described = self._contexts.loaded.server
                 with contextlib.suppress(CertificateError):  # During a rotation.
                     loaded = await loop.run_in_executor(self._pool, self._tls.load)
                     self._certificate_end_s = loaded.not_after.timestamp()

@@ -15,7 +15,7 @@ from typing import Final
 
 from rt.cluster_epoch import name_of
 from rt.errors import DiskFull
-from sequencer.raft.core.core import PATIENCE_ELECTIONS, SyncObj
+from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.leadership_transfer import TransferWaiters
 from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.core.pysyncobj_adapter import now
@@ -25,7 +25,7 @@ from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller, decode_
 from sequencer.raft.lifecycle.peers import Peers
 from sequencer.raft.lifecycle.services import NodeEnvironment, NodeServices
 from sequencer.raft.lifecycle.snapshotter import SegmentPreparer, Snapshotter
-from sequencer.raft.lifecycle.state_transfer import FetchedState, StateFetcher, StateServer
+from sequencer.raft.lifecycle.state_transfer import StateFetcher, StateServer
 from sequencer.raft.model.api import Leadership, StateMachine, Status
 from sequencer.raft.model.cluster_state import ClusterState, EpochEnded
 from sequencer.raft.model.config import RaftConfig
@@ -46,8 +46,7 @@ from sequencer.raft.model.messages import (
 from sequencer.raft.proposals import Proposals, Route
 from sequencer.raft.status import status_of
 from sequencer.raft.storage.disk_full import DiskSpace
-from sequencer.raft.storage.log import DurableLog
-from sequencer.raft.storage.open_directory import RaftDirectory, open_directory
+from sequencer.raft.storage.open_directory import open_directory
 from sequencer.raft.storage.snapshots import SnapshotReader
 
 SILENT_WAIT_S: Final = 1.0
@@ -93,10 +92,10 @@ class RaftNode:
             self._own = LocalMembership(config, disk, self._space, kept.identity, kept.state)
             machine.restore(kept.state.index, kept.machine_bytes, kept.identity.cluster)
             kept.machine_bytes = b""
-            self.proposals = _proposals(config, kept, new_id)
+            self.proposals = Proposals(config, kept.identity, new_id())
             self._raft = SyncObj(config, self, self._own, self._log, network, self._space, environment.rng)
             self._make_parts(new_id)
-            _log_opening(self._own, self._log)
+            kept.log_opening()
             network.start(self, self._own.hello())
             self._bootstrap.try_bootstrap()
         except BaseException:
@@ -109,7 +108,7 @@ class RaftNode:
             *(config, own, self._machine, raft, self._log, snapshots),
             *(self._space, self._network, self._worker, new_id),
         )
-        epoch_left = EpochLeft(len(config.members), PATIENCE_ELECTIONS * config.election_ms_max / 1000)
+        epoch_left = EpochLeft(len(config.members), config.patience_s)
         self._peers = peers = Peers(own, raft, epoch_left)
         self._transfers = TransferWaiters(config.name, raft, raft.leader_role.transfer_leadership)
         retry_s = config.snapshot_ms / 1000
@@ -226,9 +225,6 @@ class RaftNode:
     def on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
         self._installer.on_install_snapshot(peer, self._peers.hellos[peer], chunk)
 
-    def on_admit(self, peer: str, adopt: Admit) -> None:
-        self._bootstrap.on_admit(peer, self._peers.hellos[peer], adopt)
-
     def on_forward(self, peer: str, forward: Forward) -> bool:
         return self._peers.may_propose(peer, forward)
 
@@ -256,11 +252,11 @@ class RaftNode:
             self._snapshotter.take_snapshot()
         self._segment_preparer.prepare(began)
 
-    def _on_fetched(self, fetched: FetchedState) -> None:
+    def _on_fetched(self, state: ClusterState, machine_bytes: bytes) -> None:
         """Adopt a durable state; after a restart if it is of a later epoch."""
         if not self._own.is_blank:
-            raise EpochOver(fetched.meta.epoch)
-        self._adopt_state(fetched.state, fetched.machine_bytes)
+            raise EpochOver(state.epoch)
+        self._adopt_state(state, machine_bytes)
 
     def _adopt_state(self, state: ClusterState, machine_bytes: bytes) -> None:
         """Adopt the state of the newest snapshot, which is above everything that was applied."""
@@ -299,6 +295,8 @@ class RaftNode:
             return
         elif isinstance(message, AppMessage):
             self._on_app_message(peer, message.content)
+        elif isinstance(message, Admit):
+            self._bootstrap.on_admit(peer, hello, message)
         else:
             self._raft.on_message(peer, message)
 
@@ -326,19 +324,16 @@ class RaftNode:
             self._network.wake()
 
     def send(self, peer: str, content: bytes) -> bool:
-        """See `Consensus.send`."""
         hello = self._peers.hellos.get(peer)
         is_known = hello is not None and not self._epochs.is_silent and self._peers.may_talk_to(hello)
         return is_known and self._network.send(peer, AppMessage(content))
 
     def reset(self, command: bytes) -> None:
-        """See `Consensus.reset`."""
         content = self._epochs.reset(command)
         if content is not None and self._can_submit:
             self._raft.submit(content)
 
     def force(self, command: bytes) -> NoMajority | None:
-        """See `Consensus.force`."""
         why_not = self._epochs.force(command)
         if self._epoch_exit.is_silent:
             self._report(Leadership(None, self._raft.term, False))
@@ -355,10 +350,7 @@ class RaftNode:
         raft = self._raft
         role = raft.role if raft.is_counted_here else "joining"
         return status_of(
-            self._config,
-            self._own,
-            raft,
-            self._log,
+            *(self._config, self._own, raft, self._log),
             role="stopped" if is_stopped else "stalled" if self._is_away else role,
             leader=None if is_stopped else self.leader,
             connected=self._network.connected,
@@ -382,7 +374,6 @@ class RaftNode:
 
     @property
     def leader(self) -> str | None:
-        """The leader as this node knows it."""
         return None if self._is_away else self._raft.leader
 
     @property
@@ -401,28 +392,3 @@ class RaftNode:
     def _is_away(self) -> bool:
         """Whether this node sends nothing: its disk is full, or it is leaving the epoch."""
         return self._space.is_full or self._epochs.is_silent
-
-
-def _log_opening(membership: LocalMembership, log: DurableLog) -> None:
-    own, cut, state = membership.identity, log.cut, membership.state
-    logger.info(
-        "opened name=%s disk=%s run=%d cluster=%s epoch=%s snapshot=%d log_end=%d term=%d",
-        *(own.name, own.disk.hex(), own.run, own.cluster.hex(), name_of(own.epoch)),
-        *(state.applied.index, log.last.index + 1, log.term),
-    )
-    if cut is not None:
-        logger.warning("torn_tail_cut path=%r offset=%d bytes=%d", *cut[:3])
-    if any(claim.disk == NO_ID for claim in state.disks.values()) and not own.is_blank:
-        missing = sorted(name for name, claim in state.disks.items() if claim.disk == NO_ID)
-        logger.warning("members_without_disk names=%s", ",".join(missing))
-
-
-def _proposals(config: RaftConfig, kept: RaftDirectory, new_id: Callable[[], bytes]) -> Proposals:
-    return Proposals(
-        kept.identity.disk,
-        # Two nodes on copies of one disk, or a disk that was rolled back, have the same run number.
-        kept.identity.run << 32 | int.from_bytes(new_id()[:4]),
-        commands_max=config.commands_max,
-        bytes_max=config.command_bytes_max,
-        retry_s=config.retry_ms / 1000,
-    )

@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 
 from rt.errors import Closed, Diverged, MessageTooLarge, Overloaded
 from sequencer.raft.model.cluster_state import ClusterState, PackApplied
+from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.entry_codec import PACK_BYTES, PACK_COMMANDS_MAX, PACKS_MAX, encode_commands
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX
+from sequencer.raft.storage.identity import DiskIdentity
 
 RETRY_S_MAX: Final = 60.0
 SMALL_PACKS_MAX: Final = 2
@@ -46,11 +48,17 @@ class Route(NamedTuple):
 
 
 class Proposals:
-    """The commands proposed by this run of the node. Any thread may call `add` and `close`."""
+    """The commands proposed by this run of the node. Any thread may call `add` and `close`.
 
-    def __init__(self, disk: bytes, run: int, *, commands_max: int, bytes_max: int, retry_s: float) -> None:
-        self._disk, self._run, self._retry_s = disk, run, retry_s
-        self._commands_max, self._bytes_max = commands_max, bytes_max
+    `lot`: random bytes that tell this run from one on a copy of the disk.
+    """
+
+    def __init__(self, config: RaftConfig, identity: DiskIdentity, lot: bytes) -> None:
+        self._disk = identity.disk
+        # Two nodes on copies of one disk, or a disk that was rolled back, have the same run number.
+        self._run = identity.run << 32 | int.from_bytes(lot[:4])
+        self._commands_max, self._bytes_max = config.commands_max, config.command_bytes_max
+        self._retry_s = config.retry_ms / 1000
         self._lock = threading.Lock()
         self._waiting: deque[tuple[bytes, Future[int]]] = deque()
         self._packs: dict[int, _Pack] = {}
@@ -68,7 +76,6 @@ class Proposals:
         return self._in_flight
 
     def add(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`."""
         if not isinstance(command, bytes):
             raise TypeError(f"a command must be bytes: got {type(command).__name__}")
         size = len(command)

@@ -94,28 +94,22 @@ class Raft:
         self._thread.start()
 
     def propose(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`."""
         return self._node.propose(command)
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """See `Consensus.call_soon`."""
         self._calls.append(call)
         self._node.wake()
 
     def send(self, peer: str, content: bytes) -> bool:
-        """See `Consensus.send`."""
         return self._node.send(peer, content)
 
     def reset(self, command: bytes) -> None:
-        """See `Consensus.reset`."""
         self._node.reset(command)
 
     def force(self, command: bytes) -> NoMajority | None:
-        """See `Consensus.force`."""
         return self._node.force(command)
 
     def transfer_leadership(self, timeout_s: float) -> bool:
-        """See `Consensus.transfer_leadership`."""
         assert threading.get_ident() != self._thread.ident, "it would wait for its own thread"
         done: Future[bool] = Future()
         self.call_soon(lambda: self._node.transfer_leadership(timeout_s, done))
@@ -131,12 +125,10 @@ class Raft:
 
     @property
     def is_leader(self) -> bool:
-        """See `Consensus.is_leader`."""
         return not self._has_ended and self._node.is_leader
 
     @property
     def leader(self) -> str | None:
-        """See `Consensus.leader`."""
         return None if self._has_ended else self._node.leader
 
     def status(self) -> Status:

@@ -46,9 +46,7 @@ def status_of(
         snapshot=newest.place.index if newest is not None else 0,
         in_flight=in_flight,
         members=tuple(
-            _of_itself(config, own, raft, log)
-            if name == config.name
-            else _of_peer(config, own, raft, name, is_connected=name in connected)
+            _member(config, own, raft, name, is_connected=name in connected, own_end=log.synced.index)
             for name in sorted(config.members)
         ),
         leader_committed=raft.follower_role.leader_committed,
@@ -56,33 +54,17 @@ def status_of(
     )
 
 
-def _of_itself(config: RaftConfig, own: LocalMembership, raft: SyncObj, log: DurableLog) -> MemberStatus:
-    name = config.name
-    return MemberStatus(
-        name=name,
-        address=config.members[name],
-        is_self=True,
-        is_connected=True,
-        disk=_disk_of(own, name),
-        is_counted=raft.is_counted_here,
-        match_index=log.synced.index if raft.role == "leader" else None,
-    )
-
-
-def _of_peer(
-    config: RaftConfig, own: LocalMembership, raft: SyncObj, name: str, *, is_connected: bool
+def _member(
+    config: RaftConfig, own: LocalMembership, raft: SyncObj, name: str, *, is_connected: bool, own_end: int
 ) -> MemberStatus:
+    is_self = name == config.name
+    claim = own.state.disks.get(name)
     return MemberStatus(
         name=name,
         address=config.members[name],
-        is_self=False,
-        is_connected=is_connected,
-        disk=_disk_of(own, name),
-        is_counted=raft.peer_disks.is_counted(name),
-        match_index=raft.leader_role.match_index(name),
+        is_self=is_self,
+        is_connected=is_self or is_connected,
+        disk=claim.disk.hex() if claim is not None else "",
+        is_counted=raft.is_counted_here if is_self else raft.peer_disks.is_counted(name),
+        match_index=raft.leader_role.match_index(name) if not is_self else own_end if raft.leads else None,
     )
-
-
-def _disk_of(own: LocalMembership, name: str) -> str:
-    claim = own.state.disks.get(name)
-    return claim.disk.hex() if claim is not None else ""

@@ -8,8 +8,8 @@ from bisect import bisect_left
 from typing import Final
 
 from replicator.receive.group_commit import GroupCommit, OnFailed, OnSynced, Syncable
+from rt.exposition import Histogram
 from rt.log.write.writer import SyncPoint
-from sequencer.rest.base.node_snapshot import Histogram
 
 BOUNDS_S: Final = (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0, 4.0)
 

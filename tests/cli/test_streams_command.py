@@ -11,13 +11,14 @@ from click.testing import CliRunner
 
 from rt.cli.commands import streams
 from rt.errors import RtError
-from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, exposition
+from rt.exposition import exposition
+from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, metrics_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "streams.md"
 
 
 def host(name: str, *queues: QueueStatus) -> str:
-    return exposition("p", name, [(queue, QueueCounts(events=7)) for queue in queues])
+    return exposition(metrics_of("p", name, [(queue, QueueCounts(events=7)) for queue in queues]))
 
 
 def test_a_queue_is_shown_as_its_owner_says() -> None:
@@ -79,8 +80,8 @@ def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -
     assert len(families) == len(METRICS)
     assert all(sample.labels["queue"] == "q" for family in families for sample in family.samples)
     table = DOCS.read_text()
-    for metric in METRICS:
-        labels = f"`{metric.labels}`" if metric.labels else ""
+    for metric in metrics_of("p", "h1", []):
+        labels = "".join(f"`{label}`" for label in metric.labels[3:])
         assert f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |" in table
 
 

@@ -13,10 +13,10 @@ from page_bench import GIB, busy_node, busy_standing, busy_state
 from prometheus_client.parser import text_string_to_metric_families
 from rest_node import MINUTE, NOW, T0, node_view
 
+from rt.exposition import Histogram, Metric, exposition
 from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.base.exposition import Metric, exposition
-from sequencer.rest.base.node_snapshot import Counts, Histogram, NodeSnapshot, TrimCounter
+from sequencer.rest.base.node_snapshot import Counts, NodeSnapshot, TrimCounter
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.sessions.sync_timing import BOUNDS_S, Durations
 from sequencer.state.apply_result import CommandRejected, SegmentsTrimmed

@@ -30,9 +30,8 @@ from rt.units import format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.errors import BadRequest, NotReady
 from sequencer.rest.base.fields import parse_query
-from sequencer.rest.base.node_snapshot import LAG_BYTES_MAX, Client, MergeStatus, NodeSnapshot
+from sequencer.rest.base.node_snapshot import LAG_BYTES_MAX, Client, MergeStatus, NodeSnapshot, RetainedSize
 from sequencer.rest.base.request import json_bytes
-from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.rest.views import admin_views, client_views, cluster_views
 from sequencer.rest.views.cluster_views import Liveness, Readiness
 from sequencer.rest.views.context import RequestContext, Response

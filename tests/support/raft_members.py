@@ -15,10 +15,10 @@ from raft_bench import (
 )
 
 from sequencer.raft.model.cluster_state import encode_state, initial_state
-from sequencer.raft.model.entry_codec import (
-    JoinEntry,
-    decode_join,
-)
+from sequencer.raft.model.entry_codec import JoinEntry, decode_join
+from sequencer.raft.model.messages import NOWHERE
+from sequencer.raft.proposals import Proposals
+from sequencer.raft.storage.identity import DiskIdentity
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
 HOST = "127.0.0.1"
@@ -29,6 +29,12 @@ def member(clock: Clock, members: int = 3, **settings: Any) -> Driven:
     driven = Driven(clock, config_of("n1", NAMES[:members], **settings))
     driven.adopt()
     return driven
+
+
+def proposals_of(name: str, **limits: int) -> Proposals:
+    """Commands in flight of run 1 on the member's disk."""
+    identity = DiskIdentity("stream", name, disk_id(name), CLUSTER, 1, NOWHERE, run=0)
+    return Proposals(config_of(name, [name], **limits), identity, (1).to_bytes(4))
 
 
 def first_state(members: list[str], **generations: int) -> bytes:

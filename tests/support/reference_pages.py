@@ -16,11 +16,11 @@ import click
 from rest_node import node_view
 
 from rt.cli.main import cli
-from rt.streams.core.metrics import METRICS as STREAM_METRICS
+from rt.exposition import Metric
+from rt.streams.core.metrics import metrics_of as stream_metrics_of
 from sequencer.config.config import NodeConfig
 from sequencer.config.config_loader import KEYS
 from sequencer.node.cli import node
-from sequencer.rest.base.exposition import Metric
 from sequencer.rest.page import PAGE_FILES
 from sequencer.rest.views.endpoints import ACTIONS, ENDPOINTS
 from sequencer.rest.views.node_metrics import metrics_of
@@ -404,7 +404,10 @@ def metrics_page() -> str:
 
 
 def _stream_metrics() -> Lines:
-    rows = [(_code(one.name), one.kind, one.unit, _code(one.labels), one.help) for one in STREAM_METRICS]
+    rows = [
+        (_code(one.name), one.kind, one.unit, _code("".join(one.labels[3:])), one.help)
+        for one in stream_metrics_of("", "", [])
+    ]
     yield from _table(("metric", "type", "unit", "further label", "description"), rows)
 
 

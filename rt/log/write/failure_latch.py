@@ -21,6 +21,10 @@ class FailureLatch:
         self._path = path
         self._failure: StorageFailed | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        return self._failure is not None
+
     def check(self) -> None:
         """Raise the failure, if any."""
         if self._failure is not None:

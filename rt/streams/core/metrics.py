@@ -1,4 +1,4 @@
-"""The metrics of a host's queues in the text format of Prometheus. `docs/streams.md` lists them.
+"""The metrics of a host's queues. `docs/streams.md` lists them.
 
 Invariants:
 - Every host exports every sample for every queue of the provider. For a queue served elsewhere the values are
@@ -8,9 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from rt.exposition import CONDITION, Metric
 
 
 @dataclass(slots=True)
@@ -49,48 +52,46 @@ class QueueStatus:
     pressure: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class StreamMetric:
-    """A metric, and how to compute its samples. Every sample also has provider, host and queue as labels."""
+class QueueMetric(NamedTuple):
+    """A metric, and its values by those of `labels`, which follow the labels provider, host and queue."""
 
     name: str
-    kind: str
     unit: str
-    labels: str
     help: str
-    samples: Callable[[QueueStatus, QueueCounts], Mapping[str, float]]
+    read: Callable[[QueueStatus, QueueCounts], Mapping[tuple[str, ...], float]]
+    labels: tuple[str, ...] = ()
 
 
-def _number(field: str, name: str, unit: str, text: str) -> StreamMetric:
+def _number(field: str, name: str, unit: str, text: str) -> QueueMetric:
     """A metric of one field of `QueueStatus`, or of `QueueCounts` if its name ends in `_total`."""
-    if name.endswith("_total"):
-        return StreamMetric(name, "counter", unit, "", text, lambda _, counts: {"": getattr(counts, field)})
-    return StreamMetric(name, "gauge", unit, "", text, lambda status, _: {"": getattr(status, field)})
+    is_count, value_of = name.endswith("_total"), attrgetter(field)
+    return QueueMetric(
+        name, unit, text, lambda status, counts: {(): value_of(counts if is_count else status)}
+    )
 
 
-def _state(state: str, name: str, text: str) -> StreamMetric:
-    return StreamMetric(name, "gauge", "0 or 1", "", text, lambda status, _: {"": status.state == state})
+def _state(state: str, name: str, text: str) -> QueueMetric:
+    return QueueMetric(name, CONDITION, text, lambda status, _: {(): status.state == state})
 
 
-def _consumers(status: QueueStatus, _: QueueCounts) -> Mapping[str, float]:
+def _consumers(status: QueueStatus, _: QueueCounts) -> Mapping[tuple[str, ...], float]:
     return {
-        "served": status.consumers - status.behind,
-        "behind": status.behind,
-        "faulted": status.faulted,
-        "unattended": status.unattended,
+        ("served",): status.consumers - status.behind,
+        ("behind",): status.behind,
+        ("faulted",): status.faulted,
+        ("unattended",): status.unattended,
     }
 
 
 METRICS: Final = (
     _state("served", "rt_streams_queue_owned", "1 if this host serves the queue."),
     _state("failed", "rt_streams_queue_failed", "1 if its agent failed and will be restarted."),
-    StreamMetric(
+    QueueMetric(
         "rt_streams_consumers",
-        "gauge",
         "subscriptions",
-        "state",
         "Served from the cache; catching up (`behind`); faulted; without an observer here (`unattended`).",
         _consumers,
+        ("state",),
     ),
     _number(
         "slow", "rt_streams_slow_consumers", "consumers", "Consumers in the oldest part of a full cache."
@@ -139,17 +140,15 @@ METRICS: Final = (
 )
 
 
-def exposition(provider: str, host: str, queues: Iterable[tuple[QueueStatus, QueueCounts]]) -> str:
-    """All samples of a provider. Names follow `rt.names`, so they need no escaping."""
-    return "".join(f"{line}\n" for line in _lines(provider, host, list(queues)))
-
-
-def _lines(provider: str, host: str, queues: list[tuple[QueueStatus, QueueCounts]]) -> Iterator[str]:
+def metrics_of(
+    provider: str, host: str, queues: Collection[tuple[QueueStatus, QueueCounts]]
+) -> Iterator[Metric]:
+    """All metrics of a provider."""
     for metric in METRICS:
-        yield f"# HELP {metric.name} {metric.help}"
-        yield f"# TYPE {metric.name} {metric.kind}"
-        for status, counts in queues:
-            base = f'provider="{provider}",host="{host}",queue="{status.queue}"'
-            for label, value in metric.samples(status, counts).items():
-                labels = f'{base},{metric.labels}="{label}"' if metric.labels else base
-                yield f"{metric.name}{{{labels}}} {float(value):.10g}"
+        samples = {
+            (provider, host, status.queue, *values): value
+            for status, counts in queues
+            for values, value in metric.read(status, counts).items()
+        }
+        labels = ("provider", "host", "queue", *metric.labels)
+        yield Metric(metric.name, metric.help, labels, samples, metric.unit)

@@ -26,17 +26,16 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from types import SimpleNamespace
+from typing import Final, NoReturn
 
 import pysyncobj.syncobj
 from pysyncobj.syncobj import _RAFT_STATE as RaftState
 
-from sequencer.raft.core.divergence_guard import DivergenceGuard
 from sequencer.raft.core.election import Election
 from sequencer.raft.core.follower import FollowerRole
 from sequencer.raft.core.leader import LeaderRole
-from sequencer.raft.core.ports import Network, NodeCallbacks
+from sequencer.raft.core.ports import Handlers, Network, NodeCallbacks
 from sequencer.raft.core.pysyncobj_adapter import (
     CommandQueue,
     Journal,
@@ -45,24 +44,9 @@ from sequencer.raft.core.pysyncobj_adapter import (
     now,
     pysyncobj_settings,
 )
-from sequencer.raft.core.replication import Replication
 from sequencer.raft.core.voter_disks import LocalVoter, PeerDisks, VoterDisks
 from sequencer.raft.model.config import RaftConfig
-from sequencer.raft.model.messages import (
-    NOWHERE,
-    Admit,
-    AppendEntries,
-    AppendEntriesReply,
-    DiskClaim,
-    Forward,
-    InstallSnapshot,
-    InstallSnapshotReply,
-    LogIndex,
-    Message,
-    RequestVote,
-    RequestVoteReply,
-    TimeoutNow,
-)
+from sequencer.raft.model.messages import NOWHERE, DiskClaim, LogIndex, Message
 from sequencer.raft.storage.disk_full import DiskSpace
 from sequencer.raft.storage.log import DurableLog
 
@@ -70,8 +54,6 @@ APPLY_SECONDS_MAX: Final = 0.02
 """Entries applied per round, so that heartbeats continue during a long backlog."""
 TERMS_AHEAD_MAX: Final = 1 << 32
 """A term further ahead than this is invalid: accepting it could exhaust the range of terms."""
-PATIENCE_ELECTIONS: Final = 10
-"""A node stops if its state differs from every leader's for this many election timeouts."""
 
 logger = logging.getLogger("sequencer.raft")
 
@@ -113,30 +95,20 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._voter_disks = disks = VoterDisks(config.name, own, log.entries(log.base.index + 1))
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
-        replication = Replication(log, network, host.open_snapshot)
-        divergence = self._divergence = DivergenceGuard(PATIENCE_ELECTIONS * self._timeouts_s[1])
         self.follower_role = follower = FollowerRole(
-            self, own, log, journal, divergence, host.on_install_snapshot, self._timeouts_s[0]
+            self, own, log, journal, config, host.on_install_snapshot
         )
-        self.leader_role = leader = LeaderRole(
-            self, own, self.peer_disks, log, journal, replication, host.on_forward
-        )
+        self.leader_role = leader = LeaderRole(self, own, self.peer_disks, log, journal, network, host)
         self._election = Election(self, own, disks, log, outbox, list(self._nodes), follower.hears_leader)
         self._may_commit = False
         self._led = False
         self._is_silent = False
         self.round_began = now()
         """Start of the current round: the time for everything that is due in it."""
-        self._handlers: dict[type, Callable[[str, Any], None]] = {
-            RequestVote: self._election.on_request,
-            TimeoutNow: self._election.on_timeout_now,
-            RequestVoteReply: self._election.on_reply,
-            AppendEntries: follower.on_append,
-            AppendEntriesReply: leader.on_append_reply,
-            InstallSnapshot: follower.on_install_snapshot,
-            InstallSnapshotReply: leader.on_install_snapshot_reply,
-            Forward: leader.on_forward,
-            Admit: host.on_admit,
+        self._handlers: Handlers = {
+            **self._election.handlers,
+            **follower.handlers,
+            **leader.handlers,
         }
         peers, settings = list(self._nodes.values()), pysyncobj_settings(config)
         super().__init__(Peer(config.name), peers, settings, transport=outbox)
@@ -146,20 +118,18 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
         self.__raftCommitIndex = self.__raftLastApplied = own.state.applied.index
         self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self._nodes else 0.0)
-        self._poller = _Poller(self)
+        self._poller = SimpleNamespace(poll=self._wait)  # PySyncObj waits here.
         self.addOnTickCallback(self._persist_then_send)
 
     # Called by the node
 
     @property
     def leader(self) -> str | None:
-        """The leader of the current term, if known."""
         node = self.__raftLeader
         return None if node is None else node.name
 
     @property
     def leads(self) -> bool:
-        """Whether this node believes that it leads."""
         return bool(self.__raftState == RaftState.LEADER)
 
     @property
@@ -177,7 +147,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     @property
     def is_counted_here(self) -> bool:
-        """Whether this node's own disk counts. If not, it may neither vote nor lead."""
         return self._voter_disks.counts_here()
 
     def submit(self, content: bytes) -> None:
@@ -190,7 +159,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.follower_role.begin_term(NOWHERE, "")
 
     def fall_silent(self) -> None:
-        """Stop sending."""
         self._is_silent = True
 
     def apply_all(self) -> None:
@@ -219,23 +187,25 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             self._checkCommandsToApply()
             self.__tryLogCompaction()
             self._persist_then_send()
-            self._poller.poll(0.0)
+            self._wait()
 
     def _is_to_decide(self) -> bool:
-        if self.__raftState != RaftState.LEADER:
+        if not self.leads:
             return self.__raftElectionDeadline < self.round_began
         return self._may_commit or not self._nodes or self.__newAppendEntriesTime < self.round_began
 
     def wait_s(self) -> float:
-        """How long the loop may wait if nothing arrives."""
         if self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
             return 0.0
-        leads = self.__raftState == RaftState.LEADER
+        leads = self.leads
         if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
             return 0.0  # Our own sync committed it: no answer will end the wait.
         due = self.__newAppendEntriesTime if leads else self.__raftElectionDeadline
         due = min(due, self.leader_role.transfer_due)
         return max(0.0, min(due, self._host.due()) - now())
+
+    def _wait(self, _timeout_s: float = 0.0) -> None:
+        self._network.poll(self.wait_s())
 
     def on_up(self, peer: str, claim: DiskClaim) -> None:
         self.__onNodeConnected(self._nodes[peer])
@@ -251,8 +221,9 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             self.__raftElectionDeadline = min(self.__raftElectionDeadline, soon)
 
     def on_message(self, peer: str, message: Message) -> None:
-        if getattr(message, "term", 0) > self.__raftCurrentTerm + TERMS_AHEAD_MAX:
-            logger.error("term_rejected peer=%s term=%d", peer, getattr(message, "term", 0))
+        term = getattr(message, "term", 0)
+        if term > self.__raftCurrentTerm + TERMS_AHEAD_MAX:
+            logger.error("term_rejected peer=%s term=%d", peer, term)
             return
         claim = getattr(message, "claim", None)
         if claim is not None:
@@ -307,14 +278,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             for entry in self._log.entries(applied + 1, committed + 1):
                 self.__raftLastApplied = entry.index
                 self._host.on_commit(entry)
-                self._divergence.on_applied(self._own.state, begun)
+                self.follower_role.divergence.on_applied(self._own.state, begun)
                 if self._host.is_over() or (entry.index < committed and now() > begun + APPLY_SECONDS_MAX):
                     break
             self._voter_disks.on_applied(self.__raftLastApplied)
         return False
 
     def _checkCommandsToApply(self) -> None:
-        leads = self.__raftState == RaftState.LEADER
+        leads = self.leads
         if self._led and not leads:
             # Proposers send their commands again, to the next leader.
             self.__commandsQueue.clear()
@@ -335,7 +306,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.leader_role.send_heartbeats()
 
     def __tryLogCompaction(self) -> None:
-        if self.__raftState != RaftState.LEADER:
+        if not self.leads:
             self.leader_role.stop_sending()
         self._host.housekeeping()
 
@@ -351,7 +322,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         """
         if self._is_silent:
             return
-        leads = self.__raftState == RaftState.LEADER
+        leads = self.leads
         if leads:
             self.leader_role.replicate()
             self._network.flush()
@@ -368,7 +339,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     @property
     def voted_for(self) -> str | None:
-        """The member that got this node's vote in the current term."""
         return self.__votedForNodeId
 
     def grant_vote(self, peer: str, term: int) -> None:
@@ -382,7 +352,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__onBecomeLeader()
 
     def adopt_term(self, term: int) -> None:
-        if self.__raftState == RaftState.LEADER:
+        if self.leads:
             logger.info("stepped_down term=%d", term)
         self.__setCurrentTerm(term, None)
         self.__setState(RaftState.FOLLOWER)
@@ -415,13 +385,3 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def forget_acknowledged(self, peer: str) -> None:
         self.__raftMatchIndex[self._nodes[peer]] = 0
-
-
-class _Poller:
-    """PySyncObj waits here."""
-
-    def __init__(self, raft: SyncObj) -> None:
-        self._raft = raft
-
-    def poll(self, _timeout_s: float) -> None:
-        self._raft._network.poll(self._raft.wait_s())

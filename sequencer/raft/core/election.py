@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sequencer.raft.core.ports import TermState
+from sequencer.raft.core.ports import Handlers, TermState
 from sequencer.raft.core.pysyncobj_adapter import TransportAdapter
 from sequencer.raft.core.voter_disks import LocalVoter, VoterDisks
 from sequencer.raft.model.messages import LogIndex, RequestVote, RequestVoteReply, TimeoutNow
@@ -57,12 +57,16 @@ class Election:
         self._raft, self._own, self._voter_disks = raft, own, admissions
         self._log, self._outbox, self._peers = log, outbox, peers
         self._hears_leader = hears_leader
+        self.handlers: Handlers = {
+            RequestVote: self.on_request,
+            TimeoutNow: self.on_timeout_now,
+            RequestVoteReply: self.on_reply,
+        }
         self.ballot = Ballot(1 + len(peers))
         self.is_called = False
         """The leader of this term called this node to take over, which it does in the next round."""
 
     def start_pre_vote(self) -> None:
-        """Ask all peers whether they would vote for this node."""
         self.ballot.start_pre_vote()
         for peer in self._peers:
             request = RequestVote(self._raft.term + 1, self._log.last, self._own.claim, pre=True)

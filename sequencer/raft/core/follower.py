@@ -15,9 +15,10 @@ from typing import Protocol, TypeAlias
 
 from rt.errors import Diverged
 from sequencer.raft.core.divergence_guard import DivergenceGuard
-from sequencer.raft.core.ports import TermState
+from sequencer.raft.core.ports import Handlers, TermState
 from sequencer.raft.core.pysyncobj_adapter import Journal, now
 from sequencer.raft.core.voter_disks import LocalVoter
+from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import (
     NOWHERE,
     AppendEntries,
@@ -51,13 +52,13 @@ class FollowerRole:
         own: LocalVoter,
         log: DurableLog,
         journal: Journal,
-        divergence: DivergenceGuard,
+        config: RaftConfig,
         on_install_snapshot: Callable[[str, InstallSnapshot], None],
-        election_s_min: float,
     ) -> None:
         self._raft, self._own, self._log, self._journal = raft, own, log, journal
-        self._divergence, self._install_snapshot = divergence, on_install_snapshot
-        self._election_s_min = election_s_min
+        self._install_snapshot, self._election_s_min = on_install_snapshot, config.election_ms_min / 1000
+        self.divergence = DivergenceGuard(config.patience_s)
+        self.handlers: Handlers = {AppendEntries: self.on_append, InstallSnapshot: self.on_install_snapshot}
         self._leader_committed = 0
         self.heard_leader_at = float("-inf")
         """When the leader was last heard; minus infinity once its connection has ended."""
@@ -72,12 +73,10 @@ class FollowerRole:
 
     @property
     def leader_committed(self) -> int:
-        """The commit index that a leader last sent."""
         return max(self._raft.committed, self._leader_committed)
 
     @property
     def leaderless_s(self) -> float:
-        """For how long no leader was heard."""
         return 0.0 if self._raft.leads else now() - self.led_at
 
     def hears_leader(self) -> bool:
@@ -98,7 +97,7 @@ class FollowerRole:
         if message.term < term:  # Tells a deposed leader the new term.
             raft.send(peer, AppendEntriesReply(term, False, message.prev.index, committed, claim))
             return
-        if not self._divergence.check(peer, message, self._own.state, now()):
+        if not self.divergence.check(peer, message, self._own.state, now()):
             logger.error("diverged leader=%s applied=%d", peer, message.applied)
             return
         self._follow(peer, message.term)

@@ -6,11 +6,11 @@ Invariant: an acknowledgement counts only in the leader's term, and from a disk 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from sequencer.raft.core.leadership_transfer import LeadershipTransfer
-from sequencer.raft.core.ports import TermState
+from sequencer.raft.core.ports import Handlers, Network, NodeCallbacks, TermState
 from sequencer.raft.core.pysyncobj_adapter import Journal
 from sequencer.raft.core.replication import Replication
 from sequencer.raft.core.voter_disks import LocalVoter, PeerDisks
@@ -51,12 +51,18 @@ class LeaderRole:
         peers: PeerDisks,
         log: DurableLog,
         journal: Journal,
-        replication: Replication,
-        may_forward: Callable[[str, Forward], bool],
+        network: Network,
+        host: NodeCallbacks,
     ) -> None:
         self._raft, self._own, self._peers = raft, own, peers
         self._log, self._journal = log, journal
-        self._replication, self._may_forward = replication, may_forward
+        self._replication = Replication(log, network, host.open_snapshot)
+        self._may_forward = host.on_forward
+        self.handlers: Handlers = {
+            AppendEntriesReply: self.on_append_reply,
+            InstallSnapshotReply: self.on_install_snapshot_reply,
+            Forward: self.on_forward,
+        }
         self._pumped = (0, 0)
         """The log's end and the commit index that were last sent."""
         self._lacking: set[str] = set()
@@ -98,7 +104,6 @@ class LeaderRole:
         self._replication.stop_sending(peer)
 
     def stop_sending(self) -> None:
-        """Release the snapshots that were being sent."""
         self._replication.stop_sending()
 
     def match_index(self, peer: str) -> int | None:
@@ -178,7 +183,6 @@ class LeaderRole:
         self._transfer = None
 
     def continue_transfer(self) -> None:
-        """Send TimeoutNow to the successor once it is chosen, or abort the transfer."""
         raft, transfer = self._raft, self._transfer
         assert transfer is not None
         if raft.round_began >= transfer.until:

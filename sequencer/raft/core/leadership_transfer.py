@@ -21,8 +21,6 @@ from sequencer.raft.core.pysyncobj_adapter import now
 
 @dataclass(slots=True)
 class LeadershipTransfer:
-    """A transfer in progress."""
-
     until: float
     """Deadline, by PySyncObj's clock."""
     successor: str | None = None
@@ -51,7 +49,6 @@ class TransferWaiters:
         """Each deadline and future. Read in every round."""
 
     def start(self, timeout_s: float, done: Future[bool]) -> None:
-        """See `Consensus.transfer_leadership`. `done` gets the result."""
         raft = self._raft
         if not raft.leads:
             _answer(done, raft.leader is not None)
@@ -73,7 +70,6 @@ class TransferWaiters:
         self.waiting = waiting
 
     def due(self) -> float:
-        """The earliest deadline."""
         return min((until for until, _ in self.waiting), default=float("inf"))
 
 

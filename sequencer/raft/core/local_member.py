@@ -5,13 +5,15 @@ For the loop's thread. Invariant: what a node claims about its disk is durable b
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rt.log.disk import Disk
 from sequencer.raft.model.cluster_state import ClusterState
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import DiskClaim, Hello
 from sequencer.raft.storage.disk_full import DiskSpace
-from sequencer.raft.storage.identity import DiskIdentity
-from sequencer.raft.storage.open_directory import adopt_cluster, joined_identity
+from sequencer.raft.storage.identity import DiskIdentity, store_identity
+from sequencer.raft.storage.open_directory import joined_identity
 
 
 class LocalMembership:
@@ -40,12 +42,15 @@ class LocalMembership:
 
     def adopt(self, cluster: bytes, epoch: int) -> None:
         """Join that cluster, of which a snapshot is durable here."""
-        identity = self.identity
-        self._identify(
-            self._space.once(lambda: adopt_cluster(self._config, self._disk, identity, cluster, epoch))
-        )
+        assert self.is_blank, self.identity
+        self._store(replace(self.identity, cluster=cluster, epoch=epoch))
 
     def record_join(self, state: ClusterState) -> None:
         """Store where this disk was admitted, if the state says so."""
-        identity = self.identity
-        self._identify(self._space.once(lambda: joined_identity(self._config, self._disk, identity, state)))
+        joined = joined_identity(self.identity, state)
+        if joined != self.identity:
+            self._store(joined)
+
+    def _store(self, identity: DiskIdentity) -> None:
+        self._space.once(lambda: store_identity(self._config.directory, identity, disk=self._disk))
+        self._identify(identity)

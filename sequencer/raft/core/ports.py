@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, TypeAlias
 
-from sequencer.raft.model.messages import Admit, Forward, Hello, InstallSnapshot, Message, RaftEntry
+from sequencer.raft.model.messages import Forward, Hello, InstallSnapshot, Message, RaftEntry
 from sequencer.raft.storage.snapshots import SnapshotReader
+
+Handlers: TypeAlias = dict[type, Callable[[str, Any], None]]
+"""By class of message: what gets its sender and the message."""
 
 
 class NodeCallbacks(Protocol):
@@ -26,9 +29,6 @@ class NodeCallbacks(Protocol):
 
     def on_install_snapshot(self, peer: str, chunk: InstallSnapshot) -> None:
         """A chunk of a snapshot above the commit index. Answer with `SyncObj.send`."""
-
-    def on_admit(self, peer: str, adopt: Admit) -> None:
-        """The first state of a blank node."""
 
     def on_forward(self, peer: str, forward: Forward) -> bool:
         """Whether the peer may have this entry appended."""

@@ -96,7 +96,6 @@ class FollowerProgress:
         self._enter(Mode.PROBE, max(self.match, min(hint, prev - 1)) + 1)
 
     def on_snapshot(self, snapshot: LogIndex) -> None:
-        """From now on the follower gets this snapshot."""
         self._enter(Mode.SNAPSHOT, snapshot.index + 1)
         self.snapshot = snapshot
 

@@ -77,12 +77,10 @@ class Journal:
         self._voter_disks.on_appended(entry)
 
     def truncate(self, index: int) -> None:
-        """Drop the entries from `index` on."""
         self._log.truncate(index)
         self._voter_disks.on_truncated(index)
 
     def reset(self, base: LogIndex) -> None:
-        """Drop all entries and continue after `base`."""
         self._log.reset(base)
         self._voter_disks.on_truncated(0)
 

@@ -173,7 +173,6 @@ class SnapshotSender:
         return self._reader.meta
 
     def chunks(self, term: int) -> Iterator[InstallSnapshot]:
-        """The chunks that may be sent now."""
         while self._sent < min(self.meta.length, self._acknowledged + WINDOW_BYTES):
             chunk = self._chunk(term, self._reader.read_at(self._sent, CHUNK_BYTES_MAX))
             self._sent += len(chunk.data)

@@ -59,7 +59,6 @@ class VoterDisks:
         return claim
 
     def counts(self, member: str, claim: DiskClaim) -> bool:
-        """Whether that disk counts for the member."""
         return claim.joined != NOWHERE and claim == self.disk_of(member)
 
     def counts_here(self) -> bool:

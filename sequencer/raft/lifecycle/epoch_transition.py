@@ -86,10 +86,11 @@ class EpochTransition:
         return None
 
     def force(self, command: bytes) -> NoMajority | None:
-        """See `Consensus.force`."""
         epoch_exit, config, own = self._epoch_exit, self._config, self._own.identity
         if epoch_exit.is_over:
-            return None if epoch_exit.forced == command else is_ending(config.directory)
+            hint = "Try again when it is done."
+            ending = NoMajority("a reset is ending this epoch", where=config.directory, hint=hint)
+            return None if epoch_exit.forced == command else ending
         new = self._peers.new_disks()
         voters = [*([config.name] if self._raft.is_counted_here else []), *self._peers.voters()]
         why_not = refusal(config, own.epoch, new, voters, is_blank=own.is_blank)
@@ -193,7 +194,6 @@ class EpochExit:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has ended here."""
         return self._stays_until is not None
 
     @property
@@ -204,7 +204,6 @@ class EpochExit:
         return max(self._stays_until, self._retry_at)
 
     def start(self, now: float) -> None:
-        """The reset was applied."""
         self._stays_until = now + LEAVE_DELAY_S
 
     def should_leave(self, now: float, *, is_awaited: bool) -> bool:
@@ -224,7 +223,6 @@ class EpochExit:
 
     @property
     def has_next_state(self) -> bool:
-        """Whether the state of the next epoch is determined."""
         return self._begins is not None
 
     def write(self, state: ClusterState, encode: Callable[[], bytes], now: float) -> None:
@@ -235,7 +233,6 @@ class EpochExit:
         self.retry_write(now)
 
     def retry_write(self, now: float) -> None:
-        """Write the same state again."""
         assert self._begins is not None
         state, encode = self._begins
         self._is_writing = True
@@ -268,7 +265,13 @@ def refusal(
     `epoch`.
     """
     if is_blank or 2 * (1 + len(new)) <= len(config.members):
-        return _nobody_to_go_on_with(config, new)
+        missing = sorted(set(config.peers) - set(new))
+        return NoMajority(
+            "an epoch cannot be forced before a majority of the members can continue with it",
+            got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
+            expected=f"{len(config.members) // 2} of the others, started with empty directories",
+            hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then try again.",
+        )
     if 2 * len(voters) > len(config.members):
         return NoMajority(
             "an epoch cannot be forced while a majority could elect a leader",
@@ -281,18 +284,3 @@ def refusal(
             "the cluster was forced too often", where=config.directory, expected=f"{GENERATIONS_MAX} times"
         )
     return None
-
-
-def is_ending(directory: str) -> NoMajority:
-    """The answer while a reset is ending this epoch."""
-    return NoMajority("a reset is ending this epoch", where=directory, hint="Try again when it is done.")
-
-
-def _nobody_to_go_on_with(config: RaftConfig, new: Collection[str]) -> NoMajority:
-    missing = sorted(set(config.peers) - set(new))
-    return NoMajority(
-        "an epoch cannot be forced before a majority of the members can continue with it",
-        got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
-        expected=f"{len(config.members) // 2} of the others, started with empty directories",
-        hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then try again.",
-    )

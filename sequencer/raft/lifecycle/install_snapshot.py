@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from rt.errors import ClusterMismatch, DiskFull, FormatError
 from sequencer.raft.lifecycle.services import NodeServices
@@ -33,8 +34,6 @@ def decode_snapshot(config: RaftConfig, meta: SnapshotMeta, content: bytes) -> t
 
 
 class SnapshotInstaller:
-    """Receives and installs a leader's snapshot."""
-
     def __init__(
         self,
         services: NodeServices,
@@ -84,12 +83,9 @@ class SnapshotInstaller:
 
     def _install(self, peer: str, term: int, meta: SnapshotMeta, incoming: SnapshotReceiver) -> None:
         self.is_installing = True
-        found: list[tuple[ClusterState, bytes]] = []
         self._worker.run(
-            lambda: incoming.finish(
-                lambda content: found.append(decode_snapshot(self._config, meta, content))
-            ),
-            lambda _: self._on_installed(peer, term, meta, *found[0]),
+            lambda: incoming.finish(partial(decode_snapshot, self._config, meta)),
+            lambda found: self._on_installed(peer, term, meta, *found),
             self._on_failed,
         )
 
@@ -104,7 +100,6 @@ class SnapshotInstaller:
         self._acknowledge(peer, term, meta, meta.length, meta.length, is_all=True)
 
     def _on_failed(self, error: BaseException) -> None:
-        """The leader sends it again. A disk failure ends the node."""
         incoming, self.incoming, self.is_installing = self.incoming, None, False
         if not isinstance(error, FormatError | ClusterMismatch | DiskFull):
             raise error

@@ -47,9 +47,7 @@ class Peers:
 
     def may_talk_to(self, hello: Hello) -> bool:
         """Whether the protocol may talk to it: same epoch, or one of the two is blank."""
-        own = self._own.identity
-        is_same = hello.cluster == own.cluster and hello.epoch == own.epoch
-        return is_same or NO_ID in (hello.cluster, own.cluster)
+        return self.is_of_this_epoch(hello) or NO_ID in (hello.cluster, self._own.identity.cluster)
 
     def is_accepted(self, peer: str, hello: Hello) -> bool:
         """`may_talk_to` for a new connection. Records and logs a peer of another epoch or cluster."""

@@ -54,7 +54,7 @@ class Snapshotter:
             and not self._is_under_way
             and self._installer.incoming is None
             and not self._epoch_exit.is_over
-            and not self._state_fetcher.is_under_way
+            and self._state_fetcher.incoming is None
         )
 
     def take_snapshot(self) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from rt.cluster_epoch import name_of
 from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
@@ -31,19 +32,11 @@ IDLE_S: Final = 30.0
 logger = logging.getLogger("sequencer.raft")
 
 
-class FetchedState(NamedTuple):
-    """A state that is now durable here as the newest snapshot."""
-
-    meta: SnapshotMeta
-    state: ClusterState
-    machine_bytes: bytes
-
-
 class StateFetcher:
     """Fetches a state chunk by chunk.
 
     `decode` reads and checks it on the worker's thread. It may raise `rt.FormatError` and
-    `rt.ClusterMismatch`. `done` is called in the loop.
+    `rt.ClusterMismatch`. `done` is called in the loop when the state is durable as the newest snapshot.
     """
 
     def __init__(
@@ -52,48 +45,37 @@ class StateFetcher:
         worker: BackgroundWorker,
         send: Callable[[str, Message], object],
         decode: Callable[[SnapshotMeta, bytes], tuple[ClusterState, bytes]],
-        done: Callable[[FetchedState], None],
+        done: Callable[[ClusterState, bytes], None],
     ) -> None:
         self._snapshots, self._worker, self._send = snapshots, worker, send
         self._decode, self._done = decode, done
         self._asked = ""
         self._ask_again_at = float("-inf")
         self._patient_until = float("-inf")
-        self._incoming: SnapshotReceiver | None = None
+        self.incoming: SnapshotReceiver | None = None
+        """The transfer in progress, once a chunk has arrived."""
         self.is_installing = False
         """All chunks are received, and the state is being made durable."""
-
-    @property
-    def incoming(self) -> SnapshotReceiver | None:
-        return self._incoming
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a chunk has arrived."""
-        return self._incoming is not None
 
     def ask(self, peers: Sequence[str], now: float) -> None:
         """Request the next chunk from one of these peers, unless an answer is still expected."""
         if self.is_installing or now < self._ask_again_at:
             return
-        if not self._is_patient(now):
+        if self.incoming is None or now >= self._patient_until:
             peer = _behind(self._asked, peers)
             if peer != self._asked:
                 self.give_up()
                 logger.info("state_requested peer=%s", peer)
             self._asked = peer
         self._ask_again_at = now + ASK_AGAIN_S
-        incoming = self._incoming
-        asks = FetchState(0) if incoming is None else FetchState(incoming.received, incoming.meta.digest)
+        incoming = self.incoming
+        asks = FetchState() if incoming is None else FetchState(incoming.meta.digest, incoming.received)
         self._send(self._asked, asks)
-
-    def _is_patient(self, now: float) -> bool:
-        return self._incoming is not None and now < self._patient_until
 
     def give_up(self) -> None:
         """Drop the transfer, unless the state is being made durable."""
         if not self.is_installing:
-            incoming, self._incoming, self._asked = self._incoming, None, ""
+            incoming, self.incoming, self._asked = self.incoming, None, ""
             self._ask_again_at = float("-inf")
             if incoming is not None:
                 incoming.abandon()
@@ -112,10 +94,10 @@ class StateFetcher:
         elif is_new:  # If the chunk brought nothing new, `ask` requests it later.
             self._patient_until = now + PATIENCE_S
             self._ask_again_at = now + ASK_AGAIN_S
-            self._send(peer, FetchState(incoming.received, meta.digest))
+            self._send(peer, FetchState(meta.digest, incoming.received))
 
     def _write(self, meta: SnapshotMeta, chunk: FetchStateChunk) -> tuple[SnapshotReceiver, bool]:
-        if self._incoming is None or self._incoming.meta != meta:
+        if self.incoming is None or self.incoming.meta != meta:
             newest = self._snapshots.newest
             if newest is not None and meta.place.index <= newest.place.index:
                 raise FormatError(
@@ -123,30 +105,29 @@ class StateFetcher:
                     got=meta.place,
                     expected=f"after {newest.place}",
                 )
-            self._incoming = self._snapshots.receive(meta)
-        before = self._incoming.received
-        return self._incoming, self._incoming.write(chunk.offset, chunk.data) > before
+            self.incoming = self._snapshots.receive(meta)
+        before = self.incoming.received
+        return self.incoming, self.incoming.write(chunk.offset, chunk.data) > before
 
     def _install(self, meta: SnapshotMeta) -> None:
-        incoming = self._incoming
+        incoming = self.incoming
         assert incoming is not None
         self.is_installing = True
-        found: list[tuple[ClusterState, bytes]] = []
         self._worker.run(
-            lambda: incoming.finish(lambda content: found.append(self._decode(meta, content))),
-            lambda _: self._on_installed(FetchedState(meta, *found[0])),
+            lambda: incoming.finish(partial(self._decode, meta)),
+            lambda found: self._on_installed(*found),
             self._on_failed,
         )
 
-    def _on_installed(self, fetched: FetchedState) -> None:
-        self._incoming, self.is_installing, self._asked = None, False, ""
-        logger.info("state_fetched epoch=%s index=%d", name_of(fetched.meta.epoch), fetched.meta.place.index)
-        self._done(fetched)
+    def _on_installed(self, state: ClusterState, machine_bytes: bytes) -> None:
+        self.incoming, self.is_installing, self._asked = None, False, ""
+        logger.info("state_fetched epoch=%s index=%d", name_of(state.epoch), state.applied.index)
+        self._done(state, machine_bytes)
 
     def _on_failed(self, error: BaseException) -> None:
         """It is requested again later. A disk failure ends the node."""
         self.is_installing = False
-        incoming, self._incoming = self._incoming, None
+        incoming, self.incoming = self.incoming, None
         if not isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed):
             raise error
         logger.error("peer_fetch_failed peer=%s error=%r", self._asked, str(error))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rt.names import check_name
 
 CLUSTER_SIZES = (1, 3, 5, 7)
+PATIENCE_ELECTIONS = 10
+"""For this many election timeouts a node may be without a leader, or differ from each, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class RaftConfig:
         ):
             if getattr(self, field) <= 0:
                 raise ValueError(f"{field} must be above 0")
+
+    @property
+    def patience_s(self) -> float:
+        return PATIENCE_ELECTIONS * self.election_ms_max / 1000
 
     @property
     def peers(self) -> list[str]:

@@ -173,9 +173,9 @@ class FetchState(NamedTuple):
     blank.
     """
 
-    offset: int
     digest: bytes = NO_DIGEST
     """Of the state that the bytes before `offset` belong to."""
+    offset: int = 0
 
 
 class FetchStateChunk(NamedTuple):

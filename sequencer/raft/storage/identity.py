@@ -30,15 +30,17 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rt.errors import ClusterMismatch, Corrupt, UnknownVersion
+from rt.errors import ClusterMismatch
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
-from rt.log.format.checksum import around, sealed
-from rt.log.format.constants import NEWER_HINT, VERSION
+from rt.log.format.checksum import sealed
+from rt.log.format.constants import VERSION
 from rt.names import check_name
 from sequencer.raft.model.messages import ID_BYTES, NO_ID, NOWHERE, DiskClaim, LogIndex
+from sequencer.raft.storage.sealed_head import check_head, damaged
 
 __all__ = ["IDENTITY_FILE", "DiskIdentity", "open_identity", "store_identity"]
 
@@ -88,12 +90,8 @@ def store_identity(directory: str, identity: DiskIdentity, *, disk: Disk = REAL)
 
 
 def _read(disk: Disk, path: str) -> DiskIdentity:
-    with storage_errors(path, "reading the identity"):
-        file = disk.open(path)
-        try:
-            data = file.pread(IDENTITY_BYTES + 1, 0)  # One more, to see a file that is too long.
-        finally:
-            file.close()
+    with storage_errors(path, "reading the identity"), closing(disk.open(path)) as file:
+        data = file.pread(IDENTITY_BYTES + 1, 0)  # One more, to see a file that is too long.
     return decode_identity(data, path=path)
 
 
@@ -112,18 +110,12 @@ def _check_unused(names: Iterable[str], path: str) -> None:
     """The identity is written first. If other files exist without it, it was lost."""
     others = sorted(name for name in names if name.startswith(_NODE_FILES))
     if others:
-        raise Corrupt(
-            "the identity file is missing in the directory of a node",
-            path=path,
-            offset=0,
-            got=", ".join(others[:4]),
-            hint=WIPE_HINT,
-        )
+        got = ", ".join(others[:4])
+        raise damaged("the identity file is missing in the directory of a node", path, got)
 
 
 IDENTITY_BYTES: Final = 512
 IDENTITY_MAGIC: Final = b"RTDISKID"
-WIPE_HINT: Final = "Empty the directory, then start the node: it rejoins."
 
 _IDENTITY = struct.Struct("<8sHHI16s16sQQQQHH12x128s128s160x")
 _NUMBER_END: Final = 2**64
@@ -174,36 +166,17 @@ def encode_identity(identity: DiskIdentity) -> bytes:
 
 def decode_identity(data: bytes, *, path: str) -> DiskIdentity:
     """Raises `rt.UnknownVersion` for a version or flags of a newer rt, else `rt.Corrupt`."""
-    if len(data) < IDENTITY_BYTES:
-        raise _damaged("truncated identity file", path, len(data), IDENTITY_BYTES)
     head = data[:IDENTITY_BYTES]
-    magic, version, flags, checksum, *fields = _IDENTITY.unpack(head)
-    if magic != IDENTITY_MAGIC:
-        raise _damaged("wrong magic in an identity file", path, magic, IDENTITY_MAGIC)
-    if checksum != around(head):
-        raise _damaged("wrong checksum of an identity file", path, checksum, around(head))
-    if version != VERSION:
-        raise UnknownVersion(
-            "unknown version of an identity file", where=path, got=version, expected=VERSION, hint=NEWER_HINT
-        )
-    if flags:
-        raise UnknownVersion(
-            "unknown flags in an identity file", where=path, got=flags, expected=0, hint=NEWER_HINT
-        )
+    check_head(head, IDENTITY_BYTES, IDENTITY_MAGIC, path=path, what="an identity file")
     if len(data) != IDENTITY_BYTES:
-        raise _damaged("wrong size of an identity file", path, len(data), IDENTITY_BYTES)
-    disk, cluster, epoch, index, term, run, name_bytes, stream_bytes, name, stream = fields
+        raise damaged("wrong size of an identity file", path, len(data), IDENTITY_BYTES)
+    _, _, _, _, disk, cluster, epoch, index, term, run, *rest = _IDENTITY.unpack(head)
+    name_bytes, stream_bytes, name, stream = rest
     try:
         names = stream[:stream_bytes].decode("ascii"), name[:name_bytes].decode("ascii")
         identity = DiskIdentity(*names, disk, cluster, epoch, LogIndex(index, term), run)
     except ValueError as error:  # InvalidName and UnicodeDecodeError are some.
-        raise Corrupt(
-            f"invalid value in an identity file: {error}", path=path, offset=0, hint=WIPE_HINT
-        ) from error
+        raise damaged(f"invalid value in an identity file: {error}", path) from error
     if encode_identity(identity) != head:
-        raise _damaged("nonzero reserved bytes in an identity file", path, None, None)
+        raise damaged("nonzero reserved bytes in an identity file", path)
     return identity
-
-
-def _damaged(what: str, path: str, got: object, expected: object) -> Corrupt:
-    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=WIPE_HINT)

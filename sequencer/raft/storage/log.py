@@ -17,12 +17,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rt.errors import Closed, DiskFull, RtError, StorageError, StorageFailed
-from rt.log.disk import REAL, Disk, File, storage_error, storage_errors, write_whole
+from rt.errors import Closed, DiskFull
+from rt.log.disk import REAL, Disk, File, storage_errors, write_whole
 from rt.log.format.constants import Buffer
+from rt.log.write.failure_latch import FailureLatch
 from sequencer.raft.model.messages import ID_BYTES, NOWHERE, LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries
 from sequencer.raft.storage.log_format import (
@@ -33,7 +34,6 @@ from sequencer.raft.storage.log_format import (
     RaftSegmentHeader,
     RecordKind,
     SyncedEnd,
-    add_entries,
     add_record,
     encode_group_header,
     encode_segment_header,
@@ -84,18 +84,20 @@ class DurableLog(Entries):
         self._spare: SpareSegment | None = None
         self._header = replay.header
         self._seed = replay.header.seed
-        self._path = os.path.join(directory, replay.header.file_name)
+        self._name = replay.header.file_name
         self._offset = replay.end
         self._group = replay.group
         oldest = replay.header.number - len(replay.bases) + 1
         self._segments = list(enumerate(replay.bases, oldest))  # number and base of each, the active one last
         self._queued: list[bytes] = []
         self._synced_end = synced
-        self._unusable: RtError | None = None
-        self._file: File = disk.open(self._path, write=True)
+        self._latch = FailureLatch(directory)
+        self._is_closed = False
+        self._file: File = disk.open(os.path.join(directory, self._name), write=True)
         self._synced_end_file: File = disk.open(os.path.join(directory, SYNCED_END_FILE), write=True)
         if replay.torn_bytes:
-            self.cut = TornTailCut(self._path, replay.end, replay.torn_bytes)
+            path = os.path.join(directory, self._name)
+            self.cut = TornTailCut(path, replay.end, replay.torn_bytes)
 
     @classmethod
     def open(
@@ -121,7 +123,6 @@ class DurableLog(Entries):
 
     @property
     def is_dirty(self) -> bool:
-        """Whether changes are queued."""
         return bool(self._queued)
 
     # Changes, queued
@@ -140,16 +141,9 @@ class DurableLog(Entries):
         self.term, self.voted_for = term, voted_for
 
     def append(self, entry: RaftEntry) -> None:
-        """Add the entry after `last`. Its term is at least the last one's."""
         self._check_usable()
         super().append(entry)
-        add_entries(self._queued, (entry,))
-
-    def extend(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries after `last`."""
-        self._check_usable()
-        super().extend(entries)
-        add_entries(self._queued, entries)
+        add_record(self._queued, RecordKind.ENTRY, entry.index, entry.term, entry.content)
 
     def truncate(self, index: int) -> None:
         """Drop the entries from `index` on. `index` is after `base`."""
@@ -178,7 +172,7 @@ class DurableLog(Entries):
         self._check_usable()
         if not self._queued:
             return False
-        with self._interruption_is_final():
+        with self._latch.guarded(self._name, "syncing the Raft log"):
             payload = b"".join(self._queued)
             header = encode_group_header(self._seed, self._group, self._offset, payload)
             self._write((header, payload), GROUP_HEADER_BYTES + len(payload))
@@ -198,8 +192,7 @@ class DurableLog(Entries):
         """
         self.sync()
         if self._offset > SEGMENT_HEADER_BYTES:
-            with self._interruption_is_final():
-                self._start_segment()
+            self._start_segment()
 
     def prepare_spare(self) -> Callable[[], None] | None:
         """Work, for any thread, that makes the file of the next segment. None if it is not needed yet.
@@ -207,7 +200,7 @@ class DurableLog(Entries):
         It is needed once the segment is half full, unless a spare exists or is being made. If it fails, the
         log continues without, and the work is offered again. Stop the thread before closing the log.
         """
-        if self._unusable is not None or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
+        if not self._is_usable or not self._fill_bytes or 2 * self._offset < self._segment_bytes:
             return None
         if self._spare is not None and not self._spare.has_failed:
             return None
@@ -227,11 +220,8 @@ class DurableLog(Entries):
         # A segment's header summarizes everything before it, whatever was truncated or reset since.
         covered = (number for number, base in reversed(self._segments) if base.index < keep_from)
         first = next(covered, self._segments[0][0])
-        with self._interruption_is_final():
-            try:
-                self._remove_segments(first)
-            except OSError as error:
-                raise self._failed(error, self.directory, "compacting the Raft log") from error
+        with self._latch.guarded("log.*", "compacting the Raft log"):
+            self._remove_segments(first)
             self._segments = [segment for segment in self._segments if segment[0] >= first]
             base = self._segments[0][1].index
             if base > self.base.index:
@@ -241,8 +231,7 @@ class DurableLog(Entries):
 
     def close(self) -> None:
         """Release the files, and remove the spare. Nothing is synced. Idempotent."""
-        if self._unusable is None:
-            self._unusable = Closed("the Raft log is closed", where=self.directory)
+        self._is_closed = True
         self._file.close()
         self._synced_end_file.close()
         if self._spare is not None:
@@ -262,13 +251,13 @@ class DurableLog(Entries):
                     raise OSError(errno.ENOSPC, "nothing more could be written")
                 written += count
         except OSError as error:
-            failed = self._failed(error, self._path, "writing to the Raft log")
+            failed = self._latch.failed(error, self._name, "writing to the Raft log")
             if isinstance(failed, DiskFull):
                 try:
                     self._file.truncate(self._offset)
                 except OSError as second:
                     doing = "truncating an incomplete group"
-                    raise self._failed(second, self._path, doing, is_final=True) from second
+                    raise self._latch.failed(second, self._name, doing, is_final=True) from second
             raise failed from error
 
     def _sync_file(self) -> None:
@@ -277,7 +266,7 @@ class DurableLog(Entries):
                 raise FileNotFoundError(errno.ENOENT, "the segment was removed under its writer")
             self._file.sync()
         except OSError as error:
-            raise self._failed(error, self._path, "syncing the Raft log", is_final=True) from error
+            raise self._latch.failed(error, self._name, "syncing the Raft log", is_final=True) from error
 
     def record_synced_end(self) -> None:
         """Write how far the log is synced beside it, if that changed.
@@ -286,7 +275,7 @@ class DurableLog(Entries):
         it. It is a lower bound, so it is not synced, and a failed write leaves the older value.
         """
         header, known = self._header, self._synced_end
-        if (known.segment, known.offset) == (header.number, self._offset) or self._unusable is not None:
+        if (known.segment, known.offset) == (header.number, self._offset) or not self._is_usable:
             return
         end = SyncedEnd(known.sequence + 1, header.number, self._offset, self._group - 1, header.log)
         with contextlib.suppress(OSError):
@@ -301,12 +290,10 @@ class DurableLog(Entries):
             number, self._header.log, self.last, self.term, self.voted_for, self._group
         )
         path = os.path.join(self.directory, header.file_name)
-        try:
+        with self._latch.guarded(header.file_name, "beginning a segment of the Raft log"):
             file = self._make_segment(path, encode_segment_header(header))
-        except OSError as error:
-            raise self._failed(error, path, "beginning a segment of the Raft log") from error
         self._file.close()
-        self._file, self._path = file, path
+        self._file, self._name = file, header.file_name
         self._header, self._seed, self._offset = header, header.seed, SEGMENT_HEADER_BYTES
         self._segments.append((number, header.base))
 
@@ -324,38 +311,16 @@ class DurableLog(Entries):
             raise OSError(errno.EIO, f"opening it: {error.strerror}") from error
 
     def _remove_segments(self, first: int) -> None:
-        """Remove every segment below number `first`, oldest first."""
         for number in segment_numbers(self._disk, self.directory):
             if number < first:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.remove(os.path.join(self.directory, f"log.{number}"))
 
-    # Failure
+    @property
+    def _is_usable(self) -> bool:
+        return not self._is_closed and not self._latch.has_failed
 
     def _check_usable(self) -> None:
-        if self._unusable is not None:
-            raise self._unusable
-
-    @contextlib.contextmanager
-    def _interruption_is_final(self) -> Iterator[None]:
-        """After an interruption memory and disk may differ: the log must be opened again."""
-        try:
-            yield
-        except RtError:
-            raise
-        except BaseException as error:
-            got, hint = type(error).__name__, "Open it again; what was synced is safe."
-            what = "interrupted while changing the Raft log"
-            self._unusable = StorageFailed(what, where=self._path, got=got, hint=hint)
-            raise
-
-    def _failed(self, error: OSError, path: str, doing: str, *, is_final: bool = False) -> StorageError:
-        """A full disk may be tried again, unless `is_final`. Any other failure ends this object."""
-        found = storage_error(error, path, doing)
-        if isinstance(found, DiskFull) and not is_final:
-            return found
-        if not isinstance(found, StorageFailed):
-            hint = "Open it again; what was synced is safe."
-            found = StorageFailed(found.what, where=found.where, got=found.got, hint=hint)
-        self._unusable = found
-        return found
+        self._latch.check()
+        if self._is_closed:
+            raise Closed("the Raft log is closed", where=self.directory)

@@ -6,7 +6,7 @@ snapshot, so it is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import overload
 
 from sequencer.raft.model.messages import LogIndex, RaftEntry
@@ -88,23 +88,11 @@ class Entries:
     # Changes. `sequencer.raft.storage.log` makes them durable too.
 
     def append(self, entry: RaftEntry) -> None:
-        """Add the entry after `last`."""
         last = self.last
         assert entry.index == last.index + 1, (entry.index, last)
         assert entry.term >= last.term, (entry.place, last)
         self._kept.append(entry)
         self.last = entry.place
-
-    def extend(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries after `last`."""
-        expected, at_least = self.last
-        for _, index, term in entries:
-            expected += 1
-            assert index == expected, (index, expected)
-            assert term >= at_least, (index, term, at_least)
-            at_least = term
-        self._kept.extend(entries)
-        self.last = self._find_last()
 
     def truncate(self, index: int) -> None:
         """Drop the entries from `index` on, which is after `base`."""

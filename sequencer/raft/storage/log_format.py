@@ -65,7 +65,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -73,7 +73,7 @@ from typing import Final, NamedTuple
 from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import around, crc32c, sealed
 from rt.log.format.constants import NEWER_HINT, VERSION, Buffer, padded
-from sequencer.raft.model.messages import ID_BYTES, LogIndex, RaftEntry
+from sequencer.raft.model.messages import ID_BYTES, LogIndex
 
 SEGMENT_HEADER_BYTES: Final = 384
 GROUP_HEADER_BYTES: Final = 48
@@ -82,7 +82,6 @@ SYNCED_END_FILE: Final = "log.durable"
 GROUP_MAGIC: Final = b"RTRAFTGP"
 VOTE_BYTES_MAX: Final = 255
 """Above the length of any name."""
-CONTENT_BYTES_MAX: Final = 2**32 - 8
 REPAIR_HINT: Final = "Move this node's directory away, then start the node: it rejoins."
 
 _SEGMENT_MAGIC = b"RTRAFTLG"
@@ -116,17 +115,8 @@ class LogRecord(NamedTuple):
 
 
 def add_record(pieces: list[bytes], kind: RecordKind, index: int, term: int, content: bytes = b"") -> None:
-    """Append the bytes of a record to `pieces`, without copying the content."""
     size = len(content)
     pieces += (_RECORD.pack(size, kind, index, term), content, _PADDING[size & 7])
-
-
-def add_entries(pieces: list[bytes], entries: Iterable[RaftEntry]) -> None:
-    """Append the bytes of entry records to `pieces`, without copying the contents."""
-    pack, paddings, kind = _RECORD.pack, _PADDING, int(RecordKind.ENTRY)
-    for content, index, term in entries:
-        size = len(content)
-        pieces += (pack(size, kind, index, term), content, paddings[size & 7])
 
 
 def decode_records(payload: memoryview) -> Iterator[LogRecord]:
@@ -255,7 +245,6 @@ class SyncedEnd(NamedTuple):
 
     @property
     def file_offset(self) -> int:
-        """Where this record is written."""
         return (self.sequence & 1) * SYNCED_END_BYTES
 
 

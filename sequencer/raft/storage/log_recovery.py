@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from rt.errors import Corrupt, DiskFull, LogNotFound
@@ -48,6 +49,8 @@ from sequencer.raft.storage.log_format import (
 from sequencer.raft.storage.preallocation import write_zeros
 
 _ZEROS = bytes(1 << 16)
+_COPY_BYTES = 1 << 20
+_SYNCED_BUT_BAD = "synced bytes of the Raft log are corrupt"
 
 
 def newest_run(numbers: Iterable[int]) -> range:
@@ -115,8 +118,7 @@ def _go_on(replay: Replay, header: RaftSegmentHeader, path: str) -> None:
     log, last = replay.header.log, replay.entries.last
     expected = RaftSegmentHeader(header.number, log, last, replay.term, replay.voted_for, replay.group)
     if header != expected:
-        what = "a Raft log segment does not continue the previous one"
-        raise Corrupt(what, path=path, offset=0, got=header, expected=expected, hint=REPAIR_HINT)
+        raise _corrupt("a Raft log segment does not continue the previous one", path, 0, header, expected)
     replay.header = header
     replay.bases.append(header.base)
 
@@ -148,7 +150,7 @@ def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str
                 _apply(replay, record)
         except ValueError as error:
             what = f"invalid record in a group of the Raft log: {error}"
-            raise Corrupt(what, path=path, offset=replay.end, hint=REPAIR_HINT) from error
+            raise _corrupt(what, path, replay.end) from error
         replay.group += 1
         replay.end = group.end
     return None
@@ -160,8 +162,7 @@ def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, p
     if group.number != replay.group:
         # It belongs here by its checksum, so groups before it are missing.
         what = "a group of the Raft log has the wrong number"
-        numbers = {"got": group.number, "expected": replay.group}
-        raise Corrupt(what, path=path, offset=replay.end, hint=REPAIR_HINT, **numbers)
+        raise _corrupt(what, path, replay.end, group.number, replay.group)
     if group.end > len(view):
         return f"a group up to {group.end} in a file of {len(view)} bytes"
     if not verify_records(view[group.start : group.end], group, seed):
@@ -189,23 +190,23 @@ def _check_may_be_cut(replay: Replay, problem: str, path: str, *, is_newest: boo
         proof = f"a later group exists at {later}"
     else:
         return
-    raise _synced_but_bad(replay, problem, path, f"group {replay.group}, which was synced: {proof}")
+    expected = f"group {replay.group}, which was synced: {proof}"
+    raise _corrupt(_SYNCED_BUT_BAD, path, replay.end, problem, expected)
 
 
 def _check_synced_end(replay: Replay, synced: SyncedEnd, path: str, problem: str | None) -> None:
     """Raise `rt.Corrupt` unless everything recorded as synced was replayed."""
     if synced.log != replay.header.log:
         what = "the recorded synced end belongs to another Raft log"
-        ids = {"got": replay.header.log.hex(), "expected": synced.log.hex()}
-        raise Corrupt(what, path=path, offset=0, hint=REPAIR_HINT, **ids)
+        raise _corrupt(what, path, 0, replay.header.log.hex(), synced.log.hex())
     if synced.segment > replay.header.number or synced.group >= replay.group:
         expected = f"groups up to {synced.group} in log.{synced.segment}, which were synced"
-        raise _synced_but_bad(replay, problem or f"groups up to {replay.group - 1}", path, expected)
+        got = problem or f"groups up to {replay.group - 1}"
+        raise _corrupt(_SYNCED_BUT_BAD, path, replay.end, got, expected)
 
 
-def _synced_but_bad(replay: Replay, problem: str, path: str, expected: str) -> Corrupt:
-    what = "synced bytes of the Raft log are corrupt"
-    return Corrupt(what, path=path, offset=replay.end, got=problem, expected=expected, hint=REPAIR_HINT)
+def _corrupt(what: str, path: str, offset: int, got: object = None, expected: object = None) -> Corrupt:
+    return Corrupt(what, path=path, offset=offset, got=got, expected=expected, hint=REPAIR_HINT)
 
 
 def _apply(replay: Replay, record: LogRecord) -> None:
@@ -233,9 +234,6 @@ def _apply(replay: Replay, record: LogRecord) -> None:
         entries.reset(place)
 
 
-_COPY_BYTES = 1 << 20
-
-
 def recover_log(
     disk: Disk, directory: str, create_at: LogIndex | None, new_id: Callable[[], bytes], fill_bytes: int
 ) -> tuple[Replay, SyncedEnd]:
@@ -248,14 +246,9 @@ def recover_log(
     synced = _read_synced_end(disk, directory)
     if not numbers:
         if synced is not None:
-            raise Corrupt(
-                "the segments of the Raft log are missing",
-                path=os.path.join(directory, f"log.{synced.segment}"),
-                offset=0,
-                got="none",
-                expected=f"groups up to {synced.group} (synced before)",
-                hint=REPAIR_HINT,
-            )
+            path = os.path.join(directory, f"log.{synced.segment}")
+            expected = f"groups up to {synced.group} (synced before)"
+            raise _corrupt("the segments of the Raft log are missing", path, 0, "none", expected)
         numbers = [_create(disk, directory, create_at, new_id)]
     run = newest_run(numbers)
     replay = replay_segments(_read_segments(disk, directory, run), run[-1], synced)
@@ -291,15 +284,12 @@ def _read_segments(disk: Disk, directory: str, numbers: range) -> Iterator[tuple
 
 
 def _read(disk: Disk, path: str) -> bytearray:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         data = bytearray(file.size())
         with memoryview(data) as view:
             count = file.pread_into(view, 0)
         del data[count:]
         return data
-    finally:
-        file.close()
 
 
 def _read_synced_end(disk: Disk, directory: str) -> SyncedEnd | None:
@@ -322,18 +312,13 @@ def _cut_and_sync(
     the bytes clean, and another sync would do nothing.
     """
     path = os.path.join(directory, replay.header.file_name)
-    file = disk.open(path, write=True)
-    try:
+    with closing(disk.open(path, write=True)) as file:
         is_known = synced is not None and synced.segment == replay.header.number
         start = synced.offset if synced is not None and is_known else SEGMENT_HEADER_BYTES
         for at in range(start, replay.end, _COPY_BYTES):
-            data = file.pread(min(_COPY_BYTES, replay.end - at), at)
-            if file.pwritev([data], at) != len(data):
-                raise OSError(errno.ENOSPC, "short write")
+            _write_at(file, file.pread(min(_COPY_BYTES, replay.end - at), at), at)
         _fill(file, path, replay.end, fill_bytes)
         file.sync()
-    finally:
-        file.close()
     disk.sync_directory(directory)
 
 
@@ -362,11 +347,12 @@ def _store_synced_end(disk: Disk, directory: str, replay: Replay, synced: Synced
         content[end.file_offset : end.file_offset + SYNCED_END_BYTES] = record
         write_whole(disk, path, bytes(content))
         return end
-    file = disk.open(path, write=True)
-    try:
-        if file.pwritev([record], end.file_offset) != len(record):
-            raise OSError(errno.ENOSPC, "short write")
+    with closing(disk.open(path, write=True)) as file:
+        _write_at(file, record, end.file_offset)
         file.sync()
-    finally:
-        file.close()
     return end
+
+
+def _write_at(file: File, data: bytes, offset: int) -> None:
+    if file.pwritev([data], offset) != len(data):
+        raise OSError(errno.ENOSPC, "short write")

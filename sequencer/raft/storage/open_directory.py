@@ -9,23 +9,26 @@ old epoch with everything of its own; after it every opening continues from any 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from rt.cluster_epoch import is_later
-from rt.errors import ClusterMismatch, Corrupt, DiskFull, LogNotFound
+from rt.cluster_epoch import is_later, name_of
+from rt.errors import ClusterMismatch, DiskFull, LogNotFound
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.model.cluster_state import ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim
 from sequencer.raft.storage.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.storage.log import DurableLog
+from sequencer.raft.storage.sealed_head import WIPE_HINT, damaged
 from sequencer.raft.storage.snapshots import SnapshotStore
 
 LOCK_FILE = "lock"
-_WIPE = "Stop the node, empty the directory, start the node: it rejoins if the other nodes are a majority."
+
+logger = logging.getLogger("sequencer.raft")
 
 
 @dataclass(slots=True)
@@ -39,6 +42,19 @@ class RaftDirectory:
     state: ClusterState
     machine_bytes: bytes
     """The state machine's part of the snapshot."""
+
+    def log_opening(self) -> None:
+        own, cut, applied = self.identity, self.log.cut, self.state.applied
+        logger.info(
+            "opened name=%s disk=%s run=%d cluster=%s epoch=%s snapshot=%d log_end=%d term=%d",
+            *(own.name, own.disk.hex(), own.run, own.cluster.hex(), name_of(own.epoch)),
+            *(applied.index, self.log.last.index + 1, self.log.term),
+        )
+        if cut is not None:
+            logger.warning("torn_tail_cut path=%r offset=%d bytes=%d", *cut)
+        missing = sorted(name for name, claim in self.state.disks.items() if claim.disk == NO_ID)
+        if missing and not own.is_blank:
+            logger.warning("members_without_disk names=%s", ",".join(missing))
 
     def close(self) -> None:
         self.log.close()
@@ -63,7 +79,10 @@ def open_directory(
         identity = open_identity(directory, stream=config.stream, name=config.name, disk=disk, new_id=new_id)
         snapshots = SnapshotStore.open(directory, disk=disk)
         undo.callback(snapshots.close)
-        identity = _adopted(config, disk, identity, snapshots)
+        newest = snapshots.newest
+        if newest is not None and identity.is_blank:  # It crashed between its first snapshot and this.
+            identity = replace(identity, cluster=newest.cluster, epoch=newest.epoch)
+            store_identity(directory, identity, disk=disk)
         later = _later_epoch(identity, snapshots)
         identity = replace(identity, epoch=identity.epoch if later is None else later)
         state, machine_bytes = _state_of(config, identity, snapshots)
@@ -73,40 +92,18 @@ def open_directory(
             _connect(log, state, directory)
         else:
             _start_epoch(config, disk, identity, log, state)
-        identity = joined_identity(config, disk, identity, state)
+        joined = joined_identity(identity, state)
+        if joined != identity:
+            store_identity(directory, joined, disk=disk)
         undo.pop_all()
-        return RaftDirectory(lock, identity, snapshots, log, state, machine_bytes)
+        return RaftDirectory(lock, joined, snapshots, log, state, machine_bytes)
 
 
-def joined_identity(
-    config: RaftConfig, disk: Disk, identity: DiskIdentity, state: ClusterState
-) -> DiskIdentity:
-    """Store the place where `state` admitted this disk. Durable on return."""
-    claim = state.disks.get(config.name)
-    if claim is None or claim.disk != identity.disk or claim.joined == identity.joined:
-        return identity
-    identity = replace(identity, joined=claim.joined)
-    store_identity(config.directory, identity, disk=disk)
-    return identity
-
-
-def adopt_cluster(
-    config: RaftConfig, disk: Disk, identity: DiskIdentity, cluster: bytes, epoch: int
-) -> DiskIdentity:
-    """Store the cluster and epoch, of which a snapshot is durable. Durable on return."""
-    assert identity.cluster in {NO_ID, cluster}, identity
-    identity = replace(identity, cluster=cluster, epoch=epoch)
-    store_identity(config.directory, identity, disk=disk)
-    return identity
-
-
-def _adopted(
-    config: RaftConfig, disk: Disk, identity: DiskIdentity, snapshots: SnapshotStore
-) -> DiskIdentity:
-    """After a crash between the first snapshot and the identity, complete the identity."""
-    if snapshots.newest is None or not identity.is_blank:
-        return identity
-    return adopt_cluster(config, disk, identity, snapshots.newest.cluster, snapshots.newest.epoch)
+def joined_identity(identity: DiskIdentity, state: ClusterState) -> DiskIdentity:
+    """With the place where `state` admitted this disk, if it did."""
+    claim = state.disks.get(identity.name)
+    is_admitted = claim is not None and claim.disk == identity.disk
+    return replace(identity, joined=claim.joined) if claim is not None and is_admitted else identity
 
 
 def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
@@ -143,25 +140,18 @@ def _state_of(
     if newest is None:
         if identity.is_blank:
             return ClusterState(NO_ID, 0, {}, applied=NOWHERE), b""
-        raise Corrupt(
-            "the snapshot is missing in the directory of a member",
-            path=config.directory,
-            offset=0,
-            hint=_WIPE,
-        )
+        raise damaged("the snapshot is missing in the directory of a member", config.directory)
     if (newest.cluster, newest.epoch) != (identity.cluster, identity.epoch):
         raise ClusterMismatch(
             "the snapshot belongs to another cluster or epoch",
             where=config.directory,
             got=f"cluster {newest.cluster.hex()}, epoch {newest.epoch}",
             expected=f"cluster {identity.cluster.hex()}, epoch {identity.epoch}",
-            hint=_WIPE,
+            hint=WIPE_HINT,
         )
     state, machine_bytes = decode_state(snapshots.read())
     if (state.cluster, state.epoch, state.applied) != (newest.cluster, newest.epoch, newest.place):
-        raise Corrupt(
-            "the state in the snapshot does not match its header", path=config.directory, offset=0, hint=_WIPE
-        )
+        raise damaged("the state in the snapshot does not match its header", config.directory)
     state = grown(config, state)
     check_members(config, state)
     return state, machine_bytes
@@ -207,26 +197,16 @@ def _open_log(
             new_id=new_id,
         )
     except LogNotFound as error:
-        raise Corrupt(
-            "the Raft log is missing in the directory of a member, so its vote is lost",
-            path=config.directory,
-            offset=0,
-            hint=_WIPE,
-        ) from error
+        what = "the Raft log is missing in the directory of a member, so its vote is lost"
+        raise damaged(what, config.directory) from error
 
 
 def _connect(log: DurableLog, state: ClusterState, directory: str) -> None:
     """Restart the log after the snapshot if it ends before it or has another term there."""
     place = state.applied
     if log.base.index > place.index:
-        raise Corrupt(
-            "the Raft log starts after the snapshot",
-            path=directory,
-            offset=0,
-            got=f"entry {log.base.index + 1}",
-            expected=f"entry {place.index + 1} or earlier",
-            hint=_WIPE,
-        )
+        got, expected = f"entry {log.base.index + 1}", f"entry {place.index + 1} or earlier"
+        raise damaged("the Raft log starts after the snapshot", directory, got, expected)
     if log.term_at(place.index) != place.term:
         if place.term > log.term:
             log.set_term(place.term, None)

@@ -7,12 +7,11 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
-from rt.errors import Corrupt
 from rt.log.disk import Disk, File, storage_errors
 from rt.log.format.constants import Buffer
+from sequencer.raft.storage.sealed_head import damaged
 from sequencer.raft.storage.snapshot_format import (
     SNAPSHOT_HEADER_BYTES,
-    WIPE_HINT,
     SnapshotMeta,
     encode_snapshot_header,
 )
@@ -48,12 +47,10 @@ class PendingSnapshot:
             self._file.sync()
 
     def content(self) -> bytes:
-        """Read back what was appended."""
         with self.discarded_on_error():
             return read_exactly(self._file, self.size, SNAPSHOT_HEADER_BYTES)
 
     def on_named(self) -> None:
-        """The file has its name."""
         self.is_over = True
         self._file.close()
 
@@ -96,14 +93,7 @@ class SnapshotReader:
             data = read_exactly(self._file, expected, SNAPSHOT_HEADER_BYTES + offset)
         if len(data) < expected:
             end = SNAPSHOT_HEADER_BYTES + offset + len(data)
-            raise Corrupt(
-                "truncated snapshot",
-                path=self.path,
-                offset=end,
-                got=len(data),
-                expected=expected,
-                hint=WIPE_HINT,
-            )
+            raise damaged("truncated snapshot", self.path, len(data), expected, offset=end)
         return data
 
     def close(self) -> None:

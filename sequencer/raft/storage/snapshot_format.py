@@ -25,14 +25,13 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from rt.errors import Corrupt, UnknownVersion
-from rt.log.format.checksum import around, sealed
-from rt.log.format.constants import NEWER_HINT, VERSION, Buffer
+from rt.log.format.checksum import sealed
+from rt.log.format.constants import VERSION, Buffer
 from sequencer.raft.model.messages import DIGEST_BYTES, ID_BYTES, LogIndex
+from sequencer.raft.storage.sealed_head import check_head, damaged
 
 SNAPSHOT_HEADER_BYTES: Final = 96
 SNAPSHOT_MAGIC: Final = b"RTSNAPST"
-WIPE_HINT: Final = "Empty the directory, then start the node: it rejoins."
 
 _HEADER = struct.Struct("<8sHHI16sQQQQ32s")
 _NAME = re.compile(r"snapshot\.(0|[1-9][0-9]{0,19})", re.ASCII)
@@ -88,28 +87,13 @@ def decode_snapshot_header(data: Buffer, *, path: str, index: int, size: int) ->
     Raises `rt.UnknownVersion` for a version or flags of a newer rt, else `rt.Corrupt`, also if the content
     does not have the length in the header.
     """
-    if len(data) < SNAPSHOT_HEADER_BYTES:
-        raise _damaged("truncated snapshot header", path, len(data), SNAPSHOT_HEADER_BYTES)
     head = bytes(data[:SNAPSHOT_HEADER_BYTES])
-    magic, version, flags, checksum, cluster, epoch, at, term, length, digest = _HEADER.unpack(head)
-    if magic != SNAPSHOT_MAGIC:
-        raise _damaged("wrong magic in a snapshot", path, magic, SNAPSHOT_MAGIC)
-    if checksum != around(head):
-        raise _damaged("wrong checksum of a snapshot header", path, checksum, around(head))
-    if version != VERSION:
-        raise UnknownVersion(
-            "unknown snapshot version", where=path, got=version, expected=VERSION, hint=NEWER_HINT
-        )
-    if flags:
-        raise UnknownVersion("unknown snapshot flags", where=path, got=flags, expected=0, hint=NEWER_HINT)
+    check_head(head, SNAPSHOT_HEADER_BYTES, SNAPSHOT_MAGIC, path=path, what="a snapshot header")
+    *_, cluster, epoch, at, term, length, digest = _HEADER.unpack(head)
     if at != index:
-        raise _damaged("the snapshot's index differs from its file name", path, at, index)
+        raise damaged("the snapshot's index differs from its file name", path, at, index)
     if size != SNAPSHOT_HEADER_BYTES + length:
-        raise _damaged(
+        raise damaged(
             "the snapshot's size differs from its header", path, size, SNAPSHOT_HEADER_BYTES + length
         )
     return SnapshotMeta(cluster, epoch, LogIndex(at, term), length, digest)
-
-
-def _damaged(what: str, path: str, got: object, expected: object) -> Corrupt:
-    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=WIPE_HINT)

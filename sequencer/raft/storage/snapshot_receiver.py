@@ -10,11 +10,14 @@ import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from rt.errors import Closed, FormatError
 from rt.log.format.constants import Buffer
 from sequencer.raft.storage.snapshot_file import PendingSnapshot
 from sequencer.raft.storage.snapshot_format import SnapshotMeta
+
+T = TypeVar("T")
 
 
 class SnapshotReceiver:
@@ -64,13 +67,13 @@ class SnapshotReceiver:
                 self._hash.update(rest)
             return self.received
 
-    def finish(self, check: Callable[[bytes], object] = lambda _: None) -> bytes:
-        """Make it the newest snapshot. Returns the content when it is durable and the older one is removed.
+    def finish(self, decode: Callable[[bytes], T]) -> T:
+        """Make it the newest snapshot. Returns when it is durable and the older one is removed.
 
-        `check` gets the content before it counts, and may raise. If the node made a newer snapshot in the
-        meantime, that one stays. `ValueError` if it is incomplete. `rt.FormatError` for a wrong digest,
-        `rt.StorageError` as in `SnapshotStore.write`, and errors of `check` end the transfer and remove the
-        file.
+        `decode` gets the content before it counts, and may raise; its result is returned. If the node made a
+        newer snapshot in the meantime, that one stays. `ValueError` if it is incomplete. `rt.FormatError` for
+        a wrong digest, `rt.StorageError` as in `SnapshotStore.write`, and errors of `decode` end the transfer
+        and remove the file.
         """
         with self._lock:
             self._require_live()
@@ -81,9 +84,9 @@ class SnapshotReceiver:
                 self._pending.sync()
                 content = self._pending.content()
             with self._pending.discarded_on_error():
-                check(content)
+                decoded = decode(content)
             self._install(self._pending)
-            return content
+            return decoded
 
     def abandon(self) -> None:
         """Remove what was received, if the transfer has not ended. Waits for a `finish` on another thread."""

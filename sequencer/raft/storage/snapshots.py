@@ -19,14 +19,14 @@ import os
 import threading
 from collections.abc import Iterator
 
-from rt.errors import Closed, Corrupt, FormatError, StorageFailed
+from rt.errors import Closed, FormatError, StorageFailed
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.constants import Buffer
 from sequencer.raft.model.messages import SNAPSHOT_BYTES_MAX, LogIndex
+from sequencer.raft.storage.sealed_head import damaged
 from sequencer.raft.storage.snapshot_file import PendingSnapshot, SnapshotReader, read_exactly, synced
 from sequencer.raft.storage.snapshot_format import (
     SNAPSHOT_HEADER_BYTES,
-    WIPE_HINT,
     SnapshotMeta,
     decode_snapshot_header,
     is_pending_name,
@@ -100,20 +100,14 @@ class SnapshotStore:
 
         Raises `rt.Corrupt` if it does not match its header: stop the node.
         """
-        reader = self.open_newest()
-        try:
+        with contextlib.closing(self.open_newest()) as reader:
             content = reader.read_at(0, reader.meta.length)
-        finally:
-            reader.close()
         digest = hashlib.sha256(content).digest()
         if digest != reader.meta.digest:
-            raise Corrupt(
+            raise damaged(
                 "the snapshot's content does not match its digest",
-                path=reader.path,
+                *(reader.path, digest.hex(), reader.meta.digest.hex()),
                 offset=SNAPSHOT_HEADER_BYTES,
-                got=digest.hex(),
-                expected=reader.meta.digest.hex(),
-                hint=WIPE_HINT,
             )
         return content
 
@@ -130,9 +124,7 @@ class SnapshotStore:
                     return SnapshotReader(meta, path, self._disk.open(path))
                 except FileNotFoundError as error:
                     if self.newest is meta:
-                        raise Corrupt(
-                            "the snapshot file is missing", path=path, offset=0, hint=WIPE_HINT
-                        ) from error
+                        raise damaged("the snapshot file is missing", path) from error
                     # A newer snapshot replaced it in the meantime: open that one.
 
     def receive(self, meta: SnapshotMeta) -> SnapshotReceiver:
@@ -221,9 +213,6 @@ class SnapshotStore:
 
 def _read_meta(disk: Disk, directory: str, index: int) -> SnapshotMeta:
     path = os.path.join(directory, snapshot_name(index))
-    file = disk.open(path)
-    try:
+    with contextlib.closing(disk.open(path)) as file:
         head = read_exactly(file, SNAPSHOT_HEADER_BYTES, 0)
         return decode_snapshot_header(head, path=path, index=index, size=file.size())
-    finally:
-        file.close()

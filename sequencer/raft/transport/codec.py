@@ -27,18 +27,17 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from operator import le
-from typing import Any, Final, assert_never
+from typing import Any, Final, TypeAlias, cast
 
 from rt.errors import FormatError
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
-    DIGEST_BYTES,
     ENTRY_BYTES_MAX,
-    ID_BYTES,
     SNAPSHOT_BYTES_MAX,
     Admit,
     AppendEntries,
@@ -76,41 +75,14 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
 
     The caller must keep the limits: AssertionError or struct.error otherwise.
     """
-    match message:
-        case AppendEntries():
-            return _encode_append_entries(message, epoch)
-        case AppendEntriesReply(term, matched, prev, index, claim):
-            return _frame(FrameKind.APPEND_ENTRIES_REPLY, epoch, term, matched, prev, index, *_flat(claim))
-        case Forward(content):
-            return _frame(FrameKind.FORWARD, epoch, rest=content)
-        case InstallSnapshot(term, snapshot, length, digest, offset, data):
-            assert len(digest) == DIGEST_BYTES, digest
-            fields = term, *snapshot, length, digest, offset
-            return _frame(FrameKind.INSTALL_SNAPSHOT, epoch, *fields, rest=data)
-        case InstallSnapshotReply(term, snapshot, reached, offset, installed, claim):
-            reply = term, *snapshot, reached, offset, installed, *_flat(claim)
-            return _frame(FrameKind.INSTALL_SNAPSHOT_REPLY, epoch, *reply)
-        case RequestVote(term, last, claim, pre, called):
-            return _frame(FrameKind.REQUEST_VOTE, epoch, term, *last, *_flat(claim), pre, called)
-        case TimeoutNow(term):
-            return _frame(FrameKind.TIMEOUT_NOW, epoch, term)
-        case RequestVoteReply(term, granted, claim, pre):
-            return _frame(FrameKind.REQUEST_VOTE_REPLY, epoch, term, granted, *_flat(claim), pre)
-        case Admit(content):
-            return _frame(FrameKind.ADMIT, epoch, rest=content)
-        case AppMessage(content):
-            return _frame(FrameKind.APP_MESSAGE, epoch, rest=content)
-        case FetchState(offset, digest):
-            assert len(digest) == DIGEST_BYTES, digest
-            return _frame(FrameKind.FETCH_STATE, epoch, digest, offset)
-        case FetchStateChunk(snapshot, length, digest, offset, data):
-            assert len(digest) == DIGEST_BYTES, digest
-            return _frame(FrameKind.FETCH_STATE_CHUNK, epoch, *snapshot, length, digest, offset, rest=data)
-        case Hello(cluster, own_epoch, claim, wants_bootstrap):
-            assert len(cluster) == ID_BYTES, cluster
-            return _frame(FrameKind.HELLO, epoch, cluster, own_epoch, *_flat(claim), wants_bootstrap)
-        case _:
-            assert_never(message)
+    if isinstance(message, AppendEntries):
+        return _encode_append_entries(message, epoch)
+    kind = _KINDS[type(message)]
+    if kind not in REST_BYTES_MAX:
+        return [_encode_fixed(kind, epoch, message, 0)]
+    *fields, rest = cast("tuple[Any, ...]", message)
+    assert len(rest) <= REST_BYTES_MAX[kind], len(rest)
+    return [_encode_fixed(kind, epoch, fields, len(rest)), rest]
 
 
 def decode(kind: int, body: Buffer) -> Message | Hello:
@@ -118,45 +90,60 @@ def decode(kind: int, body: Buffer) -> Message | Hello:
 
     `rt.FormatError` for anything that `encode` does not make of a message within the limits.
     """
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
+    if kind not in _FIELDS and kind != FrameKind.APPEND_ENTRIES:
         raise FormatError("unknown kind of message", got=kind)
-    check_length(FrameKind(kind), len(body))
-    fixed = FIXED_LAYOUTS[FrameKind(kind)]
-    return decoder(body[fixed.size :], *fixed.unpack_from(body))
-
-
-def _frame(kind: FrameKind, epoch: int, *fields: object, rest: bytes | None = None) -> list[bytes]:
-    size = 0 if rest is None else len(rest)
-    assert size <= REST_BYTES_MAX.get(kind, 0), size
+    kind = FrameKind(kind)
+    check_length(kind, len(body))
     fixed = FIXED_LAYOUTS[kind]
-    head = encode_header(kind, fixed.size + size, epoch) + fixed.pack(*fields)
-    return [head] if rest is None else [head, rest]
+    values = fixed.unpack_from(body)
+    if kind is FrameKind.APPEND_ENTRIES:
+        return _decode_append_entries(body[fixed.size :], *values)
+    make, *readers = _FIELDS[kind]
+    unread = iter(values)
+    fields = [read(unread) for read in readers]
+    if kind in REST_BYTES_MAX:
+        fields.append(bytes(body[fixed.size :]))
+    message: Message | Hello = make(*fields)
+    match message:
+        case RequestVote(term, last):
+            _check_order(last, term)
+        case InstallSnapshot(term, snapshot, length, _, offset, data):
+            _check_order(snapshot, term)
+            _check_chunk(length, offset, data)
+        case FetchStateChunk(_, length, _, offset, data):
+            _check_chunk(length, offset, data)
+    return message
 
 
-def _flat(claim: DiskClaim) -> tuple[bytes, int, int]:
-    disk, (index, term) = claim
-    assert len(disk) == ID_BYTES, disk
-    return disk, index, term
+def _encode_fixed(kind: FrameKind, epoch: int, fields: Iterable[Any], rest_bytes: int) -> bytes:
+    """The header and the fixed part."""
+    fixed = FIXED_LAYOUTS[kind]
+    flat = [*_flat(fields)]
+    assert [len(one) for one in flat if type(one) is bytes] == _WIDTHS[kind], flat
+    return encode_header(kind, fixed.size + rest_bytes, epoch) + fixed.pack(*flat)
+
+
+def _flat(fields: Iterable[Any]) -> Iterator[Any]:
+    for field in fields:
+        if isinstance(field, tuple):
+            yield from _flat(field)
+        else:
+            yield field
 
 
 def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
     term, prev, commit, applied, chain, entries, wants_reply = message
-    if not entries:
-        return _frame(FrameKind.APPEND_ENTRIES, epoch, term, *prev, commit, applied, chain, wants_reply, 0)
-    fixed = FIXED_LAYOUTS[FrameKind.APPEND_ENTRIES].pack(
-        term, *prev, commit, applied, chain, wants_reply, len(entries)
-    )
-    contents, indexes, terms = zip(*entries, strict=True)
-    sizes = list(map(len, contents))
-    size, count = sum(sizes), len(entries)
-    assert indexes == tuple(range(prev.index + 1, prev.index + 1 + count)), (prev, indexes)
+    count, kind = len(entries), FrameKind.APPEND_ENTRIES
     assert count <= APPEND_ENTRIES_MAX, count
+    contents, indexes, terms = zip(*entries, strict=True) if entries else ((), (), ())
+    assert indexes == tuple(range(prev.index + 1, prev.index + 1 + count)), (prev, indexes)
+    sizes = list(map(len, contents))
+    size = sum(sizes)
     assert size <= APPEND_BYTES_MAX, size
-    assert max(sizes) <= ENTRY_BYTES_MAX, max(sizes)
+    assert max(sizes, default=0) <= ENTRY_BYTES_MAX, max(sizes)
+    fixed = FIXED_LAYOUTS[kind].pack(term, *prev, commit, applied, chain, wants_reply, count)
     table = struct.pack(f"<{count}I{count}Q", *sizes, *terms)
-    length = len(fixed) + len(table) + size
-    header = encode_header(FrameKind.APPEND_ENTRIES, length, epoch)
+    header = encode_header(kind, len(fixed) + len(table) + size, epoch)
     return [header + fixed + table, *contents]
 
 
@@ -171,10 +158,11 @@ def _decode_append_entries(
     wants_reply: int,
     count: int,
 ) -> AppendEntries:
-    prev = _place(prev_index, prev_term)
-    _check_numbers(term, commit, applied, prev_index + count)
+    prev = _place(iter((prev_index, prev_term)))
+    _number(iter((max(term, commit, applied, prev_index + count),)))
+    is_asking = _flag(iter((wants_reply,)))
     if not count and not rest and prev_term <= term:
-        return AppendEntries(term, prev, commit, applied, chain, (), _boolean(wants_reply))
+        return AppendEntries(term, prev, commit, applied, chain, (), is_asking)
     start = count * ENTRY_TABLE_BYTES
     if count > APPEND_ENTRIES_MAX or start > len(rest):
         raise FormatError(
@@ -198,131 +186,82 @@ def _decode_append_entries(
         raise FormatError("the contents do not match their lengths", got=f"{size} bytes", expected=expected)
     contents = [bytes(rest[low:high]) for low, high in pairwise(ends)]
     entries = tuple(map(RaftEntry, contents, range(prev_index + 1, prev_index + 1 + count), terms))
-    return AppendEntries(term, prev, commit, applied, chain, entries, _boolean(wants_reply))
+    return AppendEntries(term, prev, commit, applied, chain, entries, is_asking)
 
 
-def _decode_append_entries_reply(
-    _: Buffer, term: int, matched: int, prev: int, index: int, *claim: Any
-) -> AppendEntriesReply:
-    _check_numbers(term, prev, index)
-    return AppendEntriesReply(term, _boolean(matched), prev, index, _claim(*claim))
+# The fields of the other messages: each reader takes its values. `rt.FormatError` for invalid ones.
+
+_Values: TypeAlias = Iterator[Any]
 
 
-def _decode_install_snapshot(
-    rest: Buffer, term: int, index: int, snapshot_term: int, length: int, digest: bytes, offset: int
-) -> InstallSnapshot:
-    _check_numbers(term)
-    _check_chunk(length, offset, rest)
-    _check_order(snapshot_term, term)
-    return InstallSnapshot(term, _place(index, snapshot_term), length, digest, offset, bytes(rest))
+def _number(values: _Values, most: int = NUMBER_MAX) -> int:
+    number: int = next(values)
+    if number > most:
+        raise FormatError("number out of range", got=number, expected=f"at most {most}")
+    return number
 
 
-def _decode_install_snapshot_reply(
-    _: Buffer,
-    term: int,
-    index: int,
-    snapshot_term: int,
-    reached: int,
-    offset: int,
-    installed: int,
-    *claim: Any,
-) -> InstallSnapshotReply:
-    _check_numbers(term)
-    _check_offset(max(reached, offset))
-    place = _place(index, snapshot_term)
-    return InstallSnapshotReply(term, place, reached, offset, _boolean(installed), _claim(*claim))
+def _offset(values: _Values) -> int:
+    """An offset in a snapshot, or its length."""
+    return _number(values, SNAPSHOT_BYTES_MAX)
 
 
-def _decode_fetch_state(_: Buffer, digest: bytes, offset: int) -> FetchState:
-    _check_offset(offset)
-    return FetchState(offset, digest)
-
-
-def _decode_fetch_state_chunk(
-    rest: Buffer, index: int, term: int, length: int, digest: bytes, offset: int
-) -> FetchStateChunk:
-    _check_chunk(length, offset, rest)
-    return FetchStateChunk(_place(index, term), length, digest, offset, bytes(rest))
-
-
-def _decode_request_vote(
-    _: Buffer, term: int, index: int, last_term: int, *claim_and_flags: Any
-) -> RequestVote:
-    *claim, pre, called = claim_and_flags
-    _check_numbers(term)
-    _check_order(last_term, term)
-    return RequestVote(term, _place(index, last_term), _claim(*claim), _boolean(pre), _boolean(called))
-
-
-def _decode_timeout_now(_: Buffer, term: int) -> TimeoutNow:
-    _check_numbers(term)
-    return TimeoutNow(term)
-
-
-def _decode_request_vote_reply(_: Buffer, term: int, granted: int, *claim_and_pre: Any) -> RequestVoteReply:
-    *claim, pre = claim_and_pre
-    _check_numbers(term)
-    return RequestVoteReply(term, _boolean(granted), _claim(*claim), _boolean(pre))
-
-
-def _decode_hello(_: Buffer, cluster: bytes, epoch: int, *claim_and_wish: Any) -> Hello:
-    *claim, wants_bootstrap = claim_and_wish
-    _check_numbers(epoch)
-    return Hello(cluster, epoch, _claim(*claim), _boolean(wants_bootstrap))
-
-
-_DECODERS: Final[Mapping[int, Callable[..., Message | Hello]]] = {
-    FrameKind.HELLO: _decode_hello,
-    FrameKind.REQUEST_VOTE: _decode_request_vote,
-    FrameKind.REQUEST_VOTE_REPLY: _decode_request_vote_reply,
-    FrameKind.APPEND_ENTRIES: _decode_append_entries,
-    FrameKind.APPEND_ENTRIES_REPLY: _decode_append_entries_reply,
-    FrameKind.INSTALL_SNAPSHOT: _decode_install_snapshot,
-    FrameKind.INSTALL_SNAPSHOT_REPLY: _decode_install_snapshot_reply,
-    FrameKind.FORWARD: lambda rest: Forward(bytes(rest)),
-    FrameKind.ADMIT: lambda rest: Admit(bytes(rest)),
-    FrameKind.APP_MESSAGE: lambda rest: AppMessage(bytes(rest)),
-    FrameKind.TIMEOUT_NOW: _decode_timeout_now,
-    FrameKind.FETCH_STATE: _decode_fetch_state,
-    FrameKind.FETCH_STATE_CHUNK: _decode_fetch_state_chunk,
-}
-
-
-def _check_chunk(length: int, offset: int, data: Buffer) -> None:
-    if length > SNAPSHOT_BYTES_MAX or offset + len(data) > length:
-        got = f"{len(data)} bytes at {offset} of {length}"
-        raise FormatError("a chunk exceeds its snapshot", got=got, expected=f"at most {SNAPSHOT_BYTES_MAX}")
-
-
-def _check_offset(offset: int) -> None:
-    if offset > SNAPSHOT_BYTES_MAX:
-        expected = f"at most {SNAPSHOT_BYTES_MAX}"
-        raise FormatError("offset above the maximum size of a snapshot", got=offset, expected=expected)
-
-
-def _check_numbers(*numbers: int) -> None:
-    if max(numbers) > NUMBER_MAX:
-        raise FormatError("number out of range", got=max(numbers), expected=f"at most {NUMBER_MAX}")
-
-
-def _check_order(earlier: int, term: int) -> None:
-    if earlier > term:
-        expected = f"at most {term}"
-        raise FormatError("an earlier term is above the current term", got=earlier, expected=expected)
-
-
-def _place(index: int, term: int) -> LogIndex:
-    _check_numbers(index, term)
+def _place(values: _Values) -> LogIndex:
+    index, term = _number(values), _number(values)
     if term and not index:
         raise FormatError("a term without an entry", got=f"index 0, term {term}", expected="term 0")
     return LogIndex(index, term)
 
 
-def _claim(disk: bytes, index: int, term: int) -> DiskClaim:
-    return DiskClaim(disk, _place(index, term))
+def _claim(values: _Values) -> DiskClaim:
+    return DiskClaim(next(values), _place(values))
 
 
-def _boolean(byte: int) -> bool:
+def _flag(values: _Values) -> bool:
+    byte = next(values)
     if byte > 1:
         raise FormatError("invalid boolean", got=byte, expected="0 or 1")
-    return byte == 1
+    return bool(byte)
+
+
+_FIELDS: Final[Mapping[int, tuple[Callable[..., Any], ...]]] = {
+    FrameKind.HELLO: (Hello, next, _number, _claim, _flag),
+    FrameKind.REQUEST_VOTE: (RequestVote, _number, _place, _claim, _flag, _flag),
+    FrameKind.REQUEST_VOTE_REPLY: (RequestVoteReply, _number, _flag, _claim, _flag),
+    FrameKind.APPEND_ENTRIES_REPLY: (AppendEntriesReply, _number, _flag, _number, _number, _claim),
+    FrameKind.INSTALL_SNAPSHOT: (InstallSnapshot, _number, _place, _offset, next, _offset),
+    FrameKind.INSTALL_SNAPSHOT_REPLY: (
+        InstallSnapshotReply,
+        _number,
+        _place,
+        _offset,
+        _offset,
+        _flag,
+        _claim,
+    ),
+    FrameKind.FORWARD: (Forward,),
+    FrameKind.ADMIT: (Admit,),
+    FrameKind.APP_MESSAGE: (AppMessage,),
+    FrameKind.TIMEOUT_NOW: (TimeoutNow, _number),
+    FrameKind.FETCH_STATE: (FetchState, next, _offset),
+    FrameKind.FETCH_STATE_CHUNK: (FetchStateChunk, _place, _offset, next, _offset),
+}
+"""The class of each message, and the readers of its fields. What follows the fixed part is the last field."""
+_KINDS: Final = {make: FrameKind(kind) for kind, (make, *_) in _FIELDS.items()}
+_WIDTHS: Final = {
+    kind: [int(size) for size in re.findall(r"(\d+)s", layout.format)]
+    for kind, layout in FIXED_LAYOUTS.items()
+}
+"""The sizes of the ids and digests of each kind."""
+
+
+def _check_chunk(length: int, offset: int, data: bytes) -> None:
+    if offset + len(data) > length:
+        got = f"{len(data)} bytes at {offset} of {length}"
+        raise FormatError("a chunk exceeds its snapshot", got=got, expected=f"up to {length}")
+
+
+def _check_order(place: LogIndex, term: int) -> None:
+    if place.term > term:
+        expected = f"at most {term}"
+        raise FormatError("an earlier term is above the current term", got=place.term, expected=expected)

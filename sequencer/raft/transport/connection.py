@@ -17,15 +17,14 @@ import ssl
 import termios
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from fcntl import ioctl
 from typing import Final
 
-from cryptography import x509
-
 from rt.errors import CertificateError, FormatError
-from rt.net.identity import Identity, identity_of, reading
+from rt.net.identity import Identity, peer_of
 from sequencer.raft.model.messages import Hello, Message
 from sequencer.raft.transport.codec import decode
 from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, FrameKind, decode_header
@@ -54,7 +53,10 @@ class ConnectionPhase(Enum):
 
 
 class RaftConnection:
-    """A connection that is being established, or up. One thread uses it; the caller polls `fd`."""
+    """A connection that is being established, or up. One thread uses it; the caller polls `fd`.
+
+    The kernel gives up on bytes that the peer does not acknowledge for `silence_s`.
+    """
 
     hello: Hello | None = None
     """The peer's hello, once received."""
@@ -65,7 +67,14 @@ class RaftConnection:
     is_drained = True
     """Whether the last `receive` read everything. If not, call it again: polling may not show the rest."""
 
-    def __init__(self, sock: socket.socket, *, address: str, dialled: str | None, now_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, *, address: str, dialled: str | None, now_s: float, silence_s: float
+    ) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):  # It may be closed already; reading will show it.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silence_s))
         self._sock = sock
         self.fd = sock.fileno()
         self.address = address
@@ -138,21 +147,17 @@ class RaftConnection:
             return None
         self._wants_write = False
         try:
-            with reading("the peer's certificate", "the certificate is malformed"):
-                found = x509.load_der_x509_certificate(certificate or b"")
-                self.expires_s = found.not_valid_after_utc.timestamp()
-                return identity_of(found)
+            identity, self.expires_s = peer_of(certificate or b"", where="the peer's certificate")
         except CertificateError as error:
             raise PeerRejected("identity", error) from error
+        return identity
 
     def send_hello(self, peer: str, hello: bytes) -> None:
-        """The peer is the member `peer`: send it our hello."""
         self.peer = peer
         self.phase = ConnectionPhase.HELLO
         self.send_now(hello)
 
     def establish(self, now_s: float, until_s: float) -> None:
-        """Both hellos are exchanged."""
         self.phase = ConnectionPhase.UP
         self.up_s = self.received_s = now_s
         self.until_s = until_s
@@ -288,6 +293,43 @@ class RaftConnection:
         if rest and (start or self._buffer.obj is not source.obj):
             self._buffer[:rest] = source
         self._filled = rest
+
+
+@dataclass(frozen=True, slots=True)
+class MeshTiming:
+    """Intervals in seconds."""
+
+    ping_s: float = 1.0
+    """Each side sends at least this often."""
+    silence_s: float = 4.0
+    """A peer is down if it is silent for this time."""
+    setup_s: float = 5.0
+    """A connection must be up within this time."""
+    age_s: float = 3600.0
+    """A connection is replaced after about this time, so that both sides are checked again."""
+    backoff_s: tuple[float, float] = (0.05, 1.0)
+    """The shortest and the longest pause after a failed attempt to connect."""
+    reload_s: float = 5.0
+    """How often the certificate files are checked for changes."""
+
+    def due_of(self, connection: RaftConnection) -> float:
+        """When to call `check`, or to send a ping."""
+        if connection.phase is not ConnectionPhase.UP:
+            return connection.born_s + self.setup_s
+        silent_s = min(connection.received_s + self.silence_s, connection.until_s)
+        return silent_s if connection.stuck_bytes else min(silent_s, connection.sent_s + self.ping_s)
+
+    def check(self, connection: RaftConnection, now_s: float, *, is_read: bool) -> None:
+        """Raise `PeerLost` if the connection, which is due, must end.
+
+        `is_read`: everything that has arrived was read.
+        """
+        if connection.phase is not ConnectionPhase.UP:
+            raise PeerRejected("slow", f"not up within {self.setup_s} s")
+        if now_s >= connection.until_s:
+            raise PeerLost("aged", "its certificates must be checked again")
+        if now_s >= connection.received_s + self.silence_s and is_read:
+            raise PeerLost("silent", f"for {self.silence_s} s")
 
 
 @contextmanager

@@ -183,7 +183,6 @@ class Dialers:
             dialer.retry_now(now_s)
 
     def _on_resolved(self) -> None:
-        """Called on the resolver's thread."""
         self.is_resolved = True
         self._wake()
 

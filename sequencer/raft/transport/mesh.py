@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -30,7 +29,7 @@ from rt.net.tls import TLS
 from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
 from sequencer.raft.transport.codec import encode
-from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, RaftConnection
+from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, MeshTiming, RaftConnection
 from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
 from sequencer.raft.transport.listener import Listener
@@ -42,7 +41,6 @@ from sequencer.raft.transport.peer_auth import (
     check_own,
     check_peer,
 )
-from sequencer.raft.transport.timing import MeshTiming
 
 SETUPS_MAX: Final = 16
 """Accepted connections that are not up yet. Each may use memory and a handshake."""
@@ -108,11 +106,9 @@ class TlsMesh:
 
     @property
     def connected(self) -> Collection[str]:
-        """Peers with an established connection, after both hellos."""
         return frozenset(self._up)
 
     def start(self, receiver: MessageReceiver, hello: Hello) -> None:
-        """See `Network`."""
         self._check_open()
         assert self._receiver is None, "started twice"
         self._receiver = receiver
@@ -232,20 +228,17 @@ class TlsMesh:
             self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
 
     def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
-        sock.setblocking(False)
-        with contextlib.suppress(OSError):  # It may be closed already; reading will show it.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._timing.silence_s))
         host, port = address[:2]
-        connection = RaftConnection(sock, address=f"{host}:{port}", dialled=dialled, now_s=now_s)
+        connection = RaftConnection(
+            sock, address=f"{host}:{port}", dialled=dialled, now_s=now_s, silence_s=self._timing.silence_s
+        )
         connection.polled = select.EPOLLIN if dialled is None else select.EPOLLOUT
         self._connections[connection.fd] = connection
         self._due_s = 0.0
         self._epoll.register(connection.fd, connection.polled)
         if dialled is None:
             try:
-                connection.start_tls(self._contexts.server)
+                connection.start_tls(self._contexts.loaded.server)
             except PeerLost as lost:
                 self._drop(connection, lost)
 
@@ -289,7 +282,7 @@ class TlsMesh:
         phase = connection.phase
         if phase is ConnectionPhase.CONNECTING:
             connection.connected()
-            connection.start_tls(self._contexts.client)
+            connection.start_tls(self._contexts.loaded.client)
         if phase in {ConnectionPhase.CONNECTING, ConnectionPhase.HANDSHAKE}:
             identity = connection.handshake()
             if identity is None:
@@ -392,8 +385,6 @@ class TlsMesh:
         if not connection.stuck_bytes:
             connection.send_now(ping(self._hello.epoch))
             self._write(connection, now_s)
-
-    # Helpers
 
     def _check_open(self) -> None:
         if self._is_closed:

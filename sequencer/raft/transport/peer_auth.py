@@ -58,10 +58,12 @@ class RejectionCounts:
             )
 
 
-class _Loaded(NamedTuple):
+class LoadedTls(NamedTuple):
     credentials: CertFiles
     server: ssl.SSLContext
+    """For accepted connections."""
     client: ssl.SSLContext
+    """For dialled connections."""
 
 
 class TlsContexts:
@@ -77,19 +79,9 @@ class TlsContexts:
     def __init__(self, tls: TLS, *, reload_s: float) -> None:
         self._tls = tls
         self._reload_s = reload_s
-        self._loaded = self._load()
+        self.loaded = self._load()
         self._loading: threading.Thread | None = None
         self._trouble = ""
-
-    @property
-    def server(self) -> ssl.SSLContext:
-        """For accepted connections."""
-        return self._loaded.server
-
-    @property
-    def client(self) -> ssl.SSLContext:
-        """For dialled connections."""
-        return self._loaded.client
 
     def refresh(self, now_s: float) -> None:
         """Check, at most every `reload_s` seconds, whether the files have changed."""
@@ -97,7 +89,7 @@ class TlsContexts:
             return
         self.due_s = now_s + self._reload_s
         is_loading = self._loading is not None and self._loading.is_alive()
-        if not is_loading and self._tls.changed(self._loaded.credentials):
+        if not is_loading and self._tls.changed(self.loaded.credentials):
             self._loading = threading.Thread(target=self._reload, name="raft certificates", daemon=True)
             self._loading.start()
 
@@ -106,20 +98,20 @@ class TlsContexts:
         if self._loading is not None:
             self._loading.join()
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> LoadedTls:
         # The credentials first: contexts that are newer than these only cause one more reload.
-        return _Loaded(self._tls.load(), self._tls.ssl_server_context(), self._tls.ssl_client_context())
+        return LoadedTls(self._tls.load(), self._tls.ssl_server_context(), self._tls.ssl_client_context())
 
     def _reload(self) -> None:
         try:
-            self._loaded = self._load()
+            self.loaded = self._load()
         except (CertificateError, OSError) as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 logger.error("certificates_not_reloaded error=%r", self._trouble)
         else:
             self._trouble = ""
-            credentials = self._loaded.credentials
+            credentials = self.loaded.credentials
             logger.info(
                 "certificates_reloaded fingerprint=%s not_after=%s",
                 credentials.fingerprint,

@@ -159,7 +159,6 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refuse)
 def whole(
     name: str, description: str, *, low: int = 0, high: int = POSITION_MAX, is_required: bool = False
 ) -> Field:
-    """An integer from `low` to `high`."""
     expected = f"a whole number from {low} to {high}"
     return Field(name, description, _integer(low, high), expected, is_required)
 
@@ -178,7 +177,6 @@ def size(name: str, description: str, *, low: int, high: int) -> Field:
 
 
 def flag(name: str, description: str) -> Field:
-    """True or false."""
     return Field(name, description, bool, "true or false")
 
 
@@ -214,7 +212,6 @@ def _position_or_time(text: str) -> int | TimeParameter:
 
 
 def page(items: Sequence[Any], query: Mapping[str, Any]) -> Sequence[Any]:
-    """The items that `limit` and `offset` select."""
     start = query.get("offset", 0)
     limit = query.get("limit")
     return items[start:] if limit is None else items[start : start + limit]

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from itertools import accumulate
+from typing import Final, NamedTuple
 
+from rt.exposition import Histogram
 from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
-from sequencer.rest.base.retained_size import RetainedSize
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome, SegmentsTrimmed
 from sequencer.state.state import SequencerState
 
@@ -49,15 +51,6 @@ class Client:
     """Pushes: incarnation of the session."""
     session_id: int | None = None
     """Pulls of a session's copy: its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is above all bounds."""
-
-    bounds: tuple[float, ...] = ()
-    counts: tuple[int, ...] = (0,)
-    total: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,7 @@ class Counts:
     """By where (push, pull, grpc, rest, health) and by the error's class."""
     requests: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Answers by port (rest, health) and HTTP status."""
-    syncs: Histogram = Histogram()
+    syncs: Histogram = field(default_factory=Histogram)
     """Seconds of each fsync of session copies."""
     cpu_s: float = 0.0
     memory_bytes: int = 0
@@ -189,6 +182,42 @@ class NodeSnapshot:
             return 0, 0
         position = 0 if self.merging is None else self.merging.position
         return max(self.state.position - position, 0), RetainedSize(self.state).bytes_from(position)
+
+
+class _Piece(NamedTuple):
+    first: int
+    end: int
+    size: int
+
+
+class RetainedSize:
+    """Retained segments of a state, including the active one. Build once per state."""
+
+    def __init__(self, state: SequencerState) -> None:
+        pieces = [_Piece(one.first, one.end, one.size_bytes) for one in state.segments if not one.is_trimmed]
+        merged = state.merged
+        if merged.segment is not None:
+            pieces.append(_Piece(merged.first, state.position, merged.offset))
+        self._pieces = pieces
+        self._ends = [piece.end for piece in pieces]
+        self._bytes_up_to = [0, *accumulate(piece.size for piece in pieces)]
+
+    @property
+    def segments(self) -> int:
+        return len(self._pieces)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._bytes_up_to[-1]
+
+    def bytes_from(self, position: int) -> int:
+        """Approximate bytes from `position` to the end; exact at segment boundaries."""
+        at = bisect_right(self._ends, position)
+        if at == len(self._pieces):
+            return 0
+        first, end, size = self._pieces[at]
+        rest = size if position <= first else size * (end - position) // (end - first)
+        return rest + self.total_bytes - self._bytes_up_to[at + 1]
 
 
 def obstacles(node: NodeSnapshot) -> list[str]:

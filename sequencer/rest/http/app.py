@@ -31,8 +31,6 @@ _Handle: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class App:
-    """Serves a dispatcher over HTTP."""
-
     def __init__(self, answering: Dispatcher) -> None:
         self._answering = answering
 
@@ -156,7 +154,6 @@ def _reading(request: web.BaseRequest) -> Callable[[], Awaitable[bytes]]:
 
 
 def _connection(request: web.BaseRequest) -> HttpConnection:
-    """Raises `ConnectionError` if the connection is closed."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer disconnected")

@@ -12,11 +12,9 @@ import asyncio
 import math
 from typing import Final, Protocol, cast
 
-from cryptography import x509
-
 from rt.errors import CertificateError
 from rt.net.cert_validity import clock_s
-from rt.net.identity import Identity, identity_of, reading
+from rt.net.identity import Identity, peer_of
 
 HEADERS_S: Final = 10.0
 """From the end of a request (or the handshake) to the last header of the next."""
@@ -128,8 +126,6 @@ def _peer(transport: asyncio.BaseTransport) -> tuple[Identity | CertificateError
     if content is None:
         return CertificateError("the client presented no certificate", where=where), math.inf
     try:
-        with reading(where, "the certificate is malformed"):
-            certificate = x509.load_der_x509_certificate(content)
-            return identity_of(certificate, where=where), certificate.not_valid_after_utc.timestamp()
+        return peer_of(content, where=where)
     except CertificateError as error:
         return error, math.inf

@@ -71,7 +71,6 @@ class Dispatcher:
 
     @property
     def routes(self) -> set[tuple[str, str]]:
-        """All (method, path)."""
         return {(method, path) for path, methods in self._paths.items() for method in methods}
 
     async def answer(self, request: Request, identity: Identity | None) -> Reply:
@@ -200,7 +199,6 @@ async def _body(request: Request) -> bytes:
 
 
 def _reply(endpoint: Endpoint, asked: RequestContext) -> Reply:
-    """May run in any thread."""
     answer = endpoint.view(asked)
     headers = {}
     if endpoint.content_type == HTML:

@@ -38,8 +38,6 @@ _FILES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file and its URL path."""
-
     path: str
     summary: str
     content_type: str

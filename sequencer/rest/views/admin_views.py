@@ -12,8 +12,7 @@ from msgspec import structs
 from sequencer.rest.base.admin_ports import ResetKind, ResetState, ResetStatus
 from sequencer.rest.base.answer import TIME, Amount, Answer, Count, Digits, doc, one_of, time_or_empty
 from sequencer.rest.base.fields import page
-from sequencer.rest.base.node_snapshot import NodeSnapshot
-from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
 from sequencer.state.state import SequencerState
 

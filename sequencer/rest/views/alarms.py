@@ -14,8 +14,7 @@ from archiver.retention import plan_trim
 from rt.units import NS_PER_MINUTE, NS_PER_S, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.answer import Answer, doc
-from sequencer.rest.base.node_snapshot import NodeSnapshot
-from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
 
 _MEND: Final = {

@@ -87,7 +87,6 @@ def _end(end: End | None) -> RunEnd | None:
 
 
 def _connected_sessions(node: NodeSnapshot) -> set[str | None]:
-    """The sessions that are pushed to this node now."""
     return {one.session for one in node.clients if not one.ended_ns}
 
 

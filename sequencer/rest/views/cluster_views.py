@@ -9,8 +9,7 @@ from rt.units import NS_PER_MINUTE, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, UNREACHABLE
 from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, doc, one_of, time_or_empty
-from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
-from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, obstacles
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
 from sequencer.rest.views.context import RequestContext, Response

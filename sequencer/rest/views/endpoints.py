@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from rt.exposition import CONTENT_TYPE
 from rt.net.identity import ROLES, Role
-from sequencer.rest.base.exposition import CONTENT_TYPE
 from sequencer.rest.base.fields import LIMIT, OFFSET, Field, bound, choice, flag, name_of, session_of
 from sequencer.rest.base.request import JSON
 from sequencer.rest.page import PAGE_FILES, POLICY, PageFile

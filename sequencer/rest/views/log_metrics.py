@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from rt.exposition import Metric, number
 from rt.log.format.segment_table import TrimReason
 from rt.units import NS_PER_S
-from sequencer.rest.base.exposition import Metric, number
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
-from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.node_snapshot import Client, NodeSnapshot, RetainedSize
 from sequencer.rest.views.alarms import due_segments
 from sequencer.state.commands import TRIM_REASONS
 from sequencer.state.state import SequencerState

@@ -13,12 +13,11 @@ from dataclasses import asdict
 from typing import Final, get_args
 
 import rt
+from rt.exposition import CONDITION, Metric, condition, exposition, number
 from rt.units import NS_PER_S
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, READY, UNREACHABLE
-from sequencer.rest.base.exposition import Metric, exposition, number
-from sequencer.rest.base.node_snapshot import NodeSnapshot, obstacles
-from sequencer.rest.base.retained_size import RetainedSize
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, obstacles
 from sequencer.rest.views.alarms import Severity, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_metrics import of_log, of_policy, of_publishers, of_subscribers
@@ -27,7 +26,6 @@ from sequencer.state.state import SequencerState
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 _STEPS: Final = [step for step in PHASES if step != UNREACHABLE]
 """An unreachable node exports nothing."""
-IS: Final = "0 or 1"
 
 
 def metrics(asked: RequestContext) -> Response:
@@ -76,17 +74,13 @@ def _of_merging(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
     yield number(
         "rt_merge_lag_bytes", "Approximate committed bytes that this node has not merged.", lag_bytes
     )
-    yield number(
+    yield condition(
         "rt_merge_stopped",
         "1 if this node's merger has failed: a disk error, or bytes other than the committed checksum.",
         bool(merging and merging.failure),
-        unit=IS,
     )
-    yield number(
-        "rt_merge_catching_up",
-        "1 if this node copies merged bytes from another node.",
-        is_catching_up,
-        unit=IS,
+    yield condition(
+        "rt_merge_catching_up", "1 if this node copies merged bytes from another node.", is_catching_up
     )
 
 
@@ -104,7 +98,7 @@ def _of_members(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
         "1 if this member has stopped merging: its bytes diverge, or its disk has failed.",
         ("member",),
         {name: bool(one.summary.merged.stopped) for name, one in members.items()},
-        unit=IS,
+        unit=CONDITION,
     )
     own = next((one.summary for one in members.values() if one.name == node.node), pb.Summary())
     yield Metric(
@@ -112,7 +106,7 @@ def _of_members(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
         "1 for the current start-up phase of this node; the last phase is ready.",
         ("phase",),
         {(step,): own.step == step for step in _STEPS},
-        unit=IS,
+        unit=CONDITION,
     )
     share = own.step_done / own.step_total if own.step_total else float(own.step == READY)
     yield number(
@@ -162,18 +156,16 @@ def _of_raft(node: NodeSnapshot) -> Iterator[Metric]:
     )
     yield number("rt_raft_epoch", "Cluster epoch; each reset increments it.", standing.epoch)
     yield number("rt_raft_applied_index", "Raft index of the last applied command.", node.applied_index)
-    yield number("rt_is_leader", "1 if this node is the leader.", is_leader, unit=IS)
-    yield number("rt_has_leader", "1 if this node knows a leader.", bool(standing.leader), unit=IS)
-    yield number("rt_is_ready", "1 if /readiness answers 200.", not obstacles(node), unit=IS)
-    yield number(
-        "rt_control_connected", "1 if the control process is connected.", node.is_control_up, unit=IS
-    )
+    yield condition("rt_is_leader", "1 if this node is the leader.", is_leader)
+    yield condition("rt_has_leader", "1 if this node knows a leader.", bool(standing.leader))
+    yield condition("rt_is_ready", "1 if /readiness answers 200.", not obstacles(node))
+    yield condition("rt_control_connected", "1 if the control process is connected.", node.is_control_up)
     yield Metric(
         "rt_peer_connected",
         "1 if this node is connected to this peer.",
         ("peer",),
         {(one.name,): one.is_connected for one in standing.nodes if one.name != node.node},
-        unit=IS,
+        unit=CONDITION,
     )
     yield number("rt_disk_bytes", "Size of this node's file system. 0: not reported yet.", own.disk_bytes)
     yield number("rt_disk_free_bytes", "Free bytes of this node's file system.", own.disk_free_bytes)

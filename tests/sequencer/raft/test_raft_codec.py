@@ -60,7 +60,7 @@ EXAMPLES: list[Message | Hello] = [
     InstallSnapshot(5, LogIndex(9, 4), 100, b"S" * 32, 90, b"the end..."),
     InstallSnapshotReply(5, LogIndex(9, 4), 120, 100, installed=True, claim=CLAIM),
     TimeoutNow(5),
-    FetchState(1 << 20, b"h" * 32),
+    FetchState(b"h" * 32, 1 << 20),
     FetchStateChunk(LogIndex(9, 4), 1 << 21, b"h" * 32, 1 << 20, b"ten bytes."),
     Forward(b"a command"),
     Admit(b"a state"),
@@ -114,7 +114,7 @@ MESSAGES = st.one_of(
     st.builds(Admit, st.binary()),
     st.builds(AppMessage, st.binary()),
     st.builds(TimeoutNow, NUMBERS),
-    st.builds(FetchState, OFFSETS, st.binary(min_size=32, max_size=32)),
+    st.builds(FetchState, st.binary(min_size=32, max_size=32), OFFSETS),
     chunks().map(lambda chunk: FetchStateChunk(*chunk[1:])),
 )
 

@@ -430,13 +430,13 @@ def test_what_nobody_takes_any_more_is_let_go_of(clock: Clock) -> None:
     cluster.run(lambda: all_in(cluster, 2))
     snapshots = cluster.members["n1"].node._snapshots
     giver = StateServer(snapshots)
-    first = giver.chunk_for("n2", FetchState(0), 0.0)
+    first = giver.chunk_for("n2", FetchState(), 0.0)
     assert first is not None
-    again = giver.chunk_for("n2", FetchState(64, first.digest), 1.0)
+    again = giver.chunk_for("n2", FetchState(first.digest, 64), 1.0)
     assert again is not None
     assert (again.digest, again.offset) == (first.digest, 64)
-    assert giver.chunk_for("n2", FetchState(first.length, first.digest), 1.0) is None
-    anew = giver.chunk_for("n2", FetchState(64, b"another".ljust(32)), 2.0)
+    assert giver.chunk_for("n2", FetchState(first.digest, first.length), 1.0) is None
+    anew = giver.chunk_for("n2", FetchState(b"another".ljust(32), 64), 2.0)
     assert anew is not None
     assert anew.offset == 0, "what the peer has is of no use"
     assert len(giver._readers) == 1

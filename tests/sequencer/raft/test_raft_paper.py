@@ -545,7 +545,8 @@ def test_in_whatever_order_appends_arrive_a_log_only_comes_closer_to_the_leaders
             assert follower.term_at(verdict.cut) != leader.term_at(verdict.cut)
             assert verdict.cut > agreed
             follower.truncate(verdict.cut)
-        follower.extend(verdict.new)
+        for entry in verdict.new:
+            follower.append(entry)
         agreed = max(agreed, verdict.matched)
         assert all(follower.term_at(at) == leader.term_at(at) for at in range(1, agreed + 1))
 

@@ -15,9 +15,9 @@ from raft_bench import (
     Clock,
     Lockstep,
     claim_of,
-    disk_id,
     virtual_clock,
 )
+from raft_members import proposals_of
 
 from rt.errors import Closed
 from sequencer.raft.model.cluster_state import ClusterState
@@ -56,10 +56,9 @@ def test_a_command_is_bytes_and_nothing_like_it(clock: Clock, command: Any) -> N
     cluster.converge()
 
 
-def proposals(**settings: Any) -> tuple[Proposals, ClusterState]:
+def proposals() -> tuple[Proposals, ClusterState]:
     state = ClusterState(CLUSTER, 1, {"n1": claim_of("n1")})
-    limits = {"commands_max": 10**9, "bytes_max": 10**12, "retry_s": 1.0, **settings}
-    return Proposals(disk_id("n1"), 1, **limits), state
+    return proposals_of("n1", commands_max=10**9, command_bytes_max=10**12), state
 
 
 def _sequence(content: bytes) -> int:

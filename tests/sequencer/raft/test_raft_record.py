@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sequencer.raft.storage.log_format
 from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import crc32c, sealed
-from sequencer.raft.model.messages import NOWHERE, LogIndex, RaftEntry
+from sequencer.raft.model.messages import NOWHERE, LogIndex
 from sequencer.raft.storage.log_format import (
     GROUP_HEADER_BYTES,
     GROUP_MAGIC,
@@ -24,7 +24,6 @@ from sequencer.raft.storage.log_format import (
     RaftSegmentHeader,
     RecordKind,
     SyncedEnd,
-    add_entries,
     add_record,
     decode_records,
     decode_segment_header,
@@ -85,13 +84,6 @@ def test_records_are_read_as_they_were_written(written: list[LogRecord]) -> None
     data = bytes_of(written)
     assert len(data) % 8 == 0
     assert list(decode_records(memoryview(data))) == written
-
-
-@given(st.lists(st.builds(RaftEntry, st.binary(max_size=20), u64, u64)))
-def test_entries_are_records_like_any_other(entries: list[RaftEntry]) -> None:
-    pieces: list[bytes] = []
-    add_entries(pieces, entries)
-    assert b"".join(pieces) == bytes_of([LogRecord(RecordKind.ENTRY, e.place, e.content) for e in entries])
 
 
 @pytest.mark.parametrize("data", [bytes(8), bytes(24), bytes_of([entry(1)])[:-8]])

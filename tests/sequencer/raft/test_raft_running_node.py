@@ -35,8 +35,8 @@ from sequencer.raft.model.messages import (
     Message,
 )
 from sequencer.raft.raft import Raft
+from sequencer.raft.transport.connection import MeshTiming
 from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
-from sequencer.raft.transport.timing import MeshTiming
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,8 @@ def test_finds_an_fsync_that_does_nothing(monkeypatch: Patch) -> None:
 def test_finds_a_snapshot_that_is_not_synced(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PendingSnapshot, "sync", lambda self: None)
     expected = (
-        "wrong magic in a snapshot",
-        "truncated snapshot header",
+        "wrong magic of a snapshot header",
+        "a snapshot header is truncated",
         "wrong checksum of a snapshot header",
         "the snapshot's size differs from its header",
         "the snapshot's content does not match its digest",

@@ -189,7 +189,8 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     term = driven.lead()
     start = driven.log.last.index + 1
     content = encode_commands(disk_id("n1"), 1, 1, 1, [b"x"])
-    driven.log.extend([RaftEntry(content, start + at, term) for at in range(2000)])
+    for at in range(2000):
+        driven.log.append(RaftEntry(content, start + at, term))
     driven.step()
     for peer in ("n2", "n3"):
         progress = driven.raft.leader_role._replication._progress[peer]

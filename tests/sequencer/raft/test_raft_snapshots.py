@@ -61,7 +61,7 @@ def receive(store: SnapshotStore, index: int, piece_bytes: int = 700) -> bytes:
     content = content_of(index)
     for offset in range(0, len(content), piece_bytes):
         incoming.write(offset, content[offset : offset + piece_bytes])
-    return incoming.finish()
+    return incoming.finish(bytes)
 
 
 def store_on(disk: MemoryDisk) -> SnapshotStore:
@@ -185,7 +185,8 @@ def test_an_empty_state_is_a_snapshot_too() -> None:
     assert store.write(CLUSTER, 3, LogIndex(1, 1), b"").length == 0
     assert store.read() == b""
     assert (
-        store.receive(SnapshotMeta(CLUSTER, 3, LogIndex(2, 1), 0, hashlib.sha256().digest())).finish() == b""
+        store.receive(SnapshotMeta(CLUSTER, 3, LogIndex(2, 1), 0, hashlib.sha256().digest())).finish(bytes)
+        == b""
     )
     assert store.read() == b""
 
@@ -305,9 +306,9 @@ def test_what_is_received_is_a_prefix_however_the_pieces_come(pieces: list[tuple
         assert incoming.received == here
     if here < len(content):
         with pytest.raises(ValueError, match=f"{here} bytes of 12"):
-            incoming.finish()
+            incoming.finish(bytes)
         incoming.write(here, content[here:])
-    assert incoming.finish() == content
+    assert incoming.finish(bytes) == content
     assert store.read() == content
 
 
@@ -317,7 +318,7 @@ def test_a_piece_that_overlaps_brings_only_what_is_new() -> None:
     pieces = ((0, 9), (5, 20), (5, 20), (30, 40), (19, 1500))
     received = [incoming.write(start, content[start:end]) for start, end in pieces]
     assert received == [9, 20, 20, 20, 1500]
-    assert incoming.finish() == content
+    assert incoming.finish(bytes) == content
 
 
 def test_a_piece_beyond_the_end_is_refused_whole() -> None:
@@ -335,7 +336,7 @@ def test_a_content_that_was_not_announced_is_removed_and_both_digests_are_report
     wrong = b"?" + content_of(20)[1:]
     incoming.write(0, wrong)
     with pytest.raises(rt.FormatError) as caught:
-        incoming.finish()
+        incoming.finish(bytes)
     assert caught.value.got == hashlib.sha256(wrong).hexdigest()
     assert caught.value.expected == hashlib.sha256(content_of(20)).hexdigest()
     assert disk.paths() == [path_of(10)]
@@ -350,12 +351,12 @@ def test_a_new_transfer_drops_the_old_one() -> None:
     old.write(0, content_of(20)[:100])
     new = store.receive(meta_of(20))
     assert len(disk.paths()) == 2
-    for method in (lambda: old.write(100, b"x"), old.finish):
+    for method in (lambda: old.write(100, b"x"), lambda: old.finish(bytes)):
         with pytest.raises(rt.Closed):
             method()
     old.abandon()
     new.write(0, content_of(20))
-    assert new.finish() == content_of(20)
+    assert new.finish(bytes) == content_of(20)
     assert disk.paths() == [path_of(20)]
 
 
@@ -364,11 +365,11 @@ def test_a_finished_transfer_is_over_and_abandoning_it_removes_nothing() -> None
     store = store_on(disk)
     incoming = store.receive(meta_of(20))
     incoming.write(0, content_of(20))
-    incoming.finish()
+    incoming.finish(bytes)
     incoming.abandon()
     assert store.receive(meta_of(30)).received == 0
     with pytest.raises(rt.Closed):
-        incoming.finish()
+        incoming.finish(bytes)
     assert store.read() == content_of(20)
 
 
@@ -387,7 +388,7 @@ def test_a_transfer_that_the_node_overtook_leaves_the_newer_snapshot() -> None:
     incoming = store.receive(meta_of(20))
     incoming.write(0, content_of(20))
     write(store, 30)
-    assert incoming.finish() == content_of(20)
+    assert incoming.finish(bytes) == content_of(20)
     assert (store.newest, store.read()) == (meta_of(30), content_of(30))
     assert disk.paths() == [path_of(30)]
 

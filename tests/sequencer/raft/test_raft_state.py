@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raft_bench import claim_of, disk_id, entries_of
+from raft_members import proposals_of
 
 from rt.errors import Closed, FormatError, MessageTooLarge, Overloaded, UnknownVersion
 from sequencer.raft.core import progress, replication
@@ -338,11 +339,6 @@ def test_a_disk_that_was_replaced_proposes_nothing() -> None:
 # --- Commands in flight ----------------------------------------------------------------------------------
 
 
-def proposals(**limits: float) -> Proposals:
-    fields = {"commands_max": 100_000, "bytes_max": 1 << 30, "retry_s": 1.0, **limits}
-    return Proposals(disk_id("n1"), 1, **fields)  # type: ignore[arg-type]
-
-
 ACTION = st.one_of(
     st.tuples(st.just("propose"), st.integers(1, 20)),
     st.tuples(st.just("take"), st.integers(0, 2)),
@@ -357,7 +353,7 @@ ACTION = st.one_of(
 class Proposing:
     """A node's proposals before a log that takes them in any order, if at all."""
 
-    proposals: Proposals = field(default_factory=proposals)
+    proposals: Proposals = field(default_factory=lambda: proposals_of("n1"))
     state: ClusterState = field(default_factory=lambda: initial_state(bytes(16), 1, {"n1": disk_id("n1")}))
     under_way: list[bytes] = field(default_factory=list)
     futures: list[Future[int]] = field(default_factory=list)
@@ -420,7 +416,7 @@ def test_commands_are_applied_once_in_order_and_each_future_names_its_place(
     st.lists(st.one_of(st.integers(0, 100), st.sampled_from([PACK_BYTES, COMMAND_BYTES_MAX])), max_size=30)
 )
 def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
-    waiting = proposals()
+    waiting = proposals_of("n1")
     for size in sizes:
         waiting.add(bytes(size))
     contents = waiting.next_entries("leader", 0.0)
@@ -437,7 +433,7 @@ def test_every_pack_is_an_entry_that_a_log_takes(sizes: list[int]) -> None:
 
 
 def test_packs_are_asked_for_again_under_another_leader_and_after_a_while() -> None:
-    waiting = proposals(retry_s=1.0)
+    waiting = proposals_of("n1")
     waiting.add(b"x")
     [content] = waiting.next_entries(("term", 1), 0.0)
     assert waiting.next_entries(("term", 1), 0.9) == []
@@ -447,7 +443,7 @@ def test_packs_are_asked_for_again_under_another_leader_and_after_a_while() -> N
 
 
 def test_limits_hold_for_commands_and_bytes_until_something_is_done() -> None:
-    waiting = proposals(commands_max=2, bytes_max=10)
+    waiting = proposals_of("n1", commands_max=2, command_bytes_max=10)
     waiting.add(b"12345")
     with pytest.raises(Overloaded, match="too many commands in flight"):
         waiting.add(b"123456")
@@ -465,7 +461,7 @@ def test_limits_hold_for_commands_and_bytes_until_something_is_done() -> None:
 
 
 def test_nothing_in_flight_is_never_due() -> None:
-    waiting = proposals()
+    waiting = proposals_of("n1")
     assert waiting.due() == float("inf")
     waiting.add(b"x")
     assert waiting.due() == 0.0
@@ -474,7 +470,7 @@ def test_nothing_in_flight_is_never_due() -> None:
 
 
 def test_a_closed_one_fails_what_is_open_and_takes_no_more() -> None:
-    waiting = proposals()
+    waiting = proposals_of("n1")
     futures = [waiting.add(b"taken")]
     waiting.next_entries("leader", 0.0)
     futures += [waiting.add(b"waiting"), waiting.add(b"given up")]
@@ -526,7 +522,8 @@ class Replicating:
             return
         if verdict.cut is not None:
             self.follower.truncate(verdict.cut)
-        self.follower.extend(verdict.new)
+        for entry in verdict.new:
+            self.follower.append(entry)
         self.replies.append((True, prev.index, verdict.matched))
 
     def answer(self, at: int) -> None:

@@ -48,11 +48,10 @@ from sequencer.raft.transport import dialer as dialer_module
 from sequencer.raft.transport import listener as listener_module
 from sequencer.raft.transport import mesh as mesh_module
 from sequencer.raft.transport.codec import encode
-from sequencer.raft.transport.connection import RaftConnection
+from sequencer.raft.transport.connection import MeshTiming, RaftConnection
 from sequencer.raft.transport.dialer import Dialer
 from sequencer.raft.transport.frames import FRAME_BYTES_MAX
 from sequencer.raft.transport.mesh import SETUPS_MAX, TlsMesh
-from sequencer.raft.transport.timing import MeshTiming
 
 HOST = "127.0.0.1"
 CLAIM = DiskClaim(b"D" * 16, LogIndex(3, 2))

@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+
+from disks.wrapped_disk import WrappedDisk, WrappedFile
 
 from chaos.power_journal import Journal
-from rt.log.disk import REAL, Disk, File, Lock
+from rt.log.disk import REAL, Disk, File
 from rt.log.format.constants import Buffer
 
 
-class _UndoableFile:
-    __slots__ = ("_file", "_inode", "_is_honest", "_journal")
+class _UndoableFile(WrappedFile):
+    __slots__ = ("_inode", "_is_honest", "_journal")
 
     def __init__(self, file: File, inode: int, journal: Journal, is_honest: bool) -> None:
-        self._file, self._inode, self._journal, self._is_honest = file, inode, journal, is_honest
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return self._file.pread(size, offset)
-
-    def pread_into(self, buffer: memoryview, offset: int) -> int:
-        return self._file.pread_into(buffer, offset)
+        super().__init__(file)
+        self._inode, self._journal, self._is_honest = inode, journal, is_honest
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         length = sum(memoryview(buffer).nbytes for buffer in buffers)
@@ -31,10 +27,6 @@ class _UndoableFile:
             old = self._file.pread(min(length, size - offset), offset) if offset < size else b""
             self._journal.note("write", inode=self._inode, offset=offset, length=length, size=size, old=old)
             return self._file.pwritev(buffers, offset)
-
-    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        data = source.pread(size, source_offset)
-        return self.pwritev([data], offset) if data else 0
 
     def truncate(self, size: int) -> None:
         with self._journal.lock:
@@ -50,20 +42,8 @@ class _UndoableFile:
         self._file.sync()
         self._journal.settle(numbers)
 
-    def uncache(self, offset: int, size: int) -> None:
-        self._file.uncache(offset, size)
 
-    def size(self) -> int:
-        return self._file.size()
-
-    def is_linked(self) -> bool:
-        return self._file.is_linked()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class UndoableDisk:
+class UndoableDisk(WrappedDisk):
     """The machine's file system; what is changed through this and not synced, `cut_power` can take back.
 
     All files are in one directory, and this object is the only one that changes them. It takes up the
@@ -74,14 +54,9 @@ class UndoableDisk:
     """
 
     def __init__(self, journal: str, disk: Disk = REAL, *, lies_about: Sequence[str] = ()) -> None:
-        self._disk = disk
+        super().__init__(disk)
         self._journal = Journal(os.path.abspath(journal))
         self._lies_about = tuple(lies_about)
-
-    def open(self, path: str, *, write: bool = False) -> File:
-        """Open; only what is opened to write is watched."""
-        file = self._disk.open(path, write=write)
-        return self._watched(file, path) if write else file
 
     def create(self, path: str) -> File:
         """Make a new file."""
@@ -89,7 +64,7 @@ class UndoableDisk:
             if os.path.lexists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             self._journal.note("create", path=os.path.abspath(path))
-            return self._watched(self._disk.create(path), path)
+            return super().create(path)
 
     def rename(self, source: str, target: str) -> None:
         """Rename; a replaced file is kept until that is durable."""
@@ -107,32 +82,13 @@ class UndoableDisk:
             self._journal.note("remove", path=path, kept=self._journal.keep(path))
             self._disk.remove(path)
 
-    def make_directory(self, path: str) -> None:
-        """Make it, durable at once as far as `cut_power` is concerned."""
-        self._disk.make_directory(path)
-
-    def list_directory(self, path: str) -> list[str]:
-        """Names in a directory."""
-        return self._disk.list_directory(path)
-
     def sync_directory(self, path: str) -> None:
         """Sync the names in a directory."""
         numbers = self._journal.names_of(os.path.abspath(path))
         self._disk.sync_directory(path)
         self._journal.settle(numbers)
 
-    def hold_directory(self, path: str) -> AbstractContextManager[None]:
-        """Hold it on the disk below."""
-        return self._disk.hold_directory(path)
-
-    def size(self, path: str) -> int | None:
-        """Bytes in a file."""
-        return self._disk.size(path)
-
-    def lock(self, path: str) -> Lock:
-        """Take a lock; its file is durable at once."""
-        return self._disk.lock(path)
-
-    def _watched(self, file: File, path: str) -> File:
+    def wrapped(self, file: File, path: str, *, write: bool) -> File:
+        """Only what is opened to write is watched."""
         is_honest = not os.path.basename(path).startswith(self._lies_about)
-        return _UndoableFile(file, os.stat(path).st_ino, self._journal, is_honest)
+        return _UndoableFile(file, os.stat(path).st_ino, self._journal, is_honest) if write else file

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from disks.faults import Faults
+from disks.wrapped_disk import WrappedDisk, WrappedFile
 from rt.log.disk import Disk, File, Lock
 from rt.log.format.constants import Buffer
 
 
-class _FaultyFile:
+class _FaultyFile(WrappedFile):
     """A file of the underlying disk, with the faults of a `FaultyDisk`."""
 
-    __slots__ = ("_disk", "_file")
+    __slots__ = ("_disk",)
 
     def __init__(self, disk: FaultyDisk, file: File) -> None:
+        super().__init__(file)
         self._disk = disk
-        self._file = file
 
     def pread(self, size: int, offset: int) -> bytes:
         self._disk.check("pread")
@@ -61,36 +61,27 @@ class _FaultyFile:
         self._disk.check("sync")
         self._file.sync()
 
-    def uncache(self, offset: int, size: int) -> None:
-        self._file.uncache(offset, size)
 
-    def size(self) -> int:
-        return self._file.size()
-
-    def is_linked(self) -> bool:
-        return self._file.is_linked()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class FaultyDisk(Faults):
+class FaultyDisk(Faults, WrappedDisk):
     """Adds faults and a space limit to any disk: `FaultyDisk(RealDisk())` for real files.
 
     Removing a name releases its space, even while the file is open. Thread-safe if the underlying disk is.
     """
 
     def __init__(self, disk: Disk, capacity_bytes: int | None = None) -> None:
-        super().__init__(capacity_bytes)
-        self._disk = disk
+        Faults.__init__(self, capacity_bytes)
+        WrappedDisk.__init__(self, disk)
+
+    def wrapped(self, file: File, path: str, *, write: bool) -> File:
+        return _FaultyFile(self, file)
 
     def open(self, path: str, *, write: bool = False) -> File:
         self.check("open")
-        return _FaultyFile(self, self._disk.open(path, write=write))
+        return super().open(path, write=write)
 
     def create(self, path: str) -> File:
         self.check("create")
-        return _FaultyFile(self, self._disk.create(path))
+        return super().create(path)
 
     def rename(self, source: str, target: str) -> None:
         self.check("rename")
@@ -115,12 +106,6 @@ class FaultyDisk(Faults):
     def sync_directory(self, path: str) -> None:
         self.check("sync_directory")
         self._disk.sync_directory(path)
-
-    def hold_directory(self, path: str) -> AbstractContextManager[None]:
-        return self._disk.hold_directory(path)
-
-    def size(self, path: str) -> int | None:
-        return self._disk.size(path)
 
     def lock(self, path: str) -> Lock:
         self.check("lock")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from rt.log.disk import Disk, File, Lock
+from disks.wrapped_disk import WrappedDisk, WrappedFile
+
+from rt.log.disk import Disk, File
 from rt.log.format.constants import Buffer
 from sequencer.raft.storage.worker import Done, Failed, Work
 
@@ -130,83 +131,48 @@ class _Stepper:
         self._stands_still.release()
 
 
-class _SteppedDisk:
+class _SteppedDisk(WrappedDisk):
     """A disk that calls `before` every change."""
 
     def __init__(self, disk: Disk, before: Callable[[], None]) -> None:
-        self._disk, self._before = disk, before
+        super().__init__(disk)
+        self._before = before
 
-    def open(self, path: str, *, write: bool = False) -> File:
-        return _SteppedFile(self._disk.open(path, write=write), self._before)
+    def wrapped(self, file: File, path: str, *, write: bool) -> File:
+        return _SteppedFile(file, self._before)
 
     def create(self, path: str) -> File:
         self._before()
-        return _SteppedFile(self._disk.create(path), self._before)
+        return super().create(path)
 
     def rename(self, source: str, target: str) -> None:
         self._before()
-        self._disk.rename(source, target)
+        super().rename(source, target)
 
     def remove(self, path: str) -> None:
         self._before()
-        self._disk.remove(path)
-
-    def make_directory(self, path: str) -> None:
-        self._disk.make_directory(path)
-
-    def list_directory(self, path: str) -> list[str]:
-        return self._disk.list_directory(path)
+        super().remove(path)
 
     def sync_directory(self, path: str) -> None:
         self._before()
-        self._disk.sync_directory(path)
-
-    def hold_directory(self, path: str) -> AbstractContextManager[None]:
-        return self._disk.hold_directory(path)
-
-    def size(self, path: str) -> int | None:
-        return self._disk.size(path)
-
-    def lock(self, path: str) -> Lock:
-        return self._disk.lock(path)
+        super().sync_directory(path)
 
 
-class _SteppedFile:
+class _SteppedFile(WrappedFile):
     """A file of such a disk."""
 
     def __init__(self, file: File, before: Callable[[], None]) -> None:
-        self._file, self._before = file, before
-
-    def pread(self, size: int, offset: int) -> bytes:
-        return self._file.pread(size, offset)
-
-    def pread_into(self, buffer: memoryview, offset: int) -> int:
-        return self._file.pread_into(buffer, offset)
+        super().__init__(file)
+        self._before = before
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         self._before()
-        return self._file.pwritev(buffers, offset)
-
-    def copy_from(self, source: File, source_offset: int, size: int, offset: int) -> int:
-        data = source.pread(size, source_offset)
-        return self.pwritev([data], offset) if data else 0
+        return super().pwritev(buffers, offset)
 
     def truncate(self, size: int) -> None:
         self._before()
-        self._file.truncate(size)
+        super().truncate(size)
 
     def sync(self) -> None:
         self._before()
-        self._file.sync()
-
-    def uncache(self, offset: int, size: int) -> None:
-        self._file.uncache(offset, size)
-
-    def size(self) -> int:
-        return self._file.size()
-
-    def is_linked(self) -> bool:
-        return self._file.is_linked()
-
-    def close(self) -> None:
-        self._file.close()
+        super().sync()

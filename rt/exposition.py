@@ -6,10 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from sequencer.rest.base.node_snapshot import Histogram
-
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+CONDITION: Final = "0 or 1"
+"""The unit of a metric that says whether something is so."""
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is above all bounds."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+    total: float = 0.0
+
+
 Value: TypeAlias = float | Histogram
 """A number, or the observations of a histogram."""
 
@@ -24,7 +35,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     samples: Mapping[tuple[str, ...], Value] = field(default_factory=dict)
     unit: str = ""
-    """In full; "0 or 1" for a condition. Default: the last word of the name."""
+    """In full; `CONDITION` for a condition. Default: the last word of the name."""
 
     def __post_init__(self) -> None:
         for values in self.samples:
@@ -42,6 +53,11 @@ class Metric:
 def number(name: str, text: str, value: float, *, unit: str = "") -> Metric:
     """A metric without labels."""
     return Metric(name, text, (), {(): value}, unit)
+
+
+def condition(name: str, text: str, is_so: bool) -> Metric:
+    """A metric without labels that is 1 or 0."""
+    return number(name, text, is_so, unit=CONDITION)
 
 
 def exposition(found: Iterable[Metric]) -> str:
