@@ -40,7 +40,7 @@ from sequencer.rest.base.node_snapshot import (
 )
 from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.http.listener import Listener
+from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.admin_actions import ACTIONS
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.sessions.client_tracker import ClientTracker
@@ -124,7 +124,7 @@ class HttpServers:
         }
         """By port."""
         self._runners: list[web.ServerRunner] = []
-        self.listeners: Final[dict[str, Listener]] = {}
+        self.listeners: Final[dict[str, HttpListener]] = {}
         """By name, "rest" and "health"; a port that is 0 has none."""
 
     async def start(self) -> None:
@@ -142,7 +142,7 @@ class HttpServers:
         make = runner.server
         assert make is not None
         contexts = self._contexts
-        listener = Listener(
+        listener = HttpListener(
             name,
             make,
             (self._data.config.listen, port),

@@ -21,7 +21,7 @@ from sequencer.leader.lease_expiry import LeaseExpiry
 from sequencer.leader.merge_planner import Speculation, plan_merge, plan_roll
 from sequencer.leader.node_reports import FRESH_NS, NodeReports
 from sequencer.leader.peer_fetch_planner import FetchRequest, PeerFetchPlanner
-from sequencer.leader.proposals import REPEAT_NS, ProposalPort, Proposals
+from sequencer.leader.proposals import REPEAT_NS, LeaderProposals, ProposalPort
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, unpack_boundaries
 from sequencer.leader.retention_planner import RetentionPlanner
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
@@ -69,7 +69,7 @@ class Leader:
         """`on_divergence` gets nodes that must stop. `configured`: this node's replicated settings."""
         self.tracker = ReplicationTracker(members)
         self._state, self._now_ns = state, now_ns
-        self._proposals = Proposals(proposer, now_ns)
+        self._proposals = LeaderProposals(proposer, now_ns)
         self._nodes = NodeReports(ask_again, now_ns)
         self._speculation = Speculation(state)
         self._divergences, self._on_divergence = DivergenceDetector(members), on_divergence

@@ -44,7 +44,7 @@ class ProposalPort(Protocol):
         """See `Consensus.propose`."""
 
 
-class Proposals:
+class LeaderProposals:
     def __init__(self, port: ProposalPort, now_ns: Callable[[], int]) -> None:
         self._port, self._now_ns = port, now_ns
         self.in_flight = 0

@@ -27,7 +27,7 @@ from rt.net.identity import Identity
 from sequencer.rest.http import connection
 from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Dispatcher
-from sequencer.rest.http.listener import HANDSHAKES_MAX, Listener
+from sequencer.rest.http.listener import HANDSHAKES_MAX, HttpListener
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
 from sequencer.state.state_codec import encode_state
@@ -385,7 +385,7 @@ def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: 
 @contextlib.asynccontextmanager
 async def listening(
     endpoints: tuple[Endpoint, ...] = ENDPOINTS, **bounds: Any
-) -> AsyncIterator[tuple[Listener, Dispatcher]]:
+) -> AsyncIterator[tuple[HttpListener, Dispatcher]]:
     """A plain port with other bounds, and with `endpoints` for everybody."""
     public = [replace(one, is_public=True) for one in endpoints]
     with ThreadPoolExecutor(1) as pool:
@@ -394,7 +394,7 @@ async def listening(
         await runner.setup()
         make = runner.server
         assert make is not None
-        listener = Listener("test", make, ("127.0.0.1", 0), lambda: None, **bounds)
+        listener = HttpListener("test", make, ("127.0.0.1", 0), lambda: None, **bounds)
         listener.start()
         try:
             async with asyncio.timeout(WAIT_S):

@@ -24,7 +24,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.node_snapshot import Client, Counts, MergeStatus, NodeSnapshot
 from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.http.listener import Listener
+from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
 from sequencer.state.state import (
@@ -144,7 +144,7 @@ class PageNode:
         self._look, self._gone_after = look, gone_after
         self.asked: list[str] = []
         """Paths, in the order in which they were asked for."""
-        self._listener: Listener
+        self._listener: HttpListener
         self.answering: Dispatcher
 
     @property
@@ -162,7 +162,7 @@ class PageNode:
             make = runner.server
             assert make is not None
             self._loop = asyncio.get_running_loop()
-            self._listener = Listener("page", make, ("127.0.0.1", 0), lambda: None)
+            self._listener = HttpListener("page", make, ("127.0.0.1", 0), lambda: None)
             self._listener.start()
             try:
                 yield self

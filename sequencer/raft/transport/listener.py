@@ -18,7 +18,7 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 logger = logging.getLogger("sequencer.raft")
 
 
-class Listener:
+class RaftListener:
     """Accepts connections. The constructor binds; `start` listens, and has `epoll` report connections."""
 
     due_s = math.inf

@@ -32,7 +32,7 @@ from sequencer.raft.transport.codec import encode
 from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, MeshTiming, RaftConnection
 from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
-from sequencer.raft.transport.listener import Listener
+from sequencer.raft.transport.listener import RaftListener
 from sequencer.raft.transport.peer_auth import (
     PeerLost,
     PeerRejected,
@@ -97,7 +97,7 @@ class TlsMesh:
         self._is_closed = False
         # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
         self._waking = threading.RLock()
-        self._listener = Listener(listen)
+        self._listener = RaftListener(listen)
         self.port = self._listener.port
         """The port in use, also if the system chose it."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -30,7 +30,7 @@ BACKLOG: Final = 128
 logger = logging.getLogger("sequencer")
 
 
-class Listener:
+class HttpListener:
     """Listens from `start` to `close`. `context` returns the TLS context of each handshake (None: plain)."""
 
     def __init__(

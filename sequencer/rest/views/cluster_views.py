@@ -61,7 +61,7 @@ class MemberReport(Answer):
     disk_free_bytes: Annotated[Count, doc("Free bytes of its file system.")]
 
 
-class NodeReport(Answer):
+class NodeStatus(Answer):
     """This node, which answered the request."""
 
     name: Annotated[str, doc("Name of the node.")]
@@ -95,7 +95,7 @@ class StatusReport(Answer):
     leases: Annotated[Count, doc("Number of held leases.")]
     alarms: Annotated[list[Alarm], doc("Critical alarms first. Empty: no problem is known.")]
     members: Annotated[list[MemberReport], doc("By name.")]
-    node: Annotated[NodeReport, doc("This node, which answered the request.")]
+    node: Annotated[NodeStatus, doc("This node, which answered the request.")]
 
 
 def status(asked: RequestContext) -> Response:
@@ -159,10 +159,10 @@ def _member(one: pb.NodeStanding, standing: pb.Standing) -> MemberReport:
     )
 
 
-def _node(node: NodeSnapshot) -> NodeReport:
+def _node(node: NodeSnapshot) -> NodeStatus:
     merging = node.merging
     lag_messages, lag_bytes = node.lag
-    return NodeReport(
+    return NodeStatus(
         name=node.node,
         role=node.standing.role,
         is_caught_up=node.standing.is_caught_up,
