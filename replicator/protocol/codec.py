@@ -51,7 +51,7 @@ from rt.errors import ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint
 from rt.v1 import replication_pb2 as pb
 
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"

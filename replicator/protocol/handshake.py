@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
 from rt.cluster_epoch import EPOCH_END
 from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint
 from rt.names import check_dedup_id, check_name, check_session_name
 
 PROTOCOL_VERSION: Final = 1

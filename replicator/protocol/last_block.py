@@ -12,11 +12,10 @@ from typing import NamedTuple
 from rt.log.disk import Disk, File
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, encode_block_header
 from rt.log.format.checksum import batch_seed
-from rt.log.format.index import EntryKind
 from rt.log.format.segment import SegmentHeader
-from rt.log.scan.catalog import scanner_at
-from rt.log.scan.directory import read_index, scans
-from rt.log.scan.scanner import MergedScanner, Scanner, scanner_for
+from rt.log.scan.catalog import scanner_before
+from rt.log.scan.directory import scans
+from rt.log.scan.scanner import MergedScanner, Scanner
 
 
 class LastBlock(NamedTuple):
@@ -34,14 +33,7 @@ class LastBlock(NamedTuple):
 
 def last_block_before(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> LastBlock:
     """Find it from the last index entry before `offset`. `OSError` as the disk raises it."""
-    hops = [
-        entry.first
-        for entry in read_index(disk, path, header)
-        if entry.kind is EntryKind.FRAME and entry.offset < offset
-    ]
-    scanner = scanner_at(disk, path, header, file, hops[-1]) if hops else scanner_for(header)
-    if scanner.offset >= offset:
-        scanner = scanner_for(header)
+    scanner = scanner_before(disk, path, header, file, offset - 1)
     walk_to(file, scanner, offset)
     assert isinstance(scanner, MergedScanner)
     last = scanner.last_block
@@ -57,14 +49,13 @@ def block_checksum(block: BlockHeader, segment: SegmentHeader, end_offset: int) 
     return int.from_bytes(head[4:8], "little")
 
 
-def walk_to(file: File, scanner: Scanner, end: int) -> None:
-    """Walk over the frames that end at or before `end`."""
+def walk_to(file: File, scanner: Scanner, end: int) -> str | None:
+    """Walk over the frames that end at or before `end`. Returns the problem of a bad one before it."""
 
     def pread(size: int, offset: int) -> bytes:
         return file.pread(min(size, end - offset) if offset < end else 0, offset)
 
-    for _ in scans(pread, scanner, values=False):
-        pass
+    return [scan.problem for scan in scans(pread, scanner, values=False)][-1]
 
 
 def reaches_beyond(file: File, scanner: Scanner, end: int) -> bool:

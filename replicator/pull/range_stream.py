@@ -25,7 +25,8 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, decode_segment_header
 from rt.log.read.projection import ProjectingScanner, Projection
-from rt.log.read.range_reader import UndecodableBatch, decode_range
+from rt.log.read.range_reader import decode_range
+from rt.log.scan.batch_decoder import UndecodableBatch
 from rt.log.scan.message_batch import MessageBatch
 from rt.log.scan.scanner import MergedScanner, ScanResult
 

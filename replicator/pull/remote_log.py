@@ -38,9 +38,9 @@ from replicator.pull.range_stream import Found, RangeStream
 from rt.endpoints import check_endpoints
 from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError, Timeout
 from rt.events import SkipForward
+from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
-from rt.log.read.waypoint import Waypoint
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking

@@ -30,8 +30,7 @@ from replicator.send.sender import Sender
 from replicator.send.topic_filter import FilteredScan
 from rt.errors import ClusterMismatch
 from rt.log.disk import Disk
-from rt.log.read.outline import outline
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint, outline
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_identity
 from rt.net.grpc_errors import NothingMergedYet, Unreachable

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.running_checksum import ChecksummedBoundary
-from rt.log.format.segment import SegmentHeader, SegmentId
+from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_header, scans
-from rt.log.scan.scanner import ScanResult, SessionScanner
+from rt.log.scan.scanner import SessionScanner
 
 
 class SegmentBoundaries(NamedTuple):
@@ -22,20 +22,6 @@ class SegmentBoundaries(NamedTuple):
 
     segment: SegmentId
     marks: list[ChecksummedBoundary]
-
-
-class RecordingScanner(SessionScanner):
-    """Keeps the boundaries of everything that it walks."""
-
-    def __init__(self, header: SegmentHeader) -> None:
-        super().__init__(header, marks=True)
-        self.header = header
-        self.seen: list[ChecksummedBoundary] = []
-
-    def scan(self, data: memoryview, *, values: bool = True) -> ScanResult:
-        found = super().scan(data, values=values)
-        self.seen += found.marks
-        return found
 
 
 def read_marks(disk: Disk, path: str, segment: SegmentId) -> list[ChecksummedBoundary]:

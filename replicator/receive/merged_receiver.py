@@ -10,6 +10,8 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from replicator.protocol.last_block import block_checksum, last_block_before
@@ -17,20 +19,31 @@ from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Se
 from replicator.receive.receiver import Receiver, violation
 from rt.errors import ClusterMismatch, ProtocolViolation
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.format.block import BLOCK_HEADER_BYTES, BlockKind
+from rt.log.format.block import BlockKind
 from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
 from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.read.gaps import GapReport, record_skip
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_header
-from rt.log.scan.scanner import MergedScanner, PlacedBlock, Scanner, ScanResult
+from rt.log.scan.placed_batches import PlacedBatch, TimeRange
+from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult, in_order
 from rt.log.write.writer import BatchFrames, LogWriter
 
 FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 2 * BATCH_BYTES_MAX
 """A block holds up to 16 MiB, or one batch that is larger."""
 
 _DECLARATION: Final = int(BlockKind.DECLARATION)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A declaration, or the blocks between two. `end` is the position after it."""
+
+    offset: int
+    is_declaration: bool
+    end: int = 0
+    times: TimeRange = field(default_factory=TimeRange)
 
 
 class MergedReceiver(Receiver[MergedScanner]):
@@ -46,9 +59,8 @@ class MergedReceiver(Receiver[MergedScanner]):
         self._is_trimming = True
         self._reason = TrimReason.FOLLOWED  # Why the sender last trimmed, as far as it has said so.
         self._log_start = 0  # The first position that the sender keeps, as far as it has said so.
-        self._blocks: list[PlacedBlock] = []  # Blocks after `next_offset` that have begun.
-        self._times: list[tuple[int, int, int]] = []
-        """(offset, lowest, highest timestamp) of the batches in them."""
+        self._frames: list[PlacedBlock | PlacedBatch] = []
+        """The blocks after `next_offset` that have begun, and their batches, in order."""
         super().__init__(writer, frame_bytes_max=frame_bytes_max)
 
     @classmethod
@@ -69,21 +81,22 @@ class MergedReceiver(Receiver[MergedScanner]):
         `rt.ClusterMismatch` (another cluster), storage errors.
         """
         assert identity.kind is not LogKind.SESSION, identity
-        scanners: dict[SegmentId, MergedScanner] = {}
-
-        def scanner_for(header: SegmentHeader) -> Scanner:
-            return scanners.setdefault(header.id, MergedScanner(header, chain=chain))
-
-        writer = LogWriter.open(path, identity, disk=disk, resume=True, scanner_for=scanner_for)
-        active = None if writer.is_sealed else writer.active
+        writer = LogWriter.open(
+            path,
+            identity,
+            disk=disk,
+            resume=True,
+            scanner_for=lambda header: MergedScanner(header, chain=chain),
+        )
+        walk = None if writer.is_sealed else writer.recovered.resumed
         receiver = cls(writer, disk, frame_bytes_max=frame_bytes_max)
         receiver._is_trimming = follows_trims
         receiver._chain = chain
-        if active is not None:
-            walked = scanners[active.id]
-            receiver._scanner = receiver._rewind(walked)
+        if walk is not None:
+            assert isinstance(walk.scanner, MergedScanner)
+            receiver._scanner = receiver._rewind(walk.scanner)
             receiver._scanner.next = writer.end  # Filtered: it may be complete beyond its last block.
-            receiver._finish_skip(active)
+            receiver._finish_skip(walk.header)
         if (place := receiver.next_offset) is not None:
             receiver._became_durable(place, receiver.end)
         return receiver
@@ -210,13 +223,13 @@ class MergedReceiver(Receiver[MergedScanner]):
 
     def _new_scanner(self, header: SegmentHeader) -> MergedScanner:
         self._first = None
-        self._blocks, self._times = [], []
+        self._frames = []
         return MergedScanner(header, chain=self._chain)
 
     def _rewind(self, scanner: MergedScanner) -> MergedScanner:
         active = self.writer.active
         assert active is not None
-        self._blocks, self._times = [], []
+        self._frames = []
         at, first = scanner.boundary, scanner.next
         fresh = MergedScanner(active, offset=at, first=first, sessions=scanner.sessions, chain=scanner.chain)
         fresh.last_block = scanner.last_block
@@ -224,44 +237,30 @@ class MergedReceiver(Receiver[MergedScanner]):
 
     def _split_frames(self, scan: ScanResult, data: memoryview, base: int) -> list[BatchFrames]:
         """One item for the blocks between two declarations: each of these gets an entry in the index."""
-        self._blocks += scan.blocks
-        for placed in scan.batches:
-            header = placed.header
-            self._times.append((placed.offset, header.timestamp_low_ns, header.timestamp_high_ns))
-        runs: list[BatchFrames] = []
-        start, stop = 0, len(data)
-        while self._blocks and start < stop:
-            size, end, is_declaration = self._next_frames(base + stop)
-            pieces = [data[start : start + size]]
-            low_ns, high_ns = self._time_range(base + start + size)
-            runs.append(BatchFrames(pieces, end, low_ns, high_ns, is_declaration))
-            start += size
-        return runs
-
-    def _next_frames(self, stop: int) -> tuple[int, int, bool]:
-        """Take the next blocks before `stop`: their bytes, the position after them, whether it is a
-        declaration.
-        """
-        is_declaration = self._blocks[0].header.kind == _DECLARATION
-        count = 1
-        if not is_declaration:
-            while count < len(self._blocks):
-                block = self._blocks[count]
-                if block.offset >= stop or block.header.kind == _DECLARATION:
-                    break
-                count += 1
-        start, (offset, header) = self._blocks[0].offset, self._blocks[count - 1]
-        del self._blocks[:count]
-        return offset + BLOCK_HEADER_BYTES + header.length_bytes - start, header.end, is_declaration
-
-    def _time_range(self, stop: int) -> tuple[int, int]:
-        """The time range of the batches before `stop`, which are taken; zeros if there are none."""
-        count = next((at for at, time in enumerate(self._times) if time[0] >= stop), len(self._times))
-        taken = self._times[:count]
-        del self._times[:count]
-        if not taken:
-            return 0, 0
-        return min(low for _, low, _ in taken), max(high for _, _, high in taken)
+        self._frames += in_order(scan.blocks, scan.batches)
+        stop = base + len(data)
+        whole = [frame for frame in self._frames if frame.offset < stop]
+        del self._frames[: len(whole)]
+        stretches: list[_Stretch] = []
+        for frame in whole:
+            if isinstance(frame, PlacedBatch):
+                stretches[-1].times.widen(frame.header.timestamp_low_ns, frame.header.timestamp_high_ns)
+                continue
+            is_declaration = frame.header.kind == _DECLARATION
+            if is_declaration or not stretches or stretches[-1].is_declaration:
+                stretches.append(_Stretch(frame.offset, is_declaration))
+            stretches[-1].end = frame.header.end
+        offsets = [stretch.offset for stretch in stretches] + [stop]
+        return [
+            BatchFrames(
+                [data[start - base : end - base]],
+                one.end,
+                one.times.low_ns,
+                one.times.high_ns,
+                one.is_declaration,
+            )
+            for one, (start, end) in zip(stretches, pairwise(offsets), strict=True)
+        ]
 
     def _before_start(self, header: SegmentHeader) -> None:
         if self._skip_target is None:

@@ -19,7 +19,7 @@ from replicator.protocol.column_check import QUICK_BYTES_MAX as EXPANDED_BYTES_M
 from replicator.protocol.column_check import BadColumns, check_columns, expanded_bytes
 from replicator.protocol.handshake import NOWHERE
 from replicator.protocol.messages import LogOffset, Run, SegmentSealed, WholeRun
-from replicator.receive.batch_boundaries import RecordingScanner, SegmentBoundaries
+from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.receiver import NotQuick, Receiver, violation
 from rt.errors import ClusterMismatch, Fenced
 from rt.log.disk import REAL, Disk
@@ -32,7 +32,8 @@ from rt.log.format.segment import (
     decode_segment_header,
 )
 from rt.log.format.segment_table import LogIdentity, TrimReason
-from rt.log.scan.scanner import Scanner, ScanResult, SessionScanner
+from rt.log.scan.recovery_scan import RecoveryScan
+from rt.log.scan.scanner import ScanResult, SessionScanner
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint, WholeSegment
 
 _ONE_MESSAGE_BYTES: Final = 4096
@@ -81,17 +82,10 @@ class SessionReceiver(Receiver[SessionScanner]):
         `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
         """
         assert identity.kind is LogKind.SESSION, identity
-        scanners: list[RecordingScanner] = []
-
-        def scanner_for(header: SegmentHeader) -> Scanner:
-            scanners.append(RecordingScanner(header))
-            return scanners[-1]
-
-        writer = LogWriter.open(path, identity, disk=disk, resume=True, scanner_for=scanner_for)
+        writer = LogWriter.open(path, identity, disk=disk, resume=True, scanner_for=_marking_scanner)
         try:
-            active = None if writer.is_sealed else writer.active
             receiver = cls(writer, frame_bytes_max=frame_bytes_max)
-            receiver._resume(active, scanners)
+            receiver._resume(None if writer.is_sealed else writer.recovered.resumed)
             if at is not None:
                 receiver.skip_to(at, number)
         except BaseException:
@@ -285,7 +279,7 @@ class SessionReceiver(Receiver[SessionScanner]):
             self.writer.trim(header.id, TrimReason.MERGED)
 
     def _new_scanner(self, header: SegmentHeader) -> SessionScanner:
-        return SessionScanner(header, marks=True)
+        return _marking_scanner(header)
 
     def _rewind(self, scanner: SessionScanner) -> SessionScanner:
         return scanner  # It stops only at boundaries.
@@ -326,18 +320,12 @@ class SessionReceiver(Receiver[SessionScanner]):
         if scan.marks:
             self._unsynced.append(SegmentBoundaries(active.id, scan.marks))
 
-    def _resume(self, active: SegmentHeader | None, scanners: list[RecordingScanner]) -> None:
-        if active is not None:
-            scanned = next(scanner for scanner in reversed(scanners) if scanner.header.id == active.id)
-            self._scanner = SessionScanner(
-                active,
-                offset=scanned.offset,
-                first=scanned.next,
-                marks=True,
-                chain=scanned.chain,
-                content=scanned.content,
-            )
-            self.recovered = [SegmentBoundaries(active.id, scanned.seen)]
+    def _resume(self, walk: RecoveryScan | None) -> None:
+        if walk is not None:
+            assert isinstance(walk.scanner, SessionScanner)
+            self._scanner = walk.scanner
+            self.recovered = [SegmentBoundaries(walk.header.id, walk.marks)]
+            walk.marks = []  # The writer keeps the walk: the boundaries may be many.
         if (place := self.next_offset) is not None:
             self._became_durable(place, self.end)
 
@@ -347,3 +335,7 @@ class SessionReceiver(Receiver[SessionScanner]):
             return self.active.run_id
         sealed = self.writer.table.segments
         return sealed[-1].run_id if sealed and sealed[-1].id.run == number else None
+
+
+def _marking_scanner(header: SegmentHeader) -> SessionScanner:
+    return SessionScanner(header, marks=True)

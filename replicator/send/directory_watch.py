@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -19,12 +18,10 @@ from typing import Final
 from inotify_simple import Event, INotify, flags, parse_events
 
 from rt.log.disk import storage_errors
-from rt.log.read.watch import LogPoll
+from rt.log.read.watch import EXHAUSTED, WATCH_ENDED, LogPoll
 
 logger = logging.getLogger("replicator")
 
-_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
-_WATCH_ENDED: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
 _CHANGES: Final = (
     flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF
 )
@@ -105,7 +102,7 @@ class WatchHub:
                 self._watch(watched)
             except OSError as error:
                 self._release_if_unused()
-                if error.errno not in _EXHAUSTED:
+                if error.errno not in EXHAUSTED:
                     raise
                 hint = "raise fs.inotify.max_user_watches and max_user_instances"
                 logger.warning("inotify_exhausted path=%s hint=%s", path, hint)
@@ -156,7 +153,7 @@ class WatchHub:
         if event.mask & flags.Q_OVERFLOW:
             return [watched for all_watched in self._by_watch.values() for watched in all_watched]
         found = self._by_watch.get(event.wd, [])
-        if event.mask & _WATCH_ENDED:
+        if event.mask & WATCH_ENDED:
             for watched in found:  # A new directory may have that path from now on.
                 if self._watched.get(watched.path) is watched:
                     del self._watched[watched.path]

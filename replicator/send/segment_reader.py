@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import nullcontext
+from contextlib import ExitStack
 from copy import copy
 from typing import Final, NamedTuple
 
+from replicator.protocol.last_block import walk_to
 from replicator.protocol.messages import CHUNK_BYTES_MAX, Chunk, LogOffset
 from replicator.send.read_cache import CachedRead, ReadCache
 from rt.errors import Corrupt, Diverged
 from rt.log.disk import Disk, File
-from rt.log.format.index import EntryKind
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, decode_segment_header
 from rt.log.format.segment_table import LogIdentity
-from rt.log.scan.catalog import scanner_at, segment_path
-from rt.log.scan.directory import read_index, scans
-from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
+from rt.log.scan.catalog import scanner_before, segment_path
+from rt.log.scan.directory import read_frames, scans
+from rt.log.scan.scanner import Scanner, SessionScanner, scanner_for
 
 RESTORE_HINT: Final = "Restore or refetch the file; `rt log verify` lists all damage."
 _GRID_BYTES: Final = CHUNK_BYTES_MAX // 2
@@ -188,60 +188,42 @@ class SegmentReader:
     def _read_verified(self, start: int, *, is_fresh: bool) -> _Piece | None:
         cache = self._cache
         end = self._file.size() if cache is None or is_fresh else cache.size(self.header.id, self._file)
-        left = end - start
-        size = min(left, self.chunk_bytes)
+        size = min(end - start, self.chunk_bytes)
         if cache is not None:
-            size = min(left, (start + CHUNK_BYTES_MAX) // _GRID_BYTES * _GRID_BYTES - start)
+            size = min(end - start, (start + CHUNK_BYTES_MAX) // _GRID_BYTES * _GRID_BYTES - start)
         self.problem = None
-        while size > 0:
-            is_large = cache is None and size > CHUNK_BYTES_MAX
-            with _LARGE_FRAME_LOCK if is_large else nullcontext():
-                try:
-                    data = memoryview(self._file.pread(size, start))
-                except Corrupt as error:  # A known bad range: what was read before it is good.
-                    self.problem = error.what
-                    break
-                scan = self._scan(data, left)
-                if scan.consumed:
-                    is_kept = not is_large and scan.consumed <= len(data)
-                    return _Piece(start, scan.consumed, data[: scan.consumed] if is_kept else None)
-                is_short = len(data) < size
-                del data  # Before the lock is released.
-            if scan.problem is None and size < scan.needed <= left and not is_short:
-                size = scan.needed
-                continue
-            self.problem = scan.problem or "cut short"
-            break
-        return None
+        if size <= 0:
+            return None
+        is_large, is_session = False, isinstance(self._scanner, SessionScanner)
+        with ExitStack() as held:
 
-    def _scan(self, data: memoryview, left: int) -> ScanResult:
-        """Verify `data`. Values of a merged log are not read: they must lie within the `left` bytes."""
-        scanner = self._scanner
-        if not isinstance(scanner, MergedScanner):
-            return scanner.scan(data)
-        end = scanner.offset + left
-        return scanner.scan_columns(data, lambda offset: offset <= end)
+            def pread(size: int, offset: int) -> bytes:
+                nonlocal is_large
+                if cache is None and size > CHUNK_BYTES_MAX and not is_large:
+                    held.enter_context(_LARGE_FRAME_LOCK)
+                    is_large = True
+                return self._file.pread(size, offset)
+
+            try:
+                data, scan = read_frames(
+                    pread, self._scanner, size, values=is_session, reaches=lambda offset: offset <= end
+                )
+            except Corrupt as error:  # A known bad range: what was read before it is good.
+                self.problem = error.what
+                return None
+            if scan.consumed:
+                is_kept = not is_large and scan.consumed <= len(data)
+                return _Piece(start, scan.consumed, memoryview(data)[: scan.consumed] if is_kept else None)
+            del data  # Before the lock is released.
+        self.problem = scan.problem or "cut short"
+        return None
 
 
 def _scanner_at_offset(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> Scanner:
     """A scanner at `offset` that has verified all from the last index entry before it."""
-    frames = [
-        entry
-        for entry in read_index(disk, path, header)
-        if entry.kind is EntryKind.FRAME and entry.offset <= offset
-    ]
-    scanner = scanner_at(disk, path, header, file, frames[-1].first) if frames else scanner_for(header)
-    if scanner.offset > offset:
-        scanner = scanner_for(header)
-
-    def pread_before(size: int, at: int) -> bytes:
-        return file.pread(max(0, min(size, offset - at)), at)
-
-    for scan in scans(pread_before, scanner, values=False):
-        if scan.problem is not None:
-            raise Corrupt(
-                scan.problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=RESTORE_HINT
-            )
+    scanner = scanner_before(disk, path, header, file, offset)
+    if (problem := walk_to(file, scanner, offset)) is not None:
+        raise Corrupt(problem, path=segment_path(path, header.id), offset=scanner.boundary, hint=RESTORE_HINT)
     if scanner.offset != offset or scanner.boundary != offset:
         raise _no_boundary(segment_path(path, header.id), offset)
     return scanner

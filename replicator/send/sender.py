@@ -35,7 +35,7 @@ from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import read_durable_end
+from rt.log.scan.directory import durable_offset
 
 ITEMS_MAX: Final = 4 * WHOLE_RUNS_MAX
 """About the largest number of items that one call returns: it must not block an event loop for long."""
@@ -183,7 +183,9 @@ class Sender:
     def _at_end(self, reader: SegmentReader, found: list[Item]) -> bool:
         """Handle the end of a segment: seal it, wait for more (False), or raise if it must be longer."""
         entry = self._view.sealed(reader.header.id)
-        durable = 0 if entry is not None or reader.problem is None else self._durable_offset(reader.header.id)
+        durable = 0
+        if entry is None and reader.problem is not None:
+            durable = durable_offset(self._disk, self.path, reader.header.id, self.identity.origin)
         may_have_more = entry is not None or reader.problem is not None
         if may_have_more and (more := reader.read_chunks(1, is_fresh=True)):
             found += more
@@ -244,8 +246,3 @@ class Sender:
             offset=0,
             hint=RESTORE_HINT,
         ) from error
-
-    def _durable_offset(self, segment: SegmentId) -> int:
-        durable = read_durable_end(self._disk, self.path)
-        is_same = durable is not None and (durable.id, durable.origin) == (segment, self.identity.origin)
-        return durable.offset if durable is not None and is_same else 0

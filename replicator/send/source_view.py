@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_left
+from operator import attrgetter
 
 from replicator.protocol.messages import LogTrimmed
 from rt.errors import Corrupt
@@ -50,9 +51,7 @@ class SourceView:
 
     def sealed(self, segment: SegmentId) -> SealedSegment | None:
         """The table's entry of a segment; None if it is not listed."""
-        entries = self.table.segments if self.table else ()
-        at = bisect_left(entries, segment, key=_id)
-        return entries[at] if at < len(entries) and entries[at].id == segment else None
+        return self.table.find(segment) if self.table else None
 
     def is_trimmed(self, segment: SegmentId) -> bool:
         """Whether a segment was trimmed, or trimmed so long ago that the table does not list it."""
@@ -64,7 +63,7 @@ class SourceView:
     def at_or_after(self, segment: SegmentId) -> SegmentId | None:
         """The first segment from `segment` on that has bytes."""
         entries = self.table.segments if self.table else ()
-        for entry in entries[bisect_left(entries, segment, key=_id) :]:
+        for entry in entries[bisect_left(entries, segment, key=attrgetter("id")) :]:
             if not entry.is_trimmed:
                 return entry.id
         # Only in the directory: newer than all segments of the table.
@@ -77,7 +76,7 @@ class SourceView:
     def trimmed(self) -> LogTrimmed | None:
         """What was trimmed of a merged log; None if nothing was."""
         entries = self.table.segments if self.table else ()
-        count = bisect_left(entries, True, key=_is_kept)
+        count = bisect_left(entries, True, key=lambda entry: not entry.is_trimmed)
         kept = self.at_or_after(SegmentId(0, 0))
         if not count:
             return None
@@ -103,11 +102,3 @@ class SourceView:
             return file.pread(_TABLE_HEAD_BYTES, 0)
         finally:
             file.close()
-
-
-def _id(entry: SealedSegment) -> SegmentId:
-    return entry.id
-
-
-def _is_kept(entry: SealedSegment) -> bool:
-    return not entry.is_trimmed

@@ -45,7 +45,7 @@ from rt.log.format.segment import (
     encode_segment_header,
 )
 from rt.log.scan.placed_batches import PlacedBatch
-from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult
+from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult, in_order
 
 COLUMNS_BYTES_MAX: Final = 512 * 1024
 """A batch with more columns passes whatever its topics are: no more of a batch is kept in memory."""
@@ -174,12 +174,11 @@ class FilteredScan:
         assert self._header is not None
         assert self._next_offset is not None
         at = self._next_offset.offset
-        blocks = iter(block for block in scan.blocks if block.header.kind == BlockKind.BATCHES)
-        following = next(blocks, None)
-        for placed in scan.batches:
-            while following is not None and following.offset < placed.offset:
-                self._block, self._block_chain = following, following.header.chain_start
-                following = next(blocks, None)
+        for placed in in_order(scan.blocks, scan.batches):
+            if isinstance(placed, PlacedBlock):
+                if placed.header.kind == BlockKind.BATCHES:
+                    self._block, self._block_chain = placed, placed.header.chain_start
+                continue
             assert self._block is not None
             batch = view[placed.start : placed.start + placed.header.total_bytes]
             chain = self._block_chain
@@ -195,8 +194,6 @@ class FilteredScan:
                 at += len(pieces[-1])
             pieces += (encode_block_header(header, batch_seed(self._header.seed, at)), batch)
             at += BLOCK_HEADER_BYTES + len(batch)
-        if following is not None:
-            self._block, self._block_chain = following, following.header.chain_start
         return pieces
 
     def _is_wanted(self, placed: PlacedBatch, batch: memoryview) -> bool:

@@ -341,12 +341,7 @@ def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, by
                     disk.remove(aside)
                 file = disk.create(aside)
                 made.append(aside)
-                try:
-                    if file.pwritev([content], 0) != len(content):
-                        raise OSError(errno.ENOSPC, "short write")
-                    file.sync()
-                finally:
-                    file.close()
+                _fill(file, content)
             for at, (aside, name) in enumerate(zip(asides, names, strict=True)):
                 disk.rename(aside, name)
                 made[at] = name
@@ -355,6 +350,16 @@ def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, by
             if error.errno != errno.EIO:
                 remove_last_first(disk, made, error)
             raise
+
+
+def _fill(file: File, content: bytes) -> None:
+    """Write and sync a new file, and close it."""
+    try:
+        if file.pwritev([content], 0) != len(content):
+            raise OSError(errno.ENOSPC, "short write")
+        file.sync()
+    finally:
+        file.close()
 
 
 def _sync_names(disk: Disk, directory: str) -> None:
@@ -383,12 +388,7 @@ def _write_whole(disk: Disk, directory: str, path: str, content: bytes) -> None:
         disk.remove(aside)
     file = disk.create(aside)
     try:
-        try:
-            if file.pwritev([content], 0) != len(content):
-                raise OSError(errno.ENOSPC, "short write")
-            file.sync()
-        finally:
-            file.close()
+        _fill(file, content)
     except OSError:
         disk.remove(aside)  # On a full disk it would occupy the last free bytes.
         raise

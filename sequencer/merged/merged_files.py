@@ -12,10 +12,10 @@ from typing import Final
 from replicator.protocol.messages import LogOffset
 from rt.errors import Corrupt
 from rt.log.disk import Disk, storage_errors
-from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId, parse_segment_name
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, parse_segment_name
 from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.scanner import MergedScanner, Scanner
+from rt.log.scan.scanner import MergedScanner
 from rt.log.write.segment_repair import valid_end
 from rt.log.write.writer import LogWriter
 from sequencer.state.state import ClearedRange, MergedSegment
@@ -57,21 +57,17 @@ class MergedFiles:
             return self._open([_as_sealed(one) for one in self.trimmed])
 
     def _open(self, gone: Sequence[SealedSegment] = ()) -> tuple[LogWriter, int]:
-        found: list[MergedScanner] = []
-
-        def scanner_for(header: SegmentHeader) -> Scanner:
-            found.append(MergedScanner(header))
-            return found[-1]
-
         writer = LogWriter.open(
             self.path,
             self.identity,
             disk=self._disk,
             resume=True,
             trimmed_elsewhere=gone,
-            scanner_for=scanner_for,
         )
-        last = found[-1].last_block if found else None
+        walk = writer.recovered.resumed
+        last = (
+            walk.scanner.last_block if walk is not None and isinstance(walk.scanner, MergedScanner) else None
+        )
         # Blocks of the last instruction may be missing, so it is executed again.
         return writer, max(last.instruction - 1, 0) if last is not None else 0
 

@@ -154,7 +154,8 @@ def test_the_sweep_finds_a_writer_that_does_not_sync(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_the_sweep_finds_a_recovery_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "rt.log.write.directory_recovery._Recovery._cut_and_sync", lambda self, path, tail, durable_end: None
+        "rt.log.write.directory_recovery.DirectoryRecovery._cut_and_sync",
+        lambda self, path, tail, durable_end: None,
     )
     with pytest.raises(AssertionError, match="power cut"):
         sweep(publish_and_flush, check, recover=recover, recover_cuts=2)

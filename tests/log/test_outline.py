@@ -9,8 +9,7 @@ import pytest
 from merged_logs import Feeds
 
 from rt.log.disk import REAL
-from rt.log.read.outline import outline
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint, outline
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ def answer(case: Case) -> str:
         tail = judge_tail(
             path="log.3.1",
             verified_end=case.number("verified"),
-            next_number=case.number("next", 7),
             size_bytes=case.number("size"),
             durable_end=case.number("durable"),
             problem=case.arguments.get("problem"),
@@ -27,7 +26,7 @@ def answer(case: Case) -> str:
     except rt.Corrupt as error:
         return f"Damaged\n{error}"
     cut = f"cut {tail.torn_bytes} bytes" if tail.torn_bytes else "keep all"
-    return f"{cut}, go on at {tail.end} with {tail.next}"
+    return f"{cut}, go on at {tail.end}"
 
 
 def test_tails_are_judged_as_the_script_says(run_script: Callable) -> None:
@@ -75,14 +74,13 @@ def recover(case: Case) -> str:
         tail = judge_tail(
             path="log.3.1",
             verified_end=scanner.boundary,
-            next_number=scanner.next,
             size_bytes=64 + len(data),
             durable_end=64 + STARTS[case.number("synced")],
             problem=scan.problem,
         )
     except rt.Corrupt as error:
         return f"damaged at batch {kept}: {error.what}"
-    assert (tail.end, tail.next) == (scanner.boundary, 3 * kept)
+    assert (tail.end, scanner.next) == (scanner.boundary, 3 * kept)
     return f"keeps {kept} batches, cuts {tail.torn_bytes} bytes"
 
 
@@ -101,7 +99,6 @@ def test_synced_bytes_are_never_cut_and_what_is_kept_verifies(
         return judge_tail(
             path="log.0.0",
             verified_end=verified,
-            next_number=3,
             size_bytes=verified + torn,
             durable_end=durable,
             problem=problem,
@@ -112,4 +109,4 @@ def test_synced_bytes_are_never_cut_and_what_is_kept_verifies(
             judge()
         assert (caught.value.path, caught.value.offset) == ("log.0.0", verified)
     else:
-        assert judge() == TornTail(verified, 3, torn)
+        assert judge() == TornTail(verified, torn)

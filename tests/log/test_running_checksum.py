@@ -161,7 +161,8 @@ def test_the_merged_chain_stands_at_the_last_whole_block_however_the_bytes_arriv
         blocks += scan.blocks
         assert scanner.chain == dumb_merged_chain(BLOCKS[: scanner.boundary - 64], 99)
         turn += 1
-    assert scanner.instruction == 3
+    assert scanner.last_block is not None
+    assert scanner.last_block.instruction == 3
     assert [block.header.session_id for block in blocks] == [1, 1, 2, 2, 1]
     assert all(BLOCKS[block.offset - 64 :][:4] == b"RTK1" for block in blocks)
 
@@ -178,9 +179,10 @@ def test_the_merged_chain_continues_over_segments() -> None:
 
 def test_a_scanner_without_a_chain_carries_none_and_has_no_instruction_before_the_first_block() -> None:
     scanner = MergedScanner(MERGED)
-    assert (scanner.chain, scanner.instruction) == (None, None)
+    assert (scanner.chain, scanner.last_block) == (None, None)
     scanner.scan(memoryview(BLOCKS))
-    assert (scanner.chain, scanner.instruction) == (None, 3)
+    assert scanner.last_block is not None
+    assert (scanner.chain, scanner.last_block.instruction) == (None, 3)
 
 
 def test_the_helpers_say_what_the_scanners_carry() -> None:

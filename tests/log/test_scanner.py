@@ -42,8 +42,15 @@ from rt.log.format.block import (
 )
 from rt.log.format.checksum import batch_seed, crc32c, segment_seed
 from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, NUMBER_MAX, padding
-from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
+from rt.log.format.segment import (
+    SEGMENT_HEADER_BYTES,
+    LogKind,
+    SegmentHeader,
+    SegmentId,
+    encode_segment_header,
+)
 from rt.log.scan.batch_decoder import decode
+from rt.log.scan.directory import read_frames
 from rt.log.scan.placed_batches import groups
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner, scanner_for
 
@@ -757,6 +764,24 @@ def test_whatever_blocks_a_forger_writes_positions_stay_dense(data: bytes, sizes
 
 
 # Reading on at the limits
+
+
+@pytest.mark.parametrize("missing", [0, 8])
+def test_a_frame_larger_than_a_read_is_read_again_only_when_it_is_complete(missing: int) -> None:
+    content = encode_segment_header(HEADER) + session_bytes(HEADER, [[Said("trade", bytes(100_000))]])
+    content = content[: len(content) - missing]
+    reads: list[int] = []
+
+    def pread(size: int, offset: int) -> bytes:
+        reads.append(size)
+        return content[offset : offset + size]
+
+    data, scan = read_frames(pread, SessionScanner(HEADER), 4096)
+    if missing:
+        assert (len(data), scan.consumed, scan.problem, reads) == (4096, 0, None, [4096, 1])
+    else:
+        assert len(data) == scan.consumed == len(content) - 64
+        assert reads == [4096, 1, len(data)]
 
 
 def test_numbers_up_to_the_limit_can_be_read() -> None:

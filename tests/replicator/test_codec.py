@@ -50,7 +50,7 @@ from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))

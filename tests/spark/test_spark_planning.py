@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint
 from rt.spark.source.partitioner import PositionRange, end_within, plan_parts
 
 

@@ -23,8 +23,8 @@ from rt.log.check.status import LogStatus, SegmentState, SegmentStatus, read_sta
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.log.scan.catalog import scanner_at, segment_path
-from rt.log.scan.directory import read_header, read_index, scans
+from rt.log.scan.catalog import scanner_before, segment_path
+from rt.log.scan.directory import read_header, scans
 
 Progress = Callable[[int, int], None]
 """Called with the bytes compared so far, and their total."""
@@ -102,7 +102,6 @@ class _Comparison:
         self._total_bytes = sum(map(self._common_bytes, self._segments()))
 
     def run(self) -> None:
-        """Compare segment by segment, oldest first."""
         self._compare_identities()
         for segment in self._segments():
             if len(self.logs) < 2:
@@ -248,9 +247,7 @@ class _Comparison:
         except (FormatError, FileNotFoundError):
             return None
         try:
-            index = read_index(self._disk, log.path, header)
-            indexed = max((entry.first for entry in index if entry.offset <= offset), default=0)
-            scanner = scanner_at(self._disk, log.path, header, file, indexed)
+            scanner = scanner_before(self._disk, log.path, header, file, offset)
             position = scanner.next
             for scan in scans(file.pread, scanner):
                 for batch in scan.batches:
@@ -272,7 +269,6 @@ def _name(log: LogStatus) -> str:
 
 
 def _is_before_gap(log: LogStatus, segment: SegmentStatus) -> bool:
-    """Whether there is a gap between the segment and the next one."""
     following = next((other for other in log.segments if other.id > segment.id), None)
     return following is not None and following.first > segment.end
 

@@ -19,6 +19,7 @@ from rt.log.format.segment import SegmentHeader, SegmentId
 from rt.log.format.segment_table import TABLE_FILE, LogIdentity, SealedSegment, SegmentTable
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import (
+    durable_offset,
     identity_from,
     list_segments,
     read_durable_end,
@@ -70,7 +71,6 @@ class DirectoryView:
         return segment == self._newest and segment not in self.listed
 
     def report(self, severity: Severity, what: str, file_name: str, offset: int) -> None:
-        """Record a problem of a file that belongs to no single segment."""
         self.problems.append(Problem(severity, what, os.path.join(self.path, file_name), offset))
 
     def advance(self, size: int) -> None:
@@ -86,7 +86,7 @@ class DirectoryView:
             table = None
         if table is None:
             return None, segment != self._newest and self.disk.size(segment_path(self.path, segment)) == 0
-        entry = next((sealed for sealed in table.segments if sealed.id == segment), None)
+        entry = table.find(segment)
         if entry is not None:
             return entry, entry.is_trimmed
         return None, bool(table.segments) and segment < table.segments[0].id
@@ -154,6 +154,5 @@ class DirectoryView:
 
     def synced_end(self, segment: SegmentId) -> int:
         """The bytes of the segment that are now known to be synced."""
-        durable = read_durable_end(self.disk, self.path)
-        is_ours = durable is not None and self.identity is not None and durable.origin == self.identity.origin
-        return durable.offset if durable is not None and is_ours and durable.id == segment else 0
+        identity = self.identity
+        return 0 if identity is None else durable_offset(self.disk, self.path, segment, identity.origin)

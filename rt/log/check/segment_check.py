@@ -6,24 +6,21 @@ what its end means.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from rt.log.disk import File
-from rt.log.format.batch import BadBatch
 from rt.log.format.block import BlockHeader, BlockKind, Declaration
 from rt.log.format.index import EntryKind, IndexEntry
 from rt.log.format.segment import LogKind, SegmentHeader
-from rt.log.scan.batch_decoder import decode
+from rt.log.scan.batch_decoder import UndecodableBatch, decode_each
 from rt.log.scan.directory import READ_BYTES, scans
 from rt.log.scan.lineage import SourceLineage
-from rt.log.scan.placed_batches import PlacedBatch, groups
-from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult, SessionScanner
+from rt.log.scan.placed_batches import PlacedBatch, TimeRange, groups
+from rt.log.scan.scanner import MergedScanner, PlacedBlock, Scanner, ScanResult, SessionScanner, in_order
 
 Report = Callable[[int, str], None]
 """Called with the offset of a verified frame with wrong contents, and the problem."""
@@ -31,27 +28,22 @@ Report = Callable[[int, str], None]
 
 @dataclass(slots=True)
 class BatchTotals:
-    """The timestamps are valid only if there are batches."""
-
     message_count: int = 0
     batch_count: int = 0
-    timestamp_low_ns: int = 2**63 - 1
-    timestamp_high_ns: int = -(2**63)
+    times: TimeRange = field(default_factory=TimeRange)
 
     def add(self, batches: Sequence[PlacedBatch]) -> None:
-        headers = [batch.header for batch in batches]
-        self.batch_count += len(headers)
-        self.message_count += sum(batch.header.message_count - batch.skip for batch in batches)
-        lows = [header.timestamp_low_ns for header in headers]
-        highs = [header.timestamp_high_ns for header in headers]
-        self.timestamp_low_ns = min(self.timestamp_low_ns, *lows) if lows else self.timestamp_low_ns
-        self.timestamp_high_ns = max(self.timestamp_high_ns, *highs) if highs else self.timestamp_high_ns
+        if batches:
+            headers = [batch.header for batch in batches]
+            self.batch_count += len(headers)
+            self.message_count += sum(batch.header.message_count - batch.skip for batch in batches)
+            lows = (header.timestamp_low_ns for header in headers)
+            self.times.widen(min(lows), max(header.timestamp_high_ns for header in headers))
 
     def join(self, other: BatchTotals) -> None:
         self.message_count += other.message_count
         self.batch_count += other.batch_count
-        self.timestamp_low_ns = min(self.timestamp_low_ns, other.timestamp_low_ns)
-        self.timestamp_high_ns = max(self.timestamp_high_ns, other.timestamp_high_ns)
+        self.times.join(other.times)
 
 
 class SegmentCheck:
@@ -106,14 +98,19 @@ class SegmentCheck:
         return [place for place, entry in self._index.values() if entry.offset < passed]
 
     def _pread(self, size: int, offset: int) -> bytes:
+        # What a scan finds is in the bytes of the last read.
         self._data = self._file.pread(size, offset)
         return self._data
 
     def _check(self, scan: ScanResult) -> None:
         if isinstance(self.scanner, MergedScanner):
             self._names = {number: found.session for number, found in self.scanner.sessions.items()}
-        for offset, problem in _content_problems(self._data, scan.batches, self._names):
-            self._report_bad(offset, problem)
+        buffer = np.frombuffer(self._data, np.uint8)
+        whole = [batch._replace(skip=0) if batch.skip else batch for batch in scan.batches]
+        for group in groups(whole):
+            for found in decode_each(buffer, group, self._names):
+                if isinstance(found, UndecodableBatch):
+                    self._report_bad(found.offset, found.reason)
         if isinstance(self.scanner, MergedScanner):
             self._follow_blocks(scan, self.scanner.sessions)
         else:
@@ -143,14 +140,11 @@ class SegmentCheck:
             del self._index[offset]
 
     def _follow_blocks(self, scan: ScanResult, sessions: Mapping[int, Declaration]) -> None:
-        blocks = deque(scan.blocks)
-        for batch in scan.batches:
-            while blocks and blocks[0].offset < batch.offset:
-                self._enter(*blocks.popleft(), sessions)
-            if self._sources is not None and (problem := self._sources.batch(batch.header)):
-                self._report(batch.offset, problem)
-        for at, block in blocks:
-            self._enter(at, block, sessions)
+        for found in in_order(scan.blocks, scan.batches):
+            if isinstance(found, PlacedBlock):
+                self._enter(*found, sessions)
+            elif self._sources is not None and (problem := self._sources.batch(found.header)):
+                self._report(found.offset, problem)
 
     def _enter(self, at: int, block: BlockHeader, sessions: Mapping[int, Declaration]) -> None:
         if block.kind == BlockKind.DECLARATION:
@@ -161,29 +155,3 @@ class SegmentCheck:
             problem = self._sources and self._sources.enter(block)
         if problem:
             self._report(at, problem)
-
-
-def _content_problems(
-    data: bytes, batches: Sequence[PlacedBatch], sessions: Mapping[int, str]
-) -> Iterator[tuple[int, str]]:
-    """Yield the offset of each bad batch in the segment, and the reason. `data` holds all of them."""
-    buffer = np.frombuffer(data, np.uint8)
-    names = dict(sessions)
-    whole = [batch._replace(skip=0) if batch.skip else batch for batch in batches]
-    for group in groups(whole):
-        if _problem(buffer, group, names) is None:
-            continue
-        for batch in group:
-            problem = _problem(buffer, [batch], names)
-            if problem is not None:
-                yield batch.offset, problem
-
-
-def _problem(
-    buffer: npt.NDArray[np.uint8], group: Sequence[PlacedBatch], names: dict[int, str]
-) -> str | None:
-    try:
-        decode(buffer, group, names)
-    except BadBatch as problem:
-        return str(problem)
-    return None

@@ -11,13 +11,12 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rt.errors import LogNotFound
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.durable_end import DurableEnd
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId
 from rt.log.format.segment_table import LogIdentity, SealedSegment, TrimReason
 from rt.log.scan.catalog import ReadableSegment, read_catalog, scanner_at, segment_path
-from rt.log.scan.directory import is_log_directory, read_durable_end, read_identity, read_index, scans
+from rt.log.scan.directory import check_log_directory, read_durable_end, read_identity, read_index, scans
 from rt.log.scan.scanner import Scanner, scanner_for
 
 _BEYOND_ALL = 2**62
@@ -65,7 +64,6 @@ class LogStatus:
 
     @property
     def kept(self) -> list[SegmentStatus]:
-        """The segments whose bytes are not trimmed."""
         return [segment for segment in self.segments if segment.state is not SegmentState.TRIMMED]
 
     @property
@@ -83,19 +81,17 @@ class LogStatus:
 def read_status(path: str | os.PathLike[str], *, disk: Disk = REAL) -> LogStatus:
     """Read the directory. Raises `rt.LogNotFound`, or `rt.Corrupt` for a bad segment header."""
     path = os.path.abspath(os.fspath(path))
-    if not is_log_directory(disk, path):
-        raise LogNotFound("no log directory", where=path, hint="Name a directory that holds log.X.Y files.")
+    check_log_directory(disk, path)
     with storage_errors(path, "reading the status of a log directory"):
         identity = read_identity(disk, path)
         durable = read_durable_end(disk, path)
         catalog = read_catalog(disk, path)
-        listed = catalog.table.segments if catalog.table else ()
         grown = [
             _unlisted(disk, path, kept, durable, is_newest=kept is catalog.kept[-1])
             for kept in catalog.kept
             if kept.header is not None
         ]
-    found = [*map(_listed, listed), *(segment for segment in grown if segment is not None)]
+    found = [*map(_listed, catalog.listed), *(segment for segment in grown if segment is not None)]
     found.sort(key=lambda segment: segment.id)
     return LogStatus(path, identity, durable, tuple(found))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from rt.errors import FormatError, LogNotFound
+from rt.errors import FormatError
 from rt.log.check.directory_view import DirectoryView, Progress, text_of
 from rt.log.check.report import Problem, Report, SegmentReport, Severity
 from rt.log.check.segment_check import SegmentCheck
@@ -22,7 +22,7 @@ from rt.log.format.index import index_file_name
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
 from rt.log.format.segment_table import SealedSegment
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import is_log_directory, list_segments, read_header
+from rt.log.scan.directory import check_log_directory, list_segments, read_header
 from rt.log.scan.lineage import SourceLineage
 from rt.log.scan.scanner import ScanResult
 
@@ -32,10 +32,7 @@ __all__ = ["Problem", "Progress", "Report", "SegmentReport", "Severity", "verify
 def verify(path: str | os.PathLike[str], *, disk: Disk = REAL, on_progress: Progress | None = None) -> Report:
     """Verify one log directory; problems are in the report. Raises `rt.LogNotFound` if there is none."""
     directory = os.path.abspath(os.fspath(path))
-    if not is_log_directory(disk, directory):
-        raise LogNotFound(
-            "no log directory", where=directory, hint="Name a directory that holds log.X.Y files."
-        )
+    check_log_directory(disk, directory)
     with storage_errors(directory, "verifying a log directory"):
         view = DirectoryView(directory, disk, on_progress)
         chain = _Chain(view)
@@ -126,16 +123,7 @@ class _Segment:
     def _trimmed(self, entry: SealedSegment) -> SegmentReport:
         self._link(entry.first)
         self._chain.advance(self._id, entry.end, is_trimmed=True)
-        return SegmentReport(
-            self._id,
-            SegmentState.TRIMMED,
-            entry.first,
-            entry.end,
-            0,
-            0,
-            entry.size_bytes,
-            tuple(self._problems),
-        )
+        return self._result(SegmentState.TRIMMED, entry.first, entry.end, entry.size_bytes)
 
     def _without_header(self) -> SegmentReport | None:
         """The file is missing or empty, or its header does not verify."""
@@ -150,7 +138,7 @@ class _Segment:
         first, end = (entry.first, entry.end) if entry else (0, 0)
         self._chain.advance(self._id, entry.end if entry else None)
         self._chain.sources.reset()
-        return SegmentReport(self._id, self._state, first, end, 0, 0, size or 0, tuple(self._problems))
+        return self._result(self._state, first, end, size or 0)
 
     def _with_header(self, header: SegmentHeader, file: File) -> SegmentReport | None:
         size = file.size()
@@ -180,16 +168,15 @@ class _Segment:
             self._chain.sources.reset()
         end = check.scanner.next if not self._is_damaged else self._listed.end if self._listed else None
         self._chain.advance(self._id, end)
-        return SegmentReport(
-            self._id,
-            self._state,
-            header.first,
-            check.scanner.next,
-            check.tally.message_count,
-            check.tally.batch_count,
-            size,
-            tuple(self._problems),
+        tally = check.tally
+        return self._result(
+            self._state, header.first, check.scanner.next, size, tally.message_count, tally.batch_count
         )
+
+    def _result(
+        self, state: SegmentState, first: int, end: int, size: int, messages: int = 0, batches: int = 0
+    ) -> SegmentReport:
+        return SegmentReport(self._id, state, first, end, messages, batches, size, tuple(self._problems))
 
     # Frames
 
@@ -246,8 +233,7 @@ class _Segment:
         elif check.scanner.next != listed.end and not self._is_completed(check.scanner.next, listed.end):
             self._report(0, f"ends at {check.scanner.next}, expected {listed.end} from the segments table")
         elif tally.batch_count and not (
-            listed.timestamp_low_ns <= tally.timestamp_low_ns
-            and tally.timestamp_high_ns <= listed.timestamp_high_ns
+            listed.timestamp_low_ns <= tally.times.low_ns and tally.times.high_ns <= listed.timestamp_high_ns
         ):
             self._report(0, "messages outside the time range in the segments table")
 

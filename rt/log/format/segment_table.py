@@ -34,10 +34,12 @@ trimmed segments. The active segment is not in it.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final
 
 from rt.errors import Corrupt, UnknownVersion
@@ -132,6 +134,10 @@ class SegmentTable:
         for earlier, later in pairwise(self.segments):
             if earlier.id >= later.id:
                 raise ValueError(f"segments out of order: {earlier.id} before {later.id}")
+
+    def find(self, segment: SegmentId) -> SealedSegment | None:
+        at = bisect_left(self.segments, segment, key=attrgetter("id"))
+        return self.segments[at] if at < len(self.segments) and self.segments[at].id == segment else None
 
     def with_sealed(self, segment: SealedSegment) -> SegmentTable:
         """The table with the newest segment added or replaced."""

@@ -7,12 +7,24 @@ finds positions by verified frames.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.index import INDEX_STRIDE_BYTES, EntryKind
-from rt.log.read.waypoint import Waypoint
 from rt.log.scan.catalog import ReadableSegment, read_catalog, segment_path
 from rt.log.scan.directory import read_header, read_index
+
+
+class Waypoint(NamedTuple):
+    """A block starts with `position`, and `log_bytes` precede it, counted from a common origin.
+
+    `timestamp_high_ns` is an upper bound of the timestamps of all messages from the previous waypoint up to
+    this one; None if neither table nor index has it.
+    """
+
+    position: int
+    log_bytes: int
+    timestamp_high_ns: int | None = None
 
 
 def outline(
@@ -46,7 +58,7 @@ def outline(
 def _waypoints(disk: Disk, path: str, start: int, end: int, stride_bytes: int) -> Iterator[Waypoint]:
     with storage_errors(path, "reading the outline of a log"):
         catalog = read_catalog(disk, path)
-    sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
+    sealed = {segment.id: segment for segment in catalog.listed}
     log_bytes, high_ns = 0, None
     for kept in catalog.kept:
         if kept.end is not None and kept.end <= start:

@@ -19,7 +19,8 @@ import numpy as np
 
 from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
-from rt.log.format.checksum import batch_seed, crc32c
+from rt.log.format.checksum import crc32c
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.scan.batch_decoder import topics_of
 from rt.log.scan.placed_batches import PlacedRun
 from rt.log.scan.scanner import MergedScanner, ScanResult, read_batch
@@ -39,8 +40,11 @@ class ProjectingScanner(MergedScanner):
         self._interest = interest
         self._start = start
         self._stop = end
+        self._passed_columns = 2**32
         self._singly_until = 0
         """Before this offset batches are read one by one: they are too few, or not plain."""
+        self._passed: set[int] = set()
+        """Where the batches start that were read alone and are not needed."""
 
     def _enter_block(self, data: memoryview, found: ScanResult) -> None:
         if self.next >= self._stop:
@@ -57,49 +61,34 @@ class ProjectingScanner(MergedScanner):
             self.sessions[block.session_id].session
         )
 
-    def _read_batches(self, data: memoryview, found: ScanResult, block: BlockHeader, values: bool) -> None:  # noqa: ARG002
-        at = found.consumed
+    def _read_batches(
+        self, data: memoryview, found: ScanResult, block: BlockHeader, values: bool, until: int = NUMBER_MAX
+    ) -> None:
+        if self.offset >= self._singly_until:
+            if self._block_first >= self._stop:
+                found.needed = BATCH_HEADER_BYTES  # Nothing more is needed.
+                return
+            if (run := self._read_run(data, found.consumed, block)) is not None:
+                found.items.append(run)
+                found.consumed = run.end
+                if run.log_offset + run.end == self._block_end:
+                    self._leave_block(block)
+                return
+        self._passed.clear()
+        try:
+            super()._read_batches(data, found, block, values, min(until, self._singly_until))
+        finally:
+            passed, batches = self._passed, found.batches
+            found.items += [placed for placed in batches if placed.start not in passed] if passed else batches
+            batches.clear()
+
+    def _read_run(self, data: memoryview, at: int, block: BlockHeader) -> PlacedRun | None:
+        """The small batches at `at`, verified together; None if they must be read one by one."""
+        interest = self._interest
         base = self.offset - at
         stop = self._block_end - base
         source = block.source_offset + block.length_bytes - stop
         end = min(len(data), stop)
-        while at < end:
-            if self._block_first >= self._stop:
-                found.needed = BATCH_HEADER_BYTES
-                return
-            if base + at >= self._singly_until and (
-                run := self._read_run(data, at, end, block, base, source)
-            ):
-                found.items.append(run)
-                at = int(run.end)
-                found.consumed = at
-                continue
-            seed = batch_seed(self._seed, source + at)
-            header = read_batch(data, at, end, seed, values=False, passed_columns=2**32)
-            is_needed = not isinstance(header, int) and self._wants_batch(data, at, header)
-            if not isinstance(header, int) and is_needed and self._interest.values:
-                header = _check_values(data, at, end, seed, header)
-            if isinstance(header, int):
-                if header > stop - at:
-                    raise BadBatch("a batch ends after its block")
-                found.needed = header
-                return
-            if at + header.total_bytes > stop:
-                raise BadBatch("a batch ends after its block")
-            self._add(found, block, header, at, base, 0)
-            placed = found.batches.pop()
-            if is_needed:
-                found.items.append(placed)
-            at += header.total_bytes
-            found.consumed = at
-        if at == stop:
-            self._leave_block(block)
-
-    def _read_run(
-        self, data: memoryview, at: int, end: int, block: BlockHeader, base: int, source: int
-    ) -> PlacedRun | None:
-        """The small batches at `at`, verified together; None if they must be read one by one."""
-        interest = self._interest
         run, tried = None, end
         if interest.is_of_batches:
             run, tried = find_run(data, at, end, self._seed, source, values=interest.values)
@@ -117,6 +106,28 @@ class ProjectingScanner(MergedScanner):
         self._singly_until = base + max(tried, at + 1)
         return None
 
+    def _read_batch(
+        self, data: memoryview, at: int, end: int, seed: int, values: bool, passed_columns: int | None = None
+    ) -> BatchHeader | int:
+        """Values are verified if the batch is needed; they may be missing if it is not."""
+        if self._block_first >= self._stop:
+            return end - at  # Nothing more is needed.
+        header = read_batch(data, at, end, seed, False, passed_columns)
+        if isinstance(header, int):
+            return header
+        if not self._wants_batch(data, at, header):
+            self._passed.add(at)
+            return header
+        if not (values and self._interest.values):
+            return header
+        stop = at + header.total_bytes
+        if stop > end:
+            return header.total_bytes
+        values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
+        if crc32c(data[values_at:stop], seed) != header.values_checksum:
+            raise BadBatch("values fail their checksum")
+        return header
+
     def _wants_batch(self, data: memoryview, at: int, header: BatchHeader) -> bool:
         first, interest = self._block_first, self._interest
         if first + header.message_count <= self._start:
@@ -127,17 +138,6 @@ class ProjectingScanner(MergedScanner):
             return True
         topics = topics_of(data, at, header)
         return topics is None or interest.wants_topics(topics)
-
-
-def _check_values(data: memoryview, at: int, end: int, seed: int, header: BatchHeader) -> BatchHeader | int:
-    """`header`, if the values of its batch verify; the bytes needed, if `data` has fewer."""
-    stop = at + header.total_bytes
-    if stop > end:
-        return header.total_bytes
-    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
-    if crc32c(data[values_at:stop], seed) != header.values_checksum:
-        raise BadBatch("values fail their checksum")
-    return header
 
 
 TIMESTAMP_LOW_NS: Final = -(2**63)
@@ -170,15 +170,12 @@ class Projection:
         return self.timestamp_low_ns > self.timestamp_high_ns or none in {self.sessions, self.topics}
 
     def wants_session(self, session: str) -> bool:
-        """Whether messages of `session` may match."""
         return self.sessions is None or session in self.sessions
 
     def wants_times(self, low_ns: int, high_ns: int) -> bool:
-        """Whether messages between these timestamps may match."""
         return low_ns <= self.timestamp_high_ns and high_ns >= self.timestamp_low_ns
 
     def wants_topics(self, topics: list[str]) -> bool:
-        """Whether messages of one of `topics` may match."""
         return self.topics is None or not self.topics.isdisjoint(topics)
 
 

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from rt.log.format.constants import padded
 from rt.log.format.segment import LogKind
 from rt.log.read.open_segment import RESTORE, open_visible
 from rt.log.read.projection import EVERYTHING, ProjectingScanner, Projection
-from rt.log.scan.batch_decoder import decode, decode_runs
+from rt.log.scan.batch_decoder import UndecodableBatch, decode_each, decode_runs
 from rt.log.scan.batch_group import Bytes
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, scanner_at, segment_path
-from rt.log.scan.directory import is_log_directory, read_header, read_identity, scans
+from rt.log.scan.directory import check_log_directory, read_frames, read_header, read_identity, scans
 from rt.log.scan.message_batch import MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, PlacedRun, groups
 from rt.log.scan.scanner import MergedScanner, Scanner, ScanResult
@@ -74,10 +74,7 @@ class RangeReader:
         self._disk = disk
         self.read_bytes = 0
         """How many bytes of segments were read."""
-        if not is_log_directory(disk, self.path):
-            raise LogNotFound(
-                "no log directory", where=self.path, hint="Name a directory with log.X.Y files."
-            )
+        check_log_directory(disk, self.path)
         with storage_errors(self.path, "opening a log"):
             self.identity = read_identity(disk, self.path)
         if self.identity.kind is LogKind.SESSION:
@@ -192,23 +189,23 @@ class RangeReader:
     def _segment_batches(
         self, kept: ReadableSegment, file: File, scanner: MergedScanner
     ) -> Iterator[MessageBatch]:
+        def pread(size: int, offset: int) -> bytes:
+            with storage_errors(self.path, "reading a segment"):
+                data = file.pread(size, offset)
+            self.read_bytes += len(data)
+            return data
+
         size = _READ_BYTES if self._interest == EVERYTHING else _PEEK_BYTES
         while self.position < self._end:
             start = scanner.offset
-            with storage_errors(self.path, "reading a segment"):
-                data = file.pread(size, start)
-            self.read_bytes += len(data)
-            scan = scanner.scan(memoryview(data))
+            data, scan = read_frames(pread, scanner, size, reaches=_grows)
             if not scan.consumed:
-                if scan.problem is None and scan.needed > size and len(data) == size:
-                    size = scan.needed
-                    continue
                 return
             if scanner.offset > start + len(data) and scanner.offset > file.size():
                 return  # The file ends inside the skipped bytes.
             yield from self._decoded(kept, data, scan, scanner)
             self.position = max(self.position, min(scanner.reached, self._end))
-            size = _next_size(size, start + len(data), scan, scanner)
+            size = _next_size(max(size, len(data)), start + len(data), scan, scanner)
 
     def _decoded(
         self, kept: ReadableSegment, data: bytes, scan: ScanResult, scanner: MergedScanner
@@ -222,6 +219,11 @@ class RangeReader:
             else:
                 path = segment_path(self.path, kept.id)
                 self._on_loss(BadMessage(batch.start, batch.end, path, batch.offset, batch.reason))
+
+
+def _grows(_: int) -> bool:
+    """A read always grows for a larger frame, without a look at the size of the file."""
+    return True
 
 
 def _next_size(size: int, read_end: int, scan: ScanResult, scanner: MergedScanner) -> int:
@@ -242,15 +244,6 @@ def _problem(file: File, scanner: Scanner) -> str | None:
     return "the segment ends inside a batch" if scanner.boundary < file.size() else None
 
 
-class UndecodableBatch(NamedTuple):
-    """Messages from `start` to `end` (exclusive) are stored as published, but cannot be decoded."""
-
-    start: int
-    end: int
-    offset: int
-    reason: str
-
-
 def decode_range(
     data: memoryview,
     items: Sequence[PlacedBatch | PlacedRun],
@@ -264,72 +257,40 @@ def decode_range(
     `names` are the sessions by id. Sessions and timestamps are filtered by whole batches, before this call;
     topics are filtered here, by message.
     """
-    buffer = np.frombuffer(data, np.uint8)
+    for each in _decoded(np.frombuffer(data, np.uint8), items, names, interest.values, start, end):
+        if isinstance(each, UndecodableBatch):
+            yield each._replace(start=max(each.start, start), end=min(each.end, end))
+        elif (part := _part(each, interest, start, end)) is not None:
+            yield part
+
+
+def _decoded(
+    buffer: Bytes,
+    items: Sequence[PlacedBatch | PlacedRun],
+    names: dict[int, str],
+    values: bool,
+    start: int,
+    end: int,
+) -> Iterator[MessageBatch | UndecodableBatch]:
     for kind, same in groupby(items, type):
-        stretch: list[Any] = list(same)
-        decoded = _decode_runs if kind is PlacedRun else _decode_each
-        found = decoded(buffer, stretch, names, interest, start, end)
-        for each in found:
-            if isinstance(each, UndecodableBatch):
-                yield each._replace(start=max(each.start, start), end=min(each.end, end))
-            elif (part := _part(each, interest, start, end)) is not None:
-                yield part
-
-
-def _decode_runs(
-    buffer: Bytes,
-    runs: Sequence[PlacedRun],
-    names: dict[int, str],
-    interest: Projection,
-    start: int,
-    end: int,
-) -> Iterator[MessageBatch | UndecodableBatch]:
-    needed = [part for run in runs if (part := run.between(start, end)) is not None]
-    if not needed:
-        return
-    try:
-        batch = decode_runs(buffer, needed, names, values=interest.values)
-    except BadBatch:
-        singly = [placed for run in needed for placed in run.placed(buffer.data)]
-        yield from _decode_each(buffer, singly, names, interest, start, end)
-        return
-    if batch is not None:
-        yield batch
-
-
-def _decode_each(
-    buffer: Bytes,
-    batches: Sequence[PlacedBatch],
-    names: dict[int, str],
-    interest: Projection,
-    start: int,
-    end: int,
-) -> Iterator[MessageBatch | UndecodableBatch]:
-    needed = [
-        placed
-        for placed in batches
-        if placed.first_position < end and placed.first_position + placed.header.message_count > start
-    ]
-    for group in groups(needed):
-        yield from _decode(buffer, group, names, interest.values)
-
-
-def _decode(
-    buffer: Bytes, group: Sequence[PlacedBatch], names: dict[int, str], values: bool
-) -> Iterator[MessageBatch | UndecodableBatch]:
-    """Decode a group; batch by batch if one of them is bad."""
-    try:
-        batch = decode(buffer, group, names, values=values)
-    except BadBatch as reason:
-        if len(group) > 1:
-            for placed in group:
-                yield from _decode(buffer, [placed], names, values)
-            return
-        _, header, first, skip, _, _, offset = group[0]
-        yield UndecodableBatch(first + skip, first + header.message_count, offset, str(reason))
-        return
-    if batch is not None:
-        yield batch
+        batches: list[Any] = list(same)
+        if kind is PlacedRun:
+            runs = [part for run in batches if (part := run.between(start, end)) is not None]
+            try:
+                batch = decode_runs(buffer, runs, names, values=values) if runs else None
+            except BadBatch:
+                batches = [placed for run in runs for placed in run.placed(buffer.data)]
+            else:
+                if batch is not None:
+                    yield batch
+                continue
+        needed = [
+            placed
+            for placed in batches
+            if placed.first_position < end and placed.first_position + placed.header.message_count > start
+        ]
+        for group in groups(needed):
+            yield from decode_each(buffer, group, names, values=values)
 
 
 def _part(batch: MessageBatch, interest: Projection, start: int, end: int) -> MessageBatch | None:

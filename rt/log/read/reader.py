@@ -20,7 +20,6 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rt.errors import LogNotFound
 from rt.events import BadMessage, Event
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.batch import BadBatch
@@ -29,7 +28,7 @@ from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSi
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.batch_decoder import decode
 from rt.log.scan.catalog import ReadableSegment, read_catalog
-from rt.log.scan.directory import is_log_directory, read_identity
+from rt.log.scan.directory import check_log_directory, read_identity
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import ScanResult
@@ -74,10 +73,7 @@ class LogReader:
         """Batches of `_buffer` that are verified but not decoded; decoded a group at a time."""
         self._given: MessageBatch | None = None
         self._rows: Iterator[int] = iter(())
-        if not is_log_directory(disk, self.path):
-            raise LogNotFound(
-                "no log directory", where=self.path, hint="Name a directory that holds log.X.Y files."
-            )
+        check_log_directory(disk, self.path)
         with storage_errors(self.path, "opening a log"):
             self.identity = read_identity(disk, self.path)
         self._events = EventSink(self.path, on_event)
@@ -274,7 +270,7 @@ class LogReader:
 
     def _position_at(self, timestamp_ns: int) -> int:
         catalog = read_catalog(self._disk, self.path)
-        sealed = {segment.id: segment for segment in catalog.table.segments} if catalog.table else {}
+        sealed = {segment.id: segment for segment in catalog.listed}
         end = catalog.known_end
         for kept in catalog.kept:
             known = sealed.get(kept.id)

@@ -22,7 +22,7 @@ from rt.log.format.segment_table import LogIdentity
 from rt.log.read.gaps import read_skips, reason_of
 from rt.log.read.open_segment import RESTORE, OpenSegment, Place, find_place, open_segment
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
-from rt.log.scan.directory import READ_BYTES, read_durable_end
+from rt.log.scan.directory import READ_BYTES, read_durable_end, read_frames
 from rt.log.scan.scanner import MergedScanner, ScanResult
 
 logger = logging.getLogger("rt.log")
@@ -89,7 +89,6 @@ class SegmentCursor:
         self._run: int | None = None
         """The run of the segment that was read last."""
         self._list_again_at = 0.0
-        self._read_bytes = READ_BYTES
         self.position = 0
         """The next position to read."""
         self.names: dict[int, str] = {0: identity.name}
@@ -123,23 +122,15 @@ class SegmentCursor:
             return False
         segment = self._segment
         assert segment is not None
-        data = self._pread(segment, self._read_bytes)
-        scan = segment.scanner.scan(memoryview(data))
+        with storage_errors(self._directory, "reading a segment"):
+            data, scan = read_frames(segment.file.pread, segment.scanner, READ_BYTES)
         if scan.consumed:
-            self._read_bytes = READ_BYTES
             if isinstance(segment.scanner, MergedScanner):
                 sessions = segment.scanner.sessions
                 self.names = {session_id: found.session for session_id, found in sessions.items()}
             take(data, scan)
             return True
-        if scan.problem is None and scan.needed > len(data) and len(data) == self._read_bytes:
-            self._read_bytes = scan.needed
-            return True
         return self._at_end(segment, scan, len(data))
-
-    def _pread(self, segment: OpenSegment, size: int) -> bytes:
-        with storage_errors(self._directory, "reading a segment"):
-            return segment.file.pread(size, segment.scanner.offset)
 
     def _enter(self, *, is_gap: bool = False) -> bool:
         """Open the segment that holds the position. False if there is none yet.
@@ -202,7 +193,8 @@ class SegmentCursor:
         """Whether there are more bytes now, or the same ones verify: they were being written when read."""
         if not (scan.problem or scan.needed):
             return segment.file.size() > segment.scanner.offset + got
-        data = self._pread(segment, max(got, scan.needed))
+        with storage_errors(self._directory, "reading a segment"):
+            data = segment.file.pread(max(got, scan.needed), segment.scanner.offset)
         return copy(segment.scanner).scan(memoryview(data)).consumed > 0
 
     def _later(self, segment: SegmentId, *, is_last_poll: bool) -> ReadableSegment | None:

@@ -27,8 +27,9 @@ from rt.log.scan.directory import list_segments
 logger = logging.getLogger("rt.log")
 
 _CHANGES = flags.MODIFY | flags.CREATE | flags.MOVED_TO | flags.DELETE_SELF | flags.MOVE_SELF
-_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
-_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
+WATCH_ENDED: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
+"""Errors of a system without an inotify instance or watch left."""
 
 
 class DirectoryWatch:
@@ -57,7 +58,7 @@ class DirectoryWatch:
                 self._inotify.add_watch(path, _CHANGES | flags.ONLYDIR)
                 self._poll.register(self._inotify.fileno(), select.POLLIN)
             except OSError as error:
-                if error.errno not in _LIMITS:
+                if error.errno not in EXHAUSTED:
                     raise
                 logger.warning("inotify_exhausted path=%s hint=raise fs.inotify.max_user_watches", path)
                 self._stop_inotify()
@@ -98,7 +99,6 @@ class DirectoryWatch:
                 os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Release the descriptors."""
         self._stop_inotify()
         with self._closing:
             fd, self._wake_fd = self._wake_fd, -1
@@ -108,7 +108,7 @@ class DirectoryWatch:
     def _drain(self) -> None:
         assert self._inotify is not None
         for event in self._inotify.read(timeout=0):
-            if event.mask & _GONE:
+            if event.mask & WATCH_ENDED:
                 raise LogNotFound("the log directory was removed or renamed", where=self._path)
 
     def _stop_inotify(self) -> None:
@@ -132,7 +132,6 @@ class PollBackoff:
         self.seconds = POLL_SECONDS_MIN
 
     def record(self, *, is_changed: bool) -> None:
-        """Record the result of a poll."""
         self.seconds = POLL_SECONDS_MIN if is_changed else min(2 * self.seconds, POLL_SECONDS_MAX)
 
 

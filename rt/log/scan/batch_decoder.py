@@ -10,7 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,33 @@ def decode(
     if len(batches) == 1:
         return _decode_one(buffer, batches[0], sessions, values)
     return _decode_many(buffer, batches, sessions, values)
+
+
+class UndecodableBatch(NamedTuple):
+    """Messages from `start` to `end` (exclusive) are stored as published, but cannot be decoded."""
+
+    start: int
+    end: int
+    offset: int
+    reason: str
+
+
+def decode_each(
+    buffer: Bytes, group: Sequence[PlacedBatch], sessions: dict[int, str], *, values: bool = True
+) -> Iterator[MessageBatch | UndecodableBatch]:
+    """`decode` a group; batch by batch if one of them is bad."""
+    try:
+        batch = decode(buffer, group, sessions, values=values)
+    except BadBatch as reason:
+        if len(group) > 1:
+            for placed in group:
+                yield from decode_each(buffer, [placed], sessions, values=values)
+            return
+        _, header, first, skip, _, _, offset = group[0]
+        yield UndecodableBatch(first + skip, first + header.message_count, offset, str(reason))
+        return
+    if batch is not None:
+        yield batch
 
 
 def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
@@ -22,7 +24,7 @@ from rt.log.format.block import (
 from rt.log.format.checksum import batch_seed
 from rt.log.format.index import EntryKind, IndexEntry
 from rt.log.format.segment import LogKind, SegmentHeader, SegmentId
-from rt.log.format.segment_table import SealedSegment, SegmentTable, TrimReason
+from rt.log.format.segment_table import SealedSegment, TrimReason
 from rt.log.scan.directory import list_segments, read_header, read_index, read_table, scans
 from rt.log.scan.scanner import MergedScanner, Scanner, SessionScanner, scanner_for
 
@@ -39,10 +41,10 @@ class ReadableSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCatalog:
-    """The segments of a directory at one moment, in log order, and the table they came from."""
+    """The segments of a directory at one moment, in log order. `listed` are those of its table."""
 
     kept: tuple[ReadableSegment, ...]
-    table: SegmentTable | None
+    listed: tuple[SealedSegment, ...]
 
     @property
     def start(self) -> int:
@@ -52,7 +54,7 @@ class SegmentCatalog:
     @property
     def known_end(self) -> int:
         """One past the last sealed message."""
-        return self.table.segments[-1].end if self.table and self.table.segments else 0
+        return self.listed[-1].end if self.listed else 0
 
     def find(self, position: int, *, monotone: bool = True) -> ReadableSegment | None:
         """The segment that holds `position`, or the first after it; None if there is none.
@@ -72,20 +74,15 @@ class SegmentCatalog:
         return self.kept[-1] if self.kept else None
 
     def after(self, segment: SegmentId) -> ReadableSegment | None:
-        """The next segment with its bytes."""
         return next((kept for kept in self.kept if kept.id > segment), None)
 
     def sealed_end(self, segment: SegmentId) -> int:
         """The end of a sealed segment from the table; 0 if unknown."""
-        sealed = self.table.segments if self.table else ()
-        return next((known.end for known in reversed(sealed) if known.id == segment), 0)
+        return next((known.end for known in reversed(self.listed) if known.id == segment), 0)
 
     def run_before(self, segment: SegmentId) -> int | None:
         """The run of the previous segment, if the table has it."""
-        earlier = [
-            known.id.run for known in (self.table.segments if self.table else ()) if known.id < segment
-        ]
-        return earlier[-1] if earlier else None
+        return next((known.id.run for known in reversed(self.listed) if known.id < segment), None)
 
     def trim_reason(self, position: int) -> TrimReason:
         """Why `position` was trimmed, if the table remembers it."""
@@ -93,8 +90,7 @@ class SegmentCatalog:
         return trimmed[-1].reason if trimmed else TrimReason.LOST
 
     def trimmed(self) -> list[SealedSegment]:
-        """Segments in the table whose bytes are trimmed."""
-        return [segment for segment in self.table.segments if segment.is_trimmed] if self.table else []
+        return [segment for segment in self.listed if segment.is_trimmed]
 
 
 def read_catalog(disk: Disk, path: str) -> SegmentCatalog:
@@ -116,20 +112,24 @@ def read_catalog(disk: Disk, path: str) -> SegmentCatalog:
         # An older one was dropped from the table, and will be removed.
         if segment > last and (header := read_header(disk, path, segment)) is not None:
             kept.append(ReadableSegment(segment, header.first, None, header))
-    return SegmentCatalog(tuple(sorted(kept, key=_by_id)), table)
-
-
-def _by_id(kept: ReadableSegment) -> SegmentId:
-    return kept.id
+    return SegmentCatalog(tuple(sorted(kept, key=attrgetter("id"))), sealed)
 
 
 def scanner_at(disk: Disk, path: str, header: SegmentHeader, file: File, position: int) -> Scanner:
     """A scanner that starts at or before the frame that holds `position`, found with one index entry."""
-    entries = read_index(disk, path, header)
-    hops = [entry for entry in entries if entry.kind is EntryKind.FRAME and entry.first <= position]
-    if not hops:
-        return scanner_for(header)
-    return _hop(header, file, hops[-1], entries) or scanner_for(header)
+    return _scanner_from(header, file, read_index(disk, path, header), lambda entry: entry.first <= position)
+
+
+def scanner_before(disk: Disk, path: str, header: SegmentHeader, file: File, offset: int) -> Scanner:
+    """A scanner that starts at or before the frame at `offset`, found with one index entry."""
+    return _scanner_from(header, file, read_index(disk, path, header), lambda entry: entry.offset <= offset)
+
+
+def _scanner_from(
+    header: SegmentHeader, file: File, entries: list[IndexEntry], is_before: Callable[[IndexEntry], bool]
+) -> Scanner:
+    hops = [entry for entry in entries if entry.kind is EntryKind.FRAME and is_before(entry)]
+    return (_hop(header, file, hops[-1], entries) if hops else None) or scanner_for(header)
 
 
 def _hop(header: SegmentHeader, file: File, hop: IndexEntry, entries: list[IndexEntry]) -> Scanner | None:

@@ -1,4 +1,4 @@
-"""The files of a log directory, and how a process that only reads finds them.
+"""The files of a log directory, and how a process that only reads finds and scans them.
 
     log.X.Y    segments                          index.X.Y  a sparse index of each
     segments   the table of sealed ones          durable    how far the active one is synced
@@ -55,6 +55,16 @@ def is_log_directory(disk: Disk, path: str) -> bool:
     return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
 
 
+def check_log_directory(disk: Disk, path: str) -> None:
+    """Raise `rt.LogNotFound` if there is no log at `path`."""
+    if not is_log_directory(disk, path):
+        raise _no_log(path)
+
+
+def _no_log(path: str) -> LogNotFound:
+    return LogNotFound("no log directory", where=path, hint="Name a directory that holds log.X.Y files.")
+
+
 def read_file(disk: Disk, path: str, size: int | None = None, *, doing: str = "reading") -> bytes | None:
     """Up to `size` bytes of a file (None: all); None if there is no file. Raises storage errors."""
     with storage_errors(path, doing):
@@ -107,6 +117,13 @@ def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
     return None if content is None else newest_durable_end(content)
 
 
+def durable_offset(disk: Disk, path: str, segment: SegmentId, origin: bytes) -> int:
+    """How many bytes of a segment the writer last recorded as synced; 0 if its record is of another one."""
+    durable = read_durable_end(disk, path)
+    is_same = durable is not None and (durable.id, durable.origin) == (segment, origin)
+    return durable.offset if durable is not None and is_same else 0
+
+
 def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]:
     """The valid entries of a segment's index; empty if it has none."""
     content = read_file(disk, os.path.join(path, index_file_name(header.id)))
@@ -125,7 +142,7 @@ def read_identity(disk: Disk, path: str) -> LogIdentity:
         header = read_header(disk, path, segment)
         if header is not None:
             return identity_from(header, path)
-    raise LogNotFound("no log directory", where=path, hint="Name a directory that holds log.X.Y files.")
+    raise _no_log(path)
 
 
 def identity_from(header: SegmentHeader, path: str) -> LogIdentity:
@@ -146,28 +163,39 @@ def scans(
 ) -> Iterator[ScanResult]:
     """Scan a file from `scanner.offset` to the end of its valid frames, one read (of `read_bytes`) at a time.
 
-    The last scan says why it stopped. A frame larger than a read is read completely; in a merged log without
-    values, only its columns are.
+    The last scan says why it stopped. Each read is that of `read_frames`.
     """
-
-    def reaches(offset: int) -> bool:
-        return len(pread(1, offset - 1)) == 1
-
-    least = size = READ_BYTES if read_bytes is None else read_bytes
+    size = READ_BYTES if read_bytes is None else read_bytes
     while True:
-        data = pread(size, scanner.offset)
-        if values or not isinstance(scanner, MergedScanner):
-            scan, is_there = scanner.scan(memoryview(data), values=values), True
-        else:
-            scan = scanner.scan_columns(memoryview(data), reaches)
-            is_there = scan.needed <= size or reaches(scanner.offset + scan.needed)
-        is_more = scan.problem is None and not scan.consumed and scan.needed > size and len(data) == size
-        if is_more and is_there:
-            size = scan.needed
-            continue
+        data, scan = read_frames(pread, scanner, size, values=values)
         is_last = scan.problem is not None or not scan.consumed or len(data) < size
         del data  # The caller may wait long: a frame may have 256 MiB.
         yield scan
         if is_last:
             return
-        size = least
+
+
+def read_frames(
+    pread: Callable[[int, int], bytes],
+    scanner: Scanner,
+    size: int,
+    *,
+    values: bool = True,
+    reaches: Callable[[int], bool] | None = None,
+) -> tuple[bytes, ScanResult]:
+    """Read `size` bytes at `scanner.offset`, or as many as the next frame needs, and scan them.
+
+    Without values, in a merged log, only the columns of a larger frame are read. A frame that is not complete
+    is not read again: `reaches(offset)` returns whether the file is that long, by default with a read.
+    """
+    reaches = reaches or (lambda offset: len(pread(1, offset - 1)) == 1)
+    while True:
+        data = pread(size, scanner.offset)
+        if values or not isinstance(scanner, MergedScanner):
+            scan = scanner.scan(memoryview(data), values=values)
+        else:
+            scan = scanner.scan_columns(memoryview(data), reaches)
+        is_larger = scan.problem is None and not scan.consumed and scan.needed > size == len(data)
+        if not is_larger or not reaches(scanner.offset + scan.needed):
+            return data, scan
+        size = scan.needed

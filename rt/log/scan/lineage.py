@@ -57,13 +57,10 @@ class SourceLineage:
         return f"session id {session_id} is declared as {declaration.session}, before as {known.session}"
 
     def enter(self, block: BlockHeader) -> str | None:
-        """Handle a block of batches."""
         segment = SegmentId(block.source_run, block.source_roll)
         last = self._merged.get(block.session_id)
         is_next = last is not None and (segment, block.source_offset) == (last.segment, last.offset)
-        problem = (
-            None if last is None else self._jump(last, segment, block) or self._break(last, segment, block)
-        )
+        problem = None if last is None else self._break(last, segment, block)
         number = (
             last.next_number if last is not None and last.segment.run == segment.run and not problem else None
         )
@@ -102,25 +99,16 @@ class SourceLineage:
             None if got == expected else f"number {got} of dedup id {dedup_id} where {expected} must follow"
         )
 
-    def _jump(self, last: _SourceRange, segment: SegmentId, block: BlockHeader) -> str | None:
-        """Why this range cannot follow the last one."""
-        is_later = (segment, block.source_offset) >= (last.segment, last.offset)
-        if is_later and (self._dedup_id(block) is not None or _follows(last, segment, block)):
-            return None
-        return (
-            f"{self._name(block)} continues at {segment}, offset {block.source_offset}, "
-            f"after {last.segment}, offset {last.offset}"
-        )
-
     def _break(self, last: _SourceRange, segment: SegmentId, block: BlockHeader) -> str | None:
-        """Why this range, if it starts where the last one ended, does not continue its bytes."""
-        is_next = (segment, block.source_offset) == (last.segment, last.offset)
-        if not is_next or block.chain_start == last.chain:
+        """Why this range cannot follow the last one, or does not continue its bytes."""
+        place, last_place = (segment, block.source_offset), (last.segment, last.offset)
+        if place < last_place or (self._dedup_id(block) is None and not _follows(last, segment, block)):
+            what = f"after {last.segment}, offset {last.offset}"
+        elif place == last_place and block.chain_start != last.chain:
+            what = f"with the chain {block.chain_start:#010x}, expected {last.chain:#010x}"
+        else:
             return None
-        return (
-            f"{self._name(block)} continues at {segment}, offset {block.source_offset}, "
-            f"with the chain {block.chain_start:#010x}, expected {last.chain:#010x}"
-        )
+        return f"{self._name(block)} continues at {segment}, offset {block.source_offset}, {what}"
 
     def _dedup_id(self, block: BlockHeader) -> str | None:
         declared = self._declared.get(block.session_id)

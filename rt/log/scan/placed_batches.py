@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rt.log.format.batch import HEADER, BatchHeader, Int64s
@@ -58,7 +59,6 @@ class PlacedRun(NamedTuple):
         return PlacedRun(*arrays, *self[4:])
 
     def placed(self, data: memoryview) -> list[PlacedBatch]:
-        """The batches one by one."""
         rows = zip(self.starts.tolist(), self.first_positions.tolist(), self.skips.tolist(), strict=True)
         return [
             PlacedBatch(
@@ -72,6 +72,24 @@ class PlacedRun(NamedTuple):
             )
             for start, first, skip in rows
         ]
+
+
+@dataclass(slots=True)
+class TimeRange:
+    """The lowest and highest timestamp of messages, ns; both 0 while there are none."""
+
+    low_ns: int = 0
+    high_ns: int = 0
+    is_empty: bool = True
+
+    def widen(self, low_ns: int, high_ns: int) -> None:
+        self.low_ns = low_ns if self.is_empty else min(self.low_ns, low_ns)
+        self.high_ns = high_ns if self.is_empty else max(self.high_ns, high_ns)
+        self.is_empty = False
+
+    def join(self, other: TimeRange) -> None:
+        if not other.is_empty:
+            self.widen(other.low_ns, other.high_ns)
 
 
 def groups(batches: Sequence[PlacedBatch]) -> Iterator[Sequence[PlacedBatch]]:

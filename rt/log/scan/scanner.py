@@ -7,7 +7,8 @@ durable end (`rt.log.write.recovery_checks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
@@ -23,6 +24,7 @@ from rt.log.format.block import (
     decode_declaration,
 )
 from rt.log.format.checksum import batch_seed, crc32c, segment_seed
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.running_checksum import (
     CONTENT_START,
     ChecksummedBoundary,
@@ -63,6 +65,44 @@ class ScanResult:
     marks: list[ChecksummedBoundary] = field(default_factory=list)
     items: list[PlacedBatch | PlacedRun] = field(default_factory=list)
     is_message: bool = False
+
+
+def read_batch(
+    data: memoryview, at: int, end: int, seed: int, values: bool, passed_columns: int | None = None
+) -> BatchHeader | int:
+    """Verify the batch at `at`. Returns the number of bytes it needs if it is incomplete before `end`.
+
+    Raises `BadBatch` if it does not verify. Without `values` their checksum is not verified. With
+    `passed_columns` the values may be missing, and columns above that size too, which are not verified then.
+    """
+    if end - at < BATCH_HEADER_BYTES:
+        return BATCH_HEADER_BYTES
+    fields = HEADER.unpack_from(data, at)
+    check_header(fields)
+    header = _new(BatchHeader, fields)
+    stop = at + header.total_bytes
+    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
+    if stop > end and passed_columns is not None and header.columns_stored > passed_columns:
+        return header
+    if stop > end and (passed_columns is None or values_at > end):
+        return (stop if passed_columns is None else values_at) - at
+    if crc32c(data[at + 8 : values_at], seed) != header.checksum:
+        raise BadBatch("columns fail their checksum")
+    if values and crc32c(data[values_at:stop], seed) != header.values_checksum:
+        raise BadBatch("values fail their checksum")
+    return header
+
+
+def in_order(
+    blocks: Iterable[PlacedBlock], batches: Iterable[PlacedBatch]
+) -> Iterator[PlacedBlock | PlacedBatch]:
+    """The blocks and batches of a scan by their offsets: each block before its batches."""
+    waiting = deque(blocks)
+    for batch in batches:
+        while waiting and waiting[0].offset < batch.offset:
+            yield waiting.popleft()
+        yield batch
+    yield from waiting
 
 
 class _CopiedBlock:
@@ -162,6 +202,8 @@ class MergedScanner(_CopiedBlock):
     of their batches, and `chain` becomes the merged chain at `boundary`.
     """
 
+    _read_batch = staticmethod(read_batch)
+
     def __init__(
         self,
         header: SegmentHeader,
@@ -192,11 +234,6 @@ class MergedScanner(_CopiedBlock):
         """The merged chain after the open block."""
         self._passed_columns: int | None = None
         """In `scan_columns`: the values of the last batch may be missing, and columns above this size too."""
-
-    @property
-    def instruction(self) -> int | None:
-        """The instruction number of the last complete block; None before the first."""
-        return None if self.last_block is None else self.last_block.instruction
 
     @property
     def reached(self) -> int:
@@ -282,15 +319,19 @@ class MergedScanner(_CopiedBlock):
             self.chain = merged_chain(self.chain, data[at : at + BLOCK_HEADER_BYTES], content)
         self.last_block = header
 
-    def _read_batches(self, data: memoryview, found: ScanResult, block: BlockHeader, values: bool) -> None:
-        at = found.consumed
+    def _read_batches(
+        self, data: memoryview, found: ScanResult, block: BlockHeader, values: bool, until: int = NUMBER_MAX
+    ) -> None:
+        """Read the batches of the open block that start before the offset `until`."""
+        at, read = found.consumed, self._read_batch
         base = self.offset - at
         stop = self._block_end - base
         source = block.source_offset + block.length_bytes - stop
         end = min(len(data), stop)
-        while at < end:
+        last = min(end, until - base)
+        while at < last:
             seed = batch_seed(self._seed, source + at)
-            header = read_batch(data, at, end, seed, values, self._passed_columns)
+            header = read(data, at, end, seed, values, self._passed_columns)
             needed = header if isinstance(header, int) else header.total_bytes
             if needed > stop - at:
                 raise BadBatch("a batch ends after its block")
@@ -339,29 +380,3 @@ Scanner = SessionScanner | MergedScanner
 
 def scanner_for(header: SegmentHeader) -> Scanner:
     return SessionScanner(header) if header.kind is LogKind.SESSION else MergedScanner(header)
-
-
-def read_batch(
-    data: memoryview, at: int, end: int, seed: int, values: bool, passed_columns: int | None = None
-) -> BatchHeader | int:
-    """Verify the batch at `at`. Returns the number of bytes it needs if it is incomplete before `end`.
-
-    Raises `BadBatch` if it does not verify. Without `values` their checksum is not verified. With
-    `passed_columns` the values may be missing, and columns above that size too, which are not verified then.
-    """
-    if end - at < BATCH_HEADER_BYTES:
-        return BATCH_HEADER_BYTES
-    fields = HEADER.unpack_from(data, at)
-    check_header(fields)
-    header = _new(BatchHeader, fields)
-    stop = at + header.total_bytes
-    values_at = at + BATCH_HEADER_BYTES + (header.columns_stored + 7 & -8)
-    if stop > end and passed_columns is not None and header.columns_stored > passed_columns:
-        return header
-    if stop > end and (passed_columns is None or values_at > end):
-        return (stop if passed_columns is None else values_at) - at
-    if crc32c(data[at + 8 : values_at], seed) != header.checksum:
-        raise BadBatch("columns fail their checksum")
-    if values and crc32c(data[values_at:stop], seed) != header.values_checksum:
-        raise BadBatch("values fail their checksum")
-    return header

@@ -56,7 +56,9 @@ def find_run(
     headers = _plain(data, starts)
     if len(headers.ends) >= BATCHES_MIN:
         headers = headers.cut(_count_verified(data, headers, seed, source, values))
-    return headers.run if len(headers.ends) >= BATCHES_MIN else None, stop
+    if len(headers.ends) < BATCHES_MIN:
+        return None, stop
+    return BatchRun(headers.starts, headers.counts, headers.numbers, int(headers.ends[-1])), stop
 
 
 def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
@@ -76,24 +78,18 @@ def _hop(data: memoryview, at: int, end: int) -> tuple[list[int], int]:
 
 
 class _Headers(NamedTuple):
-    run: BatchRun
+    """Columns with one entry per batch: where it, its values and its end are, and what its header has."""
+
+    starts: Int64s
     values_at: Int64s
     ends: Int64s
+    counts: Int64s
+    numbers: Int64s
     checksums: npt.NDArray[np.uint32]
     values_checksums: npt.NDArray[np.uint32]
 
     def cut(self, count: int) -> _Headers:
-        if count == len(self.ends):
-            return self
-        starts, counts, numbers, _ = self.run
-        end = int(self.ends[count - 1]) if count else 0
-        return _Headers(
-            BatchRun(starts[:count], counts[:count], numbers[:count], end),
-            self.values_at[:count],
-            self.ends[:count],
-            self.checksums[:count],
-            self.values_checksums[:count],
-        )
+        return self if count == len(self.ends) else _Headers._make(column[:count] for column in self)
 
 
 def _plain(data: memoryview, places: list[int]) -> _Headers:
@@ -126,15 +122,14 @@ def _plain(data: memoryview, places: list[int]) -> _Headers:
     is_plain[1:] &= numbers[1:] == numbers[:-1] + counts[:-1]
     good = len(places) if is_plain.all() else int(is_plain.argmin())
     ends = starts + total
-    run = BatchRun(starts, counts, numbers, int(ends[-1]))
-    return _Headers(run, starts + values_at, ends, checksums, values_checksums).cut(good)
+    return _Headers(starts, starts + values_at, ends, counts, numbers, checksums, values_checksums).cut(good)
 
 
 def _count_verified(data: memoryview, headers: _Headers, seed: int, source: int, values: bool) -> int:
     """The number of batches before the first one with a bad checksum."""
-    run, values_at = headers.run, headers.values_at // 8
-    offsets = run.starts + source
-    ranges = [ChecksummedRanges(run.starts // 8 + 1, values_at, headers.checksums, offsets)]
+    starts, values_at = headers.starts, headers.values_at // 8
+    offsets = starts + source
+    ranges = [ChecksummedRanges(starts // 8 + 1, values_at, headers.checksums, offsets)]
     if values:
         ranges.append(ChecksummedRanges(values_at, headers.ends // 8, headers.values_checksums, offsets))
     words = np.frombuffer(data[: len(data) & -8], "<u8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rt.log.disk import Disk, File, write_whole
@@ -19,6 +19,7 @@ from rt.log.format.index import (
 )
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId
 from rt.log.format.segment_table import SealedSegment
+from rt.log.scan.placed_batches import TimeRange
 from rt.log.scan.recovery_scan import RecoveryScan
 
 UNCACHE_STEP_BYTES: Final = 2**22
@@ -33,26 +34,16 @@ class ActiveSegment:
     file: File
     size_bytes: int
     end: int
-    timestamp_low_ns: int = 0
-    timestamp_high_ns: int = 0
-    has_messages: bool = False
+    times: TimeRange = field(default_factory=TimeRange)
     index: File | None = None
     index_bytes: int = 0
     index_next: int = SEGMENT_HEADER_BYTES
     cached_from: int = 0
     """Everything before this offset was dropped from the page cache."""
 
-    def see(self, low_ns: int, high_ns: int) -> None:
-        """Widen the segment's time range by that of an append."""
-        self.timestamp_low_ns = min(self.timestamp_low_ns, low_ns) if self.has_messages else low_ns
-        self.timestamp_high_ns = max(self.timestamp_high_ns, high_ns) if self.has_messages else high_ns
-        self.has_messages = True
-
     def sealed(self, now_ns: int) -> SealedSegment:
         """Its entry in the segments table."""
-        header = self.header
-        times = header.created_ns, self.timestamp_low_ns, self.timestamp_high_ns, now_ns
-        return SealedSegment(header.id, header.first, self.end, self.size_bytes, *times, header.run_id)
+        return sealed_entry(self.header, self.end, self.size_bytes, self.times, now_ns)
 
     def add_to_index(self, disk: Disk, path: str, written: int, *, is_declaration: bool) -> None:
         """Add an index entry for this append of `written` bytes, if the last entry is far enough away.
@@ -64,7 +55,7 @@ class ActiveSegment:
             if self.size_bytes < self.index_next:
                 return
             self.index_next = self.size_bytes + max(INDEX_STRIDE_BYTES, written)
-        self._write_entry(disk, path, IndexEntry(self.end, self.size_bytes, self.timestamp_high_ns, kind))
+        self._write_entry(disk, path, IndexEntry(self.end, self.size_bytes, self.times.high_ns, kind))
 
     def _write_entry(self, disk: Disk, path: str, *entries: IndexEntry) -> None:
         with contextlib.suppress(OSError):
@@ -98,15 +89,7 @@ def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> Activ
     Rebuilds its index from the scan: it was never synced, so a crash may have left holes.
     """
     file = disk.open(os.path.join(path, walk.header.id.file_name), write=True)
-    active = ActiveSegment(
-        walk.header,
-        file,
-        walk.end_offset,
-        end,
-        walk.timestamp_low_ns,
-        walk.timestamp_high_ns,
-        walk.has_messages,
-    )
+    active = ActiveSegment(walk.header, file, walk.end_offset, end, walk.times)
     with contextlib.suppress(OSError):
         disk.remove(os.path.join(path, index_file_name(walk.header.id)))
     if walk.index:
@@ -114,6 +97,14 @@ def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> Activ
     frames = [entry.offset for entry in walk.index if entry.kind is EntryKind.FRAME]
     active.index_next = frames[-1] + INDEX_STRIDE_BYTES if frames else SEGMENT_HEADER_BYTES
     return active
+
+
+def sealed_entry(
+    header: SegmentHeader, end: int, size_bytes: int, times: TimeRange, now_ns: int
+) -> SealedSegment:
+    """The entry of a segment in the segments table."""
+    times_ns = header.created_ns, times.low_ns, times.high_ns, now_ns
+    return SealedSegment(header.id, header.first, end, size_bytes, *times_ns, header.run_id)
 
 
 class DurableFile:

@@ -39,6 +39,7 @@ from rt.log.scan.directory import (
 )
 from rt.log.scan.recovery_scan import RecoveryScan, walk_segment
 from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.write.active_segment import sealed_entry
 from rt.log.write.recovery_checks import TornTail, check_nothing_vanished, check_numbers, judge_tail
 from rt.log.write.sealed_segments import empty_segments, remove_segments
 
@@ -49,7 +50,7 @@ ScannerFactory: TypeAlias = Callable[[SegmentHeader], Scanner]
 
 @dataclass(frozen=True, slots=True)
 class RecoveredDirectory:
-    """A directory after recovery, and where a torn tail was cut, if there was one.
+    """A directory after recovery, and the torn tail that was cut, if there was one.
 
     Every segment is sealed, except the `resumed` one, which is durable up to the end of its scan.
     """
@@ -57,7 +58,6 @@ class RecoveredDirectory:
     table: SegmentTable
     durable_sequence: int
     torn: TornTail | None = None
-    torn_path: str = ""
     resumed: RecoveryScan | None = None
 
     @property
@@ -68,35 +68,22 @@ class RecoveredDirectory:
         return self.table.segments[-1].end if self.table.segments else 0
 
 
-def recover_directory(
-    disk: Disk,
-    path: str,
-    expected: LogIdentity,
-    clock: Callable[[], int],
-    *,
-    resume_with: ScannerFactory | None = None,
-    trimmed_elsewhere: Sequence[SealedSegment] = (),
-) -> RecoveredDirectory:
-    """Recover the directory, which the caller has locked; a new directory becomes `expected`.
+class DirectoryRecovery:
+    """Recovers the directory, which the caller has locked; a new directory becomes `expected`.
 
     If `resume_with` makes scanners, the newest segment stays unsealed and is scanned by one of them. Then the
     directory is a copy or a merged log, and its origin must equal that of `expected` (`rt.ClusterMismatch`).
-    Segments in `trimmed_elsewhere`, which other nodes trimmed, are trimmed here too, whatever their bytes.
     `rt.Corrupt` and `rt.UnknownVersion` leave the segments unchanged; `OSError` as the disk raises it.
     """
-    recovery = _Recovery(disk, path, expected, clock, resume_with)
-    recovery.mark_trimmed(trimmed_elsewhere)
-    return recovery.run()
 
-
-class _Recovery:
     def __init__(
         self,
         disk: Disk,
         path: str,
         expected: LogIdentity,
         clock: Callable[[], int],
-        resume_with: ScannerFactory | None,
+        *,
+        resume_with: ScannerFactory | None = None,
     ) -> None:
         self.path = path
         self._resume_with = resume_with
@@ -113,10 +100,8 @@ class _Recovery:
         durable = read_durable_end(self._disk, self.path)
         if durable is not None and durable.origin != self.identity.origin:
             durable = None
-        torn, torn_path = self._seal_unlisted(durable)
-        recovered = RecoveredDirectory(
-            self.table, durable.sequence if durable else 0, torn, torn_path, self._resumed
-        )
+        torn = self._seal_unlisted(durable)
+        recovered = RecoveredDirectory(self.table, durable.sequence if durable else 0, torn, self._resumed)
         remains = [(segment.id, segment.first, segment.end) for segment in self.table.segments]
         sizes = {segment.id: segment.size_bytes for segment in self.table.segments}
         if self._resumed is not None:
@@ -130,7 +115,10 @@ class _Recovery:
         return recovered
 
     def mark_trimmed(self, segments: Sequence[SealedSegment]) -> None:
-        """List the existing ones of these segments as trimmed."""
+        """List those of `segments` that exist as trimmed, whatever their bytes: other nodes trimmed them.
+
+        Call it before `run`.
+        """
         here = set(list_segments(self._disk, self.path))
         listed = {segment.id: segment for segment in self.table.segments}
         trimmed = {
@@ -192,12 +180,12 @@ class _Recovery:
         trimmed = [segment.id for segment in self.table.segments if segment.is_trimmed]
         empty_segments(self._disk, self.path, trimmed)
 
-    def _seal_unlisted(self, durable: DurableEnd | None) -> tuple[TornTail | None, str]:
+    def _seal_unlisted(self, durable: DurableEnd | None) -> TornTail | None:
         """Verify the unlisted segments, cut the newest one's torn tail, then sync and list them."""
         on_disk = list_segments(self._disk, self.path)
         self._remove_forgotten(on_disk)
         headers = {segment: self._header(segment) for segment in on_disk if segment > self._last_listed}
-        torn, torn_path = None, ""
+        torn: TornTail | None = None
         found: list[SealedSegment] = []
         for segment, header in headers.items():
             path = os.path.join(self.path, segment.file_name)
@@ -211,17 +199,16 @@ class _Recovery:
             tail = judge_tail(
                 path=path,
                 verified_end=walk.end_offset,
-                next_number=walk.end,
                 size_bytes=walk.size_bytes,
                 durable_end=durable_end,
                 problem=walk.problem,
             )
             self._cut_and_sync(path, tail, durable_end)
             if tail.torn_bytes:
-                torn, torn_path = tail, path
+                torn = tail
             self._complete(walk, durable)
             if resume_with is None:
-                found.append(self._entry(header, walk))
+                found.append(sealed_entry(header, walk.end, walk.end_offset, walk.times, self._clock()))
             else:
                 self._resumed = walk
         if found or self._resumed:
@@ -229,7 +216,7 @@ class _Recovery:
         if found:
             self.table = SegmentTable(self.identity, (*self.table.segments, *found))
             write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
-        return torn, torn_path
+        return torn
 
     @property
     def _last_listed(self) -> SegmentId:
@@ -320,10 +307,6 @@ class _Recovery:
                 if file.pwritev([data], start) != len(data):
                     raise OSError(errno.ENOSPC, "short write")
             file.sync()
-
-    def _entry(self, header: SegmentHeader, walk: RecoveryScan) -> SealedSegment:
-        times = header.created_ns, walk.timestamp_low_ns, walk.timestamp_high_ns, self._clock()
-        return SealedSegment(header.id, header.first, walk.end, walk.end_offset, *times, header.run_id)
 
     def _complete(self, walk: RecoveryScan, durable: DurableEnd | None) -> None:
         """In a filtered log, the filter may have left out positions after the last block."""

@@ -20,15 +20,14 @@ from rt.log.format.segment_table import LogIdentity
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Cut the segment at `end`, which removes `torn_bytes`. `next` is the next number or position."""
+    """Cut the segment at `end`, which removes `torn_bytes`."""
 
     end: int
-    next: int
     torn_bytes: int
 
 
 def judge_tail(
-    *, path: str, verified_end: int, next_number: int, size_bytes: int, durable_end: int, problem: str | None
+    *, path: str, verified_end: int, size_bytes: int, durable_end: int, problem: str | None
 ) -> TornTail:
     """Decide what to do with a segment whose frames verify up to `verified_end`.
 
@@ -45,7 +44,7 @@ def judge_tail(
             expected=f"whole frames up to {durable_end}",
             hint="This is no torn tail: restore the file, or start a new session directory.",
         )
-    return TornTail(verified_end, next_number, size_bytes - verified_end)
+    return TornTail(verified_end, size_bytes - verified_end)
 
 
 def check_numbers(

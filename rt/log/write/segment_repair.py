@@ -19,8 +19,8 @@ from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import (
     READ_BYTES,
+    durable_offset,
     list_segments,
-    read_durable_end,
     read_header,
     read_table,
     scans,
@@ -34,15 +34,12 @@ CHECK_BYTES = 2**20
 def synced_end(disk: Disk, path: str, segment: SegmentId) -> int:
     """How many bytes of a segment are known to be synced; 0 if none, or if it is trimmed."""
     table = read_table(disk, path)
-    listed = next((one for one in table.segments if one.id == segment), None) if table else None
+    listed = table.find(segment) if table else None
     if listed is not None:
         return 0 if listed.is_trimmed else listed.size_bytes
     if any(later > segment for later in list_segments(disk, path)):
         return disk.size(segment_path(path, segment)) or 0  # It was sealed before the table was lost.
-    durable = read_durable_end(disk, path)
-    if durable is None or table is None or durable.origin != table.identity.origin:
-        return 0
-    return durable.offset if durable.id == segment else 0
+    return durable_offset(disk, path, segment, table.identity.origin) if table else 0
 
 
 def check_segment(disk: Disk, path: str, segment: SegmentId, end: int) -> Iterator[int]:

@@ -103,18 +103,15 @@ def _steps(pieces: Sequence[Piece], scratch: Scratch) -> Iterator[list[Buffer] |
         elif piece.size < KERNEL_BYTES_MIN:
             buffers.append(_read(piece))
             read_bytes += piece.size
-        elif piece.checksums is None:
-            yield buffers
-            yield piece
-            buffers, read_bytes = [], 0
-        elif piece.size <= VERIFIED_BYTES_MAX:
-            data = _read_verified(piece, piece.checksums, scratch)
+        elif piece.checksums is not None and piece.size <= VERIFIED_BYTES_MAX:
+            data = _read_verified(piece, piece.checksums, scratch.reserve(piece.size))
             yield [*buffers, data[:_PIECE_BYTES]]
             for at in range(_PIECE_BYTES, piece.size, _PIECE_BYTES):
                 yield [data[at : at + _PIECE_BYTES]]
             buffers, read_bytes = [], 0
         else:
-            _verify(piece, piece.checksums, scratch)
+            if piece.checksums is not None:
+                _read_verified(piece, piece.checksums, scratch.reserve(_PIECE_BYTES))
             yield buffers
             yield piece
             buffers, read_bytes = [], 0
@@ -133,28 +130,18 @@ def _read(piece: CopyRange) -> bytes:
     return data
 
 
-def _read_verified(piece: CopyRange, checksums: Checksums, scratch: Scratch) -> memoryview:
-    data, checksum = scratch.reserve(piece.size), checksums.before
-    for at in range(0, piece.size, _PIECE_BYTES):
-        checksum = _read_into(data[at : at + _PIECE_BYTES], piece, at, checksum)
-    _check(piece, checksums, checksum)
-    return data
-
-
-def _verify(piece: CopyRange, checksums: Checksums, scratch: Scratch) -> None:
+def _read_verified(piece: CopyRange, checksums: Checksums, memory: memoryview) -> memoryview:
+    """Read a range into `memory` and verify it. If it is larger than that, only its last piece stays."""
     checksum = checksums.before
     for at in range(0, piece.size, _PIECE_BYTES):
-        data = scratch.reserve(min(_PIECE_BYTES, piece.size - at))
-        checksum = _read_into(data, piece, at, checksum)
+        start = at if len(memory) == piece.size else 0
+        data = memory[start : start + min(_PIECE_BYTES, piece.size - at)]
+        count = piece.file.pread_into(data, piece.offset + at)
+        if count < len(data):
+            raise _cut_short(piece, piece.offset + at + count)
+        checksum = crc32c(data, checksum)
     _check(piece, checksums, checksum)
-
-
-def _read_into(data: memoryview, piece: CopyRange, at: int, checksum: int) -> int:
-    """Fill `data` from `at` of the range; returns the checksum after it."""
-    count = piece.file.pread_into(data, piece.offset + at)
-    if count < len(data):
-        raise _cut_short(piece, piece.offset + at + count)
-    return crc32c(data, checksum)
+    return memory
 
 
 def _check(piece: CopyRange, checksums: Checksums, got: int) -> None:

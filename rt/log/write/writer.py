@@ -33,9 +33,10 @@ from rt.log.format.segment import (
 )
 from rt.log.format.segment_table import LogIdentity, SealedSegment, SegmentTable, TrimReason
 from rt.log.scan.directory import LOCK_FILE
+from rt.log.scan.placed_batches import TimeRange
 from rt.log.scan.scanner import Scanner, scanner_for
-from rt.log.write.active_segment import ActiveSegment, DurableFile, resume_segment
-from rt.log.write.directory_recovery import RecoveredDirectory, recover_directory
+from rt.log.write.active_segment import ActiveSegment, DurableFile, resume_segment, sealed_entry
+from rt.log.write.directory_recovery import DirectoryRecovery, RecoveredDirectory
 from rt.log.write.failure_latch import FailureLatch
 from rt.log.write.sealed_segments import SealedSegments
 from rt.log.write.vectored_io import CopyRange, Piece, Scratch, check_sources, size_of, write_pieces
@@ -111,9 +112,9 @@ class LogWriter:
 
         With `resume`, for copies and merged logs, the newest segment stays active if it was not sealed, and
         is completely durable; then the origin must match too (`rt.ClusterMismatch`). It is scanned by the
-        scanner that `scanner_for` makes of its header, so the caller gets that scanner's state (chain, marks,
-        sessions, last block) without a second scan: valid at its `boundary`, where the segment was cut.
-        `scanner_for` is called for no other segment. Existing segments in `trimmed_elsewhere` are trimmed,
+        scanner that `scanner_for` makes of its header: `recovered.resumed` has its state (chain, marks,
+        sessions, last block), valid at its `boundary`, where the segment was cut. `scanner_for` is called for
+        no other segment. Existing segments in `trimmed_elsewhere` are trimmed,
         even if corrupt.
 
         Raises `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Corrupt`, `rt.UnknownVersion`, storage errors.
@@ -123,16 +124,11 @@ class LogWriter:
         writer = cls(os.path.abspath(path), disk, clock)
         try:
             with storage_errors(path, "recovering a log directory"):
-                factory = scanner_for if resume else None
-                recovered = recover_directory(
-                    disk,
-                    writer.path,
-                    identity,
-                    clock,
-                    resume_with=factory,
-                    trimmed_elsewhere=trimmed_elsewhere,
+                recovery = DirectoryRecovery(
+                    disk, writer.path, identity, clock, resume_with=scanner_for if resume else None
                 )
-                writer._adopt(recovered)
+                recovery.mark_trimmed(trimmed_elsewhere)
+                writer._adopt(recovery.run())
         except BaseException:
             writer.close()
             raise
@@ -221,12 +217,11 @@ class LogWriter:
         last = self.last_id
         sealed: list[SealedSegment] = []
         for segment in segments:
-            header, (low_ns, high_ns) = segment.header, segment.times_ns
+            header = segment.header
             assert last is None or header.id > last, (header.id, last)
             last = header.id
-            times = header.created_ns, low_ns, high_ns, self._clock()
-            size = len(segment.content)
-            sealed.append(SealedSegment(header.id, header.first, segment.end, size, *times, header.run_id))
+            times = TimeRange(*segment.times_ns, is_empty=False)
+            sealed.append(sealed_entry(header, segment.end, len(segment.content), times, self._clock()))
         names = [segment.header.id.file_name for segment in segments]
         contents = [bytes(segment.content) for segment in segments]
         with self._latch.guarded(names[0], "adding whole segments"):
@@ -282,7 +277,7 @@ class LogWriter:
                 written -= size
                 active.add_to_index(self._disk, self.path, size, is_declaration=run.is_declaration)
                 if not run.is_declaration:
-                    active.see(run.timestamp_low_ns, run.timestamp_high_ns)
+                    active.times.widen(run.timestamp_low_ns, run.timestamp_high_ns)
                 active.size_bytes += size
                 active.end = run.end
             if error is not None:

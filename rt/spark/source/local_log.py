@@ -11,11 +11,10 @@ from rt.events import Event
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.durable_end import DurableEnd
 from rt.log.format.segment import LogKind
-from rt.log.read.outline import outline
+from rt.log.read.outline import Waypoint, outline
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler, RangeReader
 from rt.log.read.reader import LogReader
-from rt.log.read.waypoint import Waypoint
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, read_durable_end, read_identity
 from rt.log.scan.message_batch import MessageBatch

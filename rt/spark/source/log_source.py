@@ -14,9 +14,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from rt.errors import RtError
+from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
-from rt.log.read.waypoint import Waypoint
 from rt.log.scan.message_batch import MessageBatch
 from rt.spark.options import ClusterSource
 from rt.spark.source.local_log import LocalLog

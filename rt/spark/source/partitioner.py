@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rt.log.read.waypoint import Waypoint
+from rt.log.read.outline import Waypoint
 
 
 class PositionRange(NamedTuple):
