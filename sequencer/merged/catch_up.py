@@ -194,8 +194,8 @@ class CatchUp:
         last, line = self._holders.get(session.id), line_of(self._follower.epoch)
         async with self._fetches:
             for endpoint in sorted(self._endpoints, key=lambda one: one != last):
-                channel = self._channel(endpoint)
                 try:
+                    channel = self._channel(endpoint)
                     fetched = await fetch_range(channel, self._stream, wanted, session.incarnation, line)
                 except RtError as error:
                     logger.info("range_not_fetched peer=%s %s error=%r", endpoint, wanted, str(error))

@@ -24,8 +24,8 @@ from sequencer.raft.model.config import RaftConfig
 pytestmark = pytest.mark.slow
 
 WAIT_S = 180.0
-LOADS = {"small": (b"x" * 128, 600_000), "large": (b"x" * 65536, 6_000)}
-"""A value, and how often each of two publishers publishes it: some 80 MB and 400 MB, as fast as they can."""
+LOADS = {"small": (b"x" * 128, 400_000), "large": (b"x" * 65536, 3_000)}
+"""A value, and how often each of two publishers publishes it: some 50 MB and 200 MB, as fast as they can."""
 
 ELECTION_MS_MIN = next(one.default for one in fields(RaftConfig) if one.name == "election_ms_min")
 WITNESS = """

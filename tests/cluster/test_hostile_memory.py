@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 WAIT_S = 300.0
 CERTIFICATES = 2
 POLL_S = 0.1
-QUIET_S = 3.0
+QUIET_S = 2.0
 """An attack goes on until the peak has not risen for so long."""
 CONTROL_BYTES_MAX = 128 * 2**20
 LOG_MESSAGES = [os.urandom(2**20)] * 64
@@ -138,7 +138,7 @@ def test_attacks_stay_within_the_memory_bound(
                     serve_honest(nodes, publisher, reader)
                 else:  # All at once take all processors: who is served then is not promised.
                     nodes.check_alive()
-                    time.sleep(POLL_S)
+                time.sleep(POLL_S)
                 now = {part: peak_bytes(pid) for part, pid in pids.items()}
                 if now["data"] > peaks["data"] + 2**20:
                     risen_s = time.monotonic()

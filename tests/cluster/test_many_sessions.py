@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import resource
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
@@ -20,11 +21,10 @@ from faults import WAIT_S, Faults
 import rt
 from replicator.push.client import PushClient
 from rt.net.rest_client import ask, check
-from sequencer.sessions.idle_replicas import OPEN_MAX
 
 pytestmark = pytest.mark.slow
 
-COUNT = 300
+COUNT = 100
 AT_ONCE = 6
 
 
@@ -73,7 +73,7 @@ def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
 ) -> None:
     nodes = faults.nodes
     tls = nodes.certificate("publisher", "pods")
-    before = {name: copies(nodes, name) for name in nodes.names}
+    before = {name: (copies(nodes, name), session_descriptors(nodes, name)) for name in nodes.names}
     sessions = [f"pods~{number}" for number in range(COUNT)]
 
     def come_and_go(session: str) -> None:
@@ -83,10 +83,12 @@ def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(come_and_go, sessions))
     nodes.wait(lambda: is_closed(nodes, sessions[-1]), "the last session to be closed")
-    for name in nodes.names:
-        nodes.wait(lambda name=name: copies(nodes, name) <= before[name], "closed copies to be removed")
+    for name, (had, opened) in before.items():
+        nodes.wait(lambda name=name, had=had: copies(nodes, name) <= had, "closed copies to be removed")
+        # One that each session left would be twice as many.
+        most = opened + COUNT // 2
         nodes.wait(
-            lambda name=name: session_descriptors(nodes, name) <= 5 * OPEN_MAX, "idle copies to be closed"
+            lambda name=name, most=most: session_descriptors(nodes, name) <= most, "files to be closed"
         )
     # A publisher that comes again goes on behind what it had.
     publish(nodes, tmp_path / "out", tls, sessions[0])
@@ -149,7 +151,8 @@ def test_without_descriptors_new_sessions_wait_and_no_node_stops(faults: Faults,
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
         for one, number in zip(late, numbers, strict=True):
             one.wait(number, "merged", timeout=WAIT_S)
-    assert pids == {name: nodes.pids(name, "data")[0] for name in nodes.names}, "a data process was restarted"
+    failed = [line for name in nodes.names for line in faults.said(name) if "event=process_failed" in line]
+    assert pids == {name: nodes.pids(name, "data")[0] for name in nodes.names}, failed
 
 
 def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_stays(
@@ -165,7 +168,8 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
             tmp_path / "out", "s", publisher_id="quiet~here", endpoints=nodes.endpoints, tls=tls
         ) as here:
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
-            faults.wait(lambda: is_closed(nodes, "quiet~gone"), "the session to be closed")
+            # That takes a minute, and each question a handshake: few are asked.
+            faults.wait(lambda: time.sleep(0.5) or is_closed(nodes, "quiet~gone"), "the session to be closed")
             assert not is_closed(nodes, "quiet~here")
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
         # It goes on with its next start.

@@ -10,6 +10,8 @@ import pytest
 from faults import Faults
 from sending import Sender
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def senders(faults: Faults, tmp_path: Path) -> Iterator[list[Sender]]:

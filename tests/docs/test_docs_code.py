@@ -35,6 +35,7 @@ from doc_blocks import (
     rt_commands,
     shell_problem,
 )
+from spark_sessions import cheap_environment
 
 from rt.net.identity import Role
 from sequencer.config.config import DATA_PORT
@@ -78,7 +79,9 @@ def run(found: list[Block], directory: Path, texts: list[str] | None = None) -> 
         )
         for block, text in zip(found, texts or [block.text for block in found], strict=True)
     ]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RT_")}
+    is_spark = any("SparkSession" in text for _, _, text in contents)
+    given = cheap_environment(directory) if is_spark else os.environ
+    environment = {key: value for key, value in given.items() if not key.startswith("RT_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment["PYTHONPATH"] = str(ROOT)
     process = subprocess.Popen(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from spark_sessions import cheap_environment
 
 import rt
 from rt.testing.merged import MergedLogBuilder
@@ -16,9 +17,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.slow
 
 
-def run(name: str, *options: str, cwd: Path, stdin: str = "") -> str:
+def run(
+    name: str, *options: str, cwd: Path, stdin: str = "", environment: dict[str, str] | None = None
+) -> str:
     command = [sys.executable, EXAMPLES / f"{name}.py", *options]
-    done = subprocess.run(command, cwd=cwd, input=stdin, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, input=stdin, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -66,4 +71,6 @@ def test_the_spark_job_counts_the_messages_of_each_topic(prices: Path) -> None:
     merged = MergedLogBuilder(prices / "merged", cluster_id=bytes(16), stream="trades")
     merged.merge_all([prices / "data" / "trades" / "sessions" / "feed1"])
     merged.close()
-    assert run("spark_job", "--path", "merged", cwd=prices) == "trades/IBM 5\n"
+    (directory := prices / "spark").mkdir()
+    environment = cheap_environment(directory)
+    assert run("spark_job", "--path", "merged", cwd=prices, environment=environment) == "trades/IBM 5\n"

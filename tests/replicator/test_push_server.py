@@ -297,6 +297,21 @@ def test_a_stream_that_does_not_begin_with_a_hello_is_refused(tmp_path: Path, pk
     assert hello.session == "feed"
 
 
+def test_a_stream_that_says_nothing_is_ended(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replicator.protocol.grpc_service.HELLO_SECONDS", 0.1)
+
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
+            failure = await client.failure()
+            assert isinstance(failure, ProtocolViolation)
+            assert "sent no hello" in str(failure)
+
+    run(main())
+
+
 def test_names_with_a_suffix_belong_to_the_certificate() -> None:
     identity = Identity("s", "publisher", "feed", frozenset({"d1"}))
     for session, dedup in (("feed", None), ("feed~backup", None), ("feed", "d1")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def local_session(
     for name, value in settings(directory).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def cheap_environment(directory: Path) -> dict[str, str]:
+    """The environment of a program that makes a session of its own: with the settings of `local_session`."""
+    environment = dict(os.environ)
+    prepare(directory, sys.executable, environment)
+    conf = directory / "home" / "conf"
+    conf.mkdir()
+    lines = [f"{name} {value}\n" for name, value in settings(directory).items()]
+    (conf / "spark-defaults.conf").write_text("".join(lines))
+    return environment
 
 
 def prepare(directory: Path | str, python: str, environment: MutableMapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from sequencing import do_merge, must, new_state
 
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.receive.batch_boundaries import read_marks
+from rt.errors import CertificateError
 from rt.log.disk import REAL
 from rt.log.format.running_checksum import chain_of_segment
 from rt.log.format.segment import SegmentId, encode_segment_header
@@ -218,6 +219,28 @@ def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes
             async with bench.serving("n2"):
                 await bench.merged_whole(data)
 
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_a_node_that_cannot_read_its_certificate_now_goes_on_and_asks_its_peers_later(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it has no descriptor left."""
+    bench.give("n2", range(bench.segments))
+    told = "cannot read the file"
+
+    def unreadable(*_: object) -> Channel:
+        raise CertificateError(told, where="ca.crt", got="Too many open files")
+
+    async def play() -> None:
+        async with bench.serving("n2"), bench.running() as data:
+            await until(lambda: "range_not_fetched" in caplog.text and told in caplog.text)
+            monkeypatch.setattr(catch_up_module, "open_channel", open_channel)
+            await bench.merged_whole(data)
+
+    monkeypatch.setattr(catch_up_module, "open_channel", unreadable)
+    caplog.set_level("INFO")
     asyncio.run(play())
 
 

@@ -327,7 +327,7 @@ def test_all_that_was_promised_is_merged_once_and_in_order(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_all_that_was_promised_is_merged_once_and_in_order_for_long(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(25):
@@ -360,7 +360,7 @@ def test_a_written_life_is_what_its_marks_say() -> None:
 # Who can supply what is committed
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 def test_of_every_committed_range_some_disk_has_the_bytes_while_disks_are_lost_one_after_another(
     seed: int,
 ) -> None:
@@ -383,22 +383,19 @@ PLAN_RESTORE = DiskRestoration.plan
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "fault"),
+    ("place", "name", "fault", "first_seed"),
     [
-        pytest.param(World, "_release", _release_all_committed, id="let go of when it is committed"),
+        pytest.param(World, "_release", _release_all_committed, 0, id="let go of when it is committed"),
         pytest.param(
-            DiskRestoration,
-            "plan",
-            _call_whole_what_has_not_merged,
-            id="whole before it has merged",
-            marks=pytest.mark.slow,
+            DiskRestoration, "plan", _call_whole_what_has_not_merged, 5, id="whole before it has merged"
         ),
     ],
 )
 def test_the_worlds_find_rules_that_lose_the_bytes_of_a_committed_range(
-    place: type, name: str, fault: object, monkeypatch: pytest.MonkeyPatch
+    place: type, name: str, fault: object, first_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first seed is the least that finds it."""
     monkeypatch.setattr(place, name, fault)
     with pytest.raises(AssertionError, match="nobody has the input"):
-        for seed in range(200):
+        for seed in range(first_seed, 200):
             run(seed, 2500, is_harsh=True)

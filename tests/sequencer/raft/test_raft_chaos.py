@@ -114,6 +114,7 @@ def wait_for(is_met: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 180
     while not is_met():
         assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # --- processes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
@@ -31,16 +29,9 @@ from tests.support.raft_bench import (
     config_of,
     disk_id,
     of_kind,
-    virtual_clock,
 )
 
 FORCED = 1 << 16
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def epochs(cluster: Lockstep) -> dict[str, int]:

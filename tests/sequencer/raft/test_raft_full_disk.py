@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-from collections.abc import Iterator
 
 import pytest
 from raft_bench import (
@@ -16,7 +15,6 @@ from raft_bench import (
     claim_of,
     config_of,
     disk_id,
-    virtual_clock,
 )
 from raft_members import NAMES, first_state
 
@@ -32,12 +30,6 @@ from sequencer.raft.model.messages import (
     LogIndex,
     RaftEntry,
 )
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def test_a_file_system_that_needs_space_to_free_some_does_not_end_the_node(

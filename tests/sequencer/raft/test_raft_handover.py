@@ -6,7 +6,6 @@ Sections are of Ongaro's dissertation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -21,7 +20,6 @@ from raft_bench import (
     disk_id,
     entries_of,
     of_kind,
-    virtual_clock,
 )
 from simulation.simulate import simulate
 
@@ -39,12 +37,6 @@ from sequencer.raft.model.messages import (
 )
 
 NAMES = ["n1", "n2", "n3", "n4", "n5"]
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def member(clock: Clock, members: int = 3) -> Driven:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +19,6 @@ from raft_bench import (
     entries_of,
     of_kind,
     only,
-    virtual_clock,
 )
 from raft_members import NAMES, member, reconnect
 
@@ -46,12 +45,6 @@ from sequencer.raft.model.messages import (
 )
 from sequencer.raft.transport.codec import decode, encode
 from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, decode_header
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 @pytest.mark.parametrize(

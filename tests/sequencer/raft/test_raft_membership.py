@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pysyncobj.syncobj
 import pytest
@@ -18,7 +18,6 @@ from raft_bench import (
     disk_id,
     entries_of,
     of_kind,
-    virtual_clock,
 )
 from raft_members import NAMES, first_state, joins_in, member, other_than, reconnect
 
@@ -37,12 +36,6 @@ from sequencer.raft.model.messages import (
     InstallSnapshot,
     LogIndex,
 )
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def test_a_node_does_not_open_with_other_members_than_its_clusters(clock: Clock) -> None:

@@ -26,7 +26,7 @@ import pysyncobj.pickle
 import pysyncobj.serializer
 import pysyncobj.syncobj
 import pytest
-from raft_bench import Clock, Lockstep, virtual_clock
+from raft_bench import Clock, Lockstep
 
 import sequencer.raft
 from sequencer.raft.core import core, pysyncobj_adapter
@@ -296,12 +296,6 @@ def forbidden(name: str) -> Any:
         raise AssertionError(f"{name} was called")
 
     return refuse
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def forbid_stock(monkeypatch: pytest.MonkeyPatch) -> None:

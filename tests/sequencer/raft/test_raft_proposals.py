@@ -6,7 +6,6 @@ import sys
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from raft_bench import (
     Clock,
     Lockstep,
     claim_of,
-    virtual_clock,
 )
 from raft_members import proposals_of
 
@@ -31,13 +29,6 @@ from sequencer.raft.model.messages import (
 )
 from sequencer.raft.proposals import PACK_BYTES, Proposals, Route
 from sequencer.raft.storage.worker import Worker
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
-
 
 # Commands
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from disks import Keep, MemoryDisk
 from disks.crash_sweep import Log, sweep
@@ -12,13 +10,7 @@ from rt.errors import ClusterMismatch
 from sequencer.raft.lifecycle import state_transfer
 from sequencer.raft.model.epochs import EpochOver, NoMajority
 from sequencer.raft.model.messages import AppendEntries, Message
-from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of, virtual_clock
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
+from tests.support.raft_bench import TICK_S, Clock, Lockstep, Member, config_of
 
 
 def reset(cluster: Lockstep, command: bytes = b"reset", *, via: str | None = None) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pysyncobj.syncobj
 import pytest
-from raft_bench import Clock, Driven, Lockstep, config_of, of_kind, virtual_clock
+from raft_bench import Clock, Driven, Lockstep, config_of, of_kind
 
 from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.pysyncobj_adapter import COMMANDS_MAX, CommandQueue, Peer
 from sequencer.raft.model.messages import AppendEntries, AppendEntriesReply
 
 NAMES = ["n1", "n2", "n3"]
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 @pytest.fixture

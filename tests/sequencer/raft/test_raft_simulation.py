@@ -18,7 +18,7 @@ from simulation.simulate import SimulationFailed, await_well, simulate
 from sequencer.raft.core.election import Ballot
 from sequencer.raft.model.messages import NOWHERE
 
-SLOW_SEEDS = int(os.environ.get("RT_SIMULATED_SEEDS", "30"))
+SLOW_SEEDS = int(os.environ.get("RT_SIMULATED_SEEDS", "15"))
 """`RT_SIMULATED_SEEDS=1000` runs more; so does `python -m simulation.simulate`."""
 BATCHES = 3
 CALM: dict[str, Any] = {"propose_every_s": 0.1, "burst": 0.0, "large": 0.0, "lost": 0.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from raft_bench import (
     SentMessage,
     disk_id,
     of_kind,
-    virtual_clock,
 )
 from raft_members import member, other_than
 
@@ -33,12 +32,6 @@ from sequencer.raft.model.messages import (
     Message,
     RaftEntry,
 )
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 class Heavy(ListMachine):

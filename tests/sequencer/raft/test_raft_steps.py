@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from raft_bench import Clock, Lockstep, Member, virtual_clock
+from raft_bench import Clock, Lockstep, Member
 
 from sequencer.config.startup_phase import NodePhases, Phase
 from sequencer.control.cluster_view import raft_log_view
 from sequencer.raft.model.messages import CHUNK_BYTES_MAX
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 def steps_of_return(cluster: Lockstep, clock: Clock, member: Member) -> list[Phase]:

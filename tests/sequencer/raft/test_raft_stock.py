@@ -41,7 +41,6 @@ from raft_bench import (
     disk_id,
     entries_of,
     only,
-    virtual_clock,
 )
 
 import rt
@@ -68,12 +67,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 Message = dict[str, Any]
 NO_OP = (b"\x01", 1, 0)
 """What the stock log begins with."""
-
-
-@pytest.fixture
-def clock() -> Iterator[Clock]:
-    with virtual_clock() as clock:
-        yield clock
 
 
 class Recorder(Transport):

@@ -517,8 +517,8 @@ def test_keys_that_go_are_the_same_in_a_snapshot_and_in_a_replay(
 
 
 @pytest.mark.slow
-def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
-    """State, snapshot and what the leader knows: as large after 10,000 sessions as after 2,000."""
+def test_thousands_of_sessions_that_come_and_go_leave_little_behind() -> None:
+    """State, snapshot and what the leader knows: as large after 4,000 sessions as after 2,000."""
     state = new_state()
     do_join(state, "n1", "n2", "n3")
     tracker = ReplicationTracker(3)
@@ -526,7 +526,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
     sizes: list[tuple[int, int, int]] = []
     tracemalloc.start()
     try:
-        for number in range(10_000):
+        for number in range(4_000):
             session_id = opened(state, f"pod-{number}", number)
             outcome = RunOpened(session_id, 0)
             endings.on_applied(outcome)
@@ -557,7 +557,7 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
                     tracker.forget_session(gone)
             if number % 500 == 0:
                 state.merged.declared.clear()  # As the next merged segment does.
-            if number in {1_999, 9_999}:
+            if number in {1_999, 3_999}:
                 state.merged.declared.clear()
                 snapshot = encode_state(state)
                 gc.collect()
@@ -566,10 +566,10 @@ def test_ten_thousand_sessions_that_come_and_go_leave_little_behind() -> None:
         tracemalloc.stop()
     early, late = sizes
     assert late[2] <= CLOSED_KEPT + FORGET_AT_ONCE
-    assert late[0] - early[0] <= 8_000 * (KEY_BYTES + 1), sizes
+    assert late[0] - early[0] <= 2_000 * (KEY_BYTES + 1), sizes
     # Keys and a dictionary for each owner; a whole session takes several KB.
     each = sys.getsizeof({0: 0}) + sys.getsizeof(bytes(KEY_BYTES)) + sys.getsizeof(bytes(OWNER_BYTES)) + 150
-    assert late[1] - early[1] <= 8_000 * each, sizes
+    assert late[1] - early[1] <= 2_000 * each, sizes
     assert len(endings.due) <= 1, "the last one"
     assert len(idle._heard_ns) == len(old._merged) == len(tracker._segments) == late[2]
 

@@ -66,6 +66,8 @@ class StackOutcome:
 class StackChaos:
     """One run: ends after `seconds` or after `decks` of faults, whichever comes first.
 
+    A short deck has one fault of each kind.
+
     The publishers: one for each majority of the nodes that leaves out one node, one for each single node,
     and one that reaches all.
     """
@@ -79,9 +81,11 @@ class StackChaos:
         decks: float = math.inf,
         seed: int,
         live_s: float = LIVE_S,
+        is_short: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._root, self._count, self._seed, self._say = root, nodes, seed, say
+        self._is_short = is_short
         self._seconds, self._decks, self._live_s = seconds, decks, live_s
         self._draw = random.Random(seed)
         self._outcome = StackOutcome(seed)
@@ -103,7 +107,9 @@ class StackChaos:
             ]
             self._subscriber = StackSubscriber(nodes, "reader")
             cast = self._publishers, self._subscriber
-            self._faults = StackFaults(nodes, *cast, self._draw.getrandbits(64), self._say)
+            self._faults = StackFaults(
+                nodes, *cast, self._draw.getrandbits(64), self._say, is_short=self._is_short
+            )
             try:
                 nodes.start()
                 nodes.wait_ready()

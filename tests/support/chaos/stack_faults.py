@@ -40,7 +40,10 @@ class Unnoticed(RtError):
 
 
 class StackFaults:
-    """Faults for nodes and clients; each is healed by `wait` when it is due, or by `heal`."""
+    """Faults for nodes and clients; each is healed by `wait` when it is due, or by `heal`.
+
+    A short deck (`is_short`) has one fault of each kind.
+    """
 
     def __init__(
         self,
@@ -49,8 +52,11 @@ class StackFaults:
         subscriber: StackSubscriber,
         seed: int,
         say: Callable[[str], None],
+        *,
+        is_short: bool = False,
     ) -> None:
         self._nodes, self._publishers, self._subscriber, self._say = nodes, publishers, subscriber, say
+        self._is_short = is_short
         self._operator = StackOperator(nodes)
         self._draw = random.Random(seed)
         self._heals: dict[str, tuple[float, Heal]] = {}
@@ -429,7 +435,9 @@ class StackFaults:
         self._say(f"{self.done.total()} {fault} {' '.join(details)}")
 
     def _shuffle(self) -> None:
-        self._deck = [kind for kind, (_, count) in self.kinds.items() for _ in range(count)]
+        self._deck = [
+            kind for kind, (_, count) in self.kinds.items() for _ in range(1 if self._is_short else count)
+        ]
         self._draw.shuffle(self._deck)
 
 
