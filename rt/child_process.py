@@ -277,7 +277,8 @@ class ForwardedLog(logging.Handler):
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)[:_LOG_CHARACTERS_MAX]
+        # A path that is not Unicode would fail the parent's handlers.
+        text = self.format(record)[:_LOG_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
         try:
             if self._dropped:
                 lost = f"log_records_dropped count={self._dropped}"

@@ -109,7 +109,7 @@ def test_what_a_child_logs_keeps_its_logger_level_and_traceback(
     assert child.kill() == 0
     began, failed, long = caplog.records
     assert (began.name, began.levelname, began.process) == ("some.part", "DEBUG", child.pid)
-    assert began.getMessage() == "began path=a\nb\udcff"
+    assert began.getMessage() == "began path=a\nb\\udcff"
     assert (failed.levelno, "ZeroDivisionError" in failed.getMessage()) == (logging.ERROR, True)
     assert 0 < time.time() - began.created < WAIT_SECONDS
     assert set(long.getMessage()) == {"x"}

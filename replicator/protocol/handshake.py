@@ -27,7 +27,7 @@ WAYPOINTS_MAX: Final = 4096
 
 NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
 Wanted: TypeAlias = int | Literal["earliest", "latest"]
-_Item = TypeVar("_Item", SegmentSealed, Run, LogTrimmed, CompleteUpTo)
+_Item = TypeVar("_Item", bound=SegmentSealed | Run | LogTrimmed | CompleteUpTo)
 
 
 @dataclass(frozen=True, slots=True)

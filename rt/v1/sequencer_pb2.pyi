@@ -337,7 +337,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "let_go", "closed", "forgotten", "runs_cut_short")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "released", "closed", "forgotten", "runs_cut_short")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -359,7 +359,7 @@ class SequencerState(_message.Message):
     FORCE_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    LET_GO_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
@@ -384,11 +384,11 @@ class SequencerState(_message.Message):
     force: Force
     leases: _containers.RepeatedCompositeFieldContainer[Lease]
     lease_token: int
-    let_go: _containers.RepeatedScalarFieldContainer[bytes]
+    released: _containers.RepeatedScalarFieldContainer[bytes]
     closed: _containers.RepeatedScalarFieldContainer[int]
     forgotten: bytes
     runs_cut_short: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., let_go: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., released: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")
@@ -427,19 +427,19 @@ class Force(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., node: _Optional[str] = ...) -> None: ...
 
 class NodeDisk(_message.Message):
-    __slots__ = ("node", "disk", "joined", "is_whole")
+    __slots__ = ("node", "id", "joined", "is_whole")
     NODE_FIELD_NUMBER: _ClassVar[int]
-    DISK_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
     node: str
-    disk: bytes
+    id: bytes
     joined: int
     is_whole: bool
-    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., id: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
-    __slots__ = ("has_segment", "run", "roll", "offset", "first", "created_ns", "declared", "chain", "bytes", "next_run")
+    __slots__ = ("has_segment", "run", "roll", "offset", "first", "created_ns", "declared", "chain", "total_bytes", "next_run")
     HAS_SEGMENT_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +448,7 @@ class MergedEnd(_message.Message):
     CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     DECLARED_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     NEXT_RUN_FIELD_NUMBER: _ClassVar[int]
     has_segment: bool
     run: int
@@ -458,12 +458,12 @@ class MergedEnd(_message.Message):
     created_ns: int
     declared: _containers.RepeatedScalarFieldContainer[int]
     chain: int
-    bytes: int
+    total_bytes: int
     next_run: int
-    def __init__(self, has_segment: _Optional[bool] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., next_run: _Optional[int] = ...) -> None: ...
+    def __init__(self, has_segment: _Optional[bool] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., total_bytes: _Optional[int] = ..., next_run: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end", "runs_cut_short")
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "active_runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end", "runs_cut_short")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -471,7 +471,7 @@ class Session(_message.Message):
     IS_SUPERSEDED_FIELD_NUMBER: _ClassVar[int]
     LAST_RUN_FIELD_NUMBER: _ClassVar[int]
     WAS_OPENED_FIELD_NUMBER: _ClassVar[int]
-    RUNS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_RUNS_FIELD_NUMBER: _ClassVar[int]
     HAS_CONSUMED_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -492,7 +492,7 @@ class Session(_message.Message):
     is_superseded: bool
     last_run: int
     was_opened: bool
-    runs: _containers.RepeatedCompositeFieldContainer[SessionRun]
+    active_runs: _containers.RepeatedCompositeFieldContainer[SessionRun]
     has_consumed: bool
     roll: int
     offset: int
@@ -506,7 +506,7 @@ class Session(_message.Message):
     waits_for: int
     fenced_end: int
     runs_cut_short: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., active_runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
 
 class SessionRun(_message.Message):
     __slots__ = ("run", "run_id", "is_fenced", "is_closed", "roll", "offset", "number", "announced")
@@ -537,12 +537,12 @@ class Watermark(_message.Message):
     def __init__(self, dedup_id: _Optional[str] = ..., wanted: _Optional[int] = ...) -> None: ...
 
 class MergedSegment(_message.Message):
-    __slots__ = ("run", "roll", "first", "end", "size", "created_ns", "sealed_ns", "trimmed_ns", "reason")
+    __slots__ = ("run", "roll", "first", "end", "size_bytes", "created_ns", "sealed_ns", "trimmed_ns", "reason")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROLL_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CREATED_NS_FIELD_NUMBER: _ClassVar[int]
     SEALED_NS_FIELD_NUMBER: _ClassVar[int]
     TRIMMED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -551,15 +551,15 @@ class MergedSegment(_message.Message):
     roll: int
     first: int
     end: int
-    size: int
+    size_bytes: int
     created_ns: int
     sealed_ns: int
     trimmed_ns: int
     reason: int
-    def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[int] = ..., roll: _Optional[int] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., size_bytes: _Optional[int] = ..., created_ns: _Optional[int] = ..., sealed_ns: _Optional[int] = ..., trimmed_ns: _Optional[int] = ..., reason: _Optional[int] = ...) -> None: ...
 
 class WritePlan(_message.Message):
-    __slots__ = ("instruction", "sequenced_ns", "run", "roll", "offset", "first_position", "end_position", "blocks", "chain", "bytes", "end", "consumed")
+    __slots__ = ("instruction", "sequenced_ns", "run", "roll", "offset", "first_position", "end_position", "blocks", "chain", "total_bytes", "end_offset", "consumed")
     INSTRUCTION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCED_NS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -569,8 +569,8 @@ class WritePlan(_message.Message):
     END_POSITION_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     instruction: int
     sequenced_ns: int
@@ -581,13 +581,13 @@ class WritePlan(_message.Message):
     end_position: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockWrite]
     chain: int
-    bytes: int
-    end: int
+    total_bytes: int
+    end_offset: int
     consumed: _containers.RepeatedCompositeFieldContainer[SessionEnd]
-    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., chain: _Optional[int] = ..., bytes: _Optional[int] = ..., end: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
+    def __init__(self, instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockWrite, _Mapping]]] = ..., chain: _Optional[int] = ..., total_bytes: _Optional[int] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ...) -> None: ...
 
 class BlockWrite(_message.Message):
-    __slots__ = ("head", "is_declaration", "session_id", "run", "roll", "start", "end", "chain_end", "count")
+    __slots__ = ("head", "is_declaration", "session_id", "run", "roll", "start", "end", "chain_end", "message_count")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     IS_DECLARATION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -596,7 +596,7 @@ class BlockWrite(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     CHAIN_END_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
     head: bytes
     is_declaration: bool
     session_id: int
@@ -605,8 +605,8 @@ class BlockWrite(_message.Message):
     start: int
     end: int
     chain_end: int
-    count: int
-    def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    message_count: int
+    def __init__(self, head: _Optional[bytes] = ..., is_declaration: _Optional[bool] = ..., session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_end: _Optional[int] = ..., message_count: _Optional[int] = ...) -> None: ...
 
 class SessionEnd(_message.Message):
     __slots__ = ("session_id", "run", "roll", "offset", "number", "chain")

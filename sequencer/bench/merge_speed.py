@@ -41,7 +41,7 @@ from sequencer.merged.merger import Merger
 from sequencer.sessions.batch_index import BatchIndex, RangeInfo
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RangesMerged, RunOpened
-from sequencer.state.commands import OpenRun
+from sequencer.state.session_commands import OpenRun
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import BlockWrite, WritePlan
 

@@ -56,9 +56,7 @@ class CommandClient:
         `rt.Timeout` if it was not executed, or if that is unknown. `Unreachable` before the node has joined
         its cluster, and while it knows no leader.
         """
-        state = self._follower.state
-        if state is None or not any(state.cluster):
-            raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
+        state = self._follower.joined_state
         if not self._follower.standing.leader:
             raise Unreachable("this node knows no leader", hint="Try again, or another node.")
         until_ns = clock_ns(self._follower.standing, state) + int(timeout_s * 1e9)

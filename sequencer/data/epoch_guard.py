@@ -19,6 +19,7 @@ from crc32c import crc32c
 from rt.errors import ClusterMismatch, Corrupt
 from rt.log.disk import REAL, storage_errors, write_whole
 from rt.log.scan.directory import is_log_directory
+from sequencer.sessions.disk_id import read_checksummed
 from sequencer.state.state import SequencerState
 
 FILE: Final = "force"
@@ -85,14 +86,8 @@ class EpochGuard:
         with storage_errors(self._path, "reading the forced reset that the data belongs to"):
             if REAL.size(self._path) is None:
                 return b""
-            file = REAL.open(self._path)
-            try:
-                data = file.pread(_LAYOUT.size + 1, 0)
-            finally:
-                file.close()
-        if len(data) == _LAYOUT.size:
-            known, checksum = _LAYOUT.unpack(data)
-            if crc32c(known) == checksum:
-                return bytes(known)
+            known = read_checksummed(REAL, self._path, _LAYOUT)
+        if known is not None:
+            return known
         hint = "Empty the node's Raft and data directories and start it. It joins again."
         raise Corrupt("the record of the last forced reset is corrupt", path=self._path, offset=0, hint=hint)

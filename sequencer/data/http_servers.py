@@ -247,10 +247,6 @@ def _copy(state: SequencerState) -> SequencerState:
         leases=dict(state.leases),
         closed=dict(state.closed),
         forgotten=ForgottenSessions(),
-        by_name={},
-        by_incarnation={},
-        open_of=Counter(),
-        runs_of=Counter(),
     )
 
 

@@ -15,8 +15,7 @@ from rt.net.grpc_errors import Unreachable
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.state.apply_result import CommandRejected, LeasesGranted, Outcome
 from sequencer.state.commands import Command
-from sequencer.state.lease_commands import AcquireLeases, ReleaseLeases, RenewLeases
-from sequencer.state.leases import no_room
+from sequencer.state.leases import AcquireLeases, ReleaseLeases, RenewLeases, no_room
 from sequencer.state.state import SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0
@@ -47,9 +46,7 @@ class LeaseManager:
 
     def state(self) -> SequencerState:
         """The applied state; `Unreachable` unless this node gets what is committed."""
-        state = self._follower.state
-        if state is None or not any(state.cluster):
-            raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
+        state = self._follower.joined_state
         if not (self._is_up() and self._follower.standing.leader and self._follower.is_caught_up):
             raise Unreachable("this node knows no leader", hint="Try again, or another node.")
         return state

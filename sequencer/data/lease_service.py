@@ -21,7 +21,7 @@ from rt.net.identity import LEASE_ROLES, Identity, Role
 from rt.net.lease_client import LEASE_SERVICE
 from rt.v1 import leases_pb2 as pb
 from sequencer.data.lease_manager import LeaseCommand, LeaseManager
-from sequencer.state.lease_commands import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
+from sequencer.state.leases import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
 
 # isort: split
 import grpc

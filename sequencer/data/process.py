@@ -109,7 +109,7 @@ class DataProcess:
         self.opener = Opener(
             follower, replicas, self.reports, spawn=tasks.spawn, on_corrupt=repairer.on_corrupt
         )
-        self.idle_replicas = IdleReplicas(follower, replicas, self._is_released)
+        self.idle_replicas = IdleReplicas(follower, replicas, self.merged_log.is_released)
         self.closed_replicas = ClosedReplicas(
             config.sessions_directory,
             follower,
@@ -231,13 +231,13 @@ class DataProcess:
     def _on_durable(self) -> None:
         self.merged_log.wake()
 
+    def _is_released(self, session_id: int) -> bool:
+        return self.merged_log.is_released(session_id)
+
     def _on_bad_replica(self, damaged: Corrupt) -> None:
         """Called by the merger's thread."""
         with contextlib.suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(self.repair.repairer.on_corrupt, damaged)
-
-    def _is_released(self, session_id: int) -> bool:
-        return self.merged_log.is_released(session_id)
 
     # From and to the control process
 
@@ -357,7 +357,8 @@ class NodeLogs:
     def __init__(
         self, config: NodeConfig, follower: StateFollower, replicas: SessionReplicas, ingest: SessionIngest
     ) -> None:
-        self._config, self._follower, self._replicas, self._ingest = config, follower, replicas, ingest
+        self.node, self.merged = config.name, config.merged_directory
+        self._follower, self._replicas, self._ingest = follower, replicas, ingest
 
     @property
     def cluster(self) -> bytes:
@@ -366,14 +367,6 @@ class NodeLogs:
     @property
     def epoch(self) -> int:
         return self._follower.epoch
-
-    @property
-    def node(self) -> str:
-        return self._config.name
-
-    @property
-    def merged(self) -> str:
-        return self._config.merged_directory
 
     @property
     def is_empty(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rt.net.grpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome
@@ -35,6 +36,13 @@ class StateFollower:
         self.is_caught_up = False
         """Whether everything committed in earlier terms was applied since the last snapshot."""
         self._on_snapshot, self._on_applied = on_snapshot, on_applied
+
+    @property
+    def joined_state(self) -> SequencerState:
+        """The state; `Unreachable` before the node has joined its cluster."""
+        if self.state is None or not any(self.state.cluster):
+            raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
+        return self.state
 
     def session(self, session_id: int) -> Session | None:
         return None if self.state is None else self.state.sessions.get(session_id)

@@ -18,8 +18,8 @@ from typing import Final
 
 from rt.names import session_owner
 from sequencer.state.apply_result import Forgotten, Outcome, RangesMerged, RunClosed, RunOpened
-from sequencer.state.commands import FORGET_MAX, Forget
 from sequencer.state.forgotten_sessions import taken_from_largest
+from sequencer.state.session_commands import FORGET_MAX, Forget
 from sequencer.state.state import CLOSED_KEPT, SequencerState
 
 MINUTE_NS: Final = 60 * 10**9

@@ -201,15 +201,19 @@ class Leader:
     def tick(self) -> None:
         """Propose what depends on time, then `plan`. Called periodically."""
         self._plan_roll()
-        self._plan_retention()
-        self._plan_leases()
-        self._plan_sessions()
-        joins = self._nodes.joins
-        for restore in self._restoration.plan(joins, self._nodes.merged, self._speculation.instruction):
-            self._proposals.repeat(restore)
-        for close in self._closer.plan_lost(joins):
-            self._proposals.repeat(close)
-        now_ns = self._now_ns()
+        now_ns, joins = self._now_ns(), self._nodes.joins
+        # The configuration decides what is trimmed, so it comes first.
+        retention = self._retention.configure() or self._retention.plan(self._nodes.usage(), now_ns)
+        self._give_up_idle(now_ns)
+        for command in (
+            retention,
+            self._lease_expiry.due(now_ns),
+            self._old.plan(self._nodes.merged.values(), self.tracker.majority, now_ns),
+            *self._restoration.plan(joins, self._nodes.merged, self._speculation.instruction),
+            *self._closer.plan_lost(joins),
+        ):
+            if command is not None:
+                self._proposals.repeat(command)
         for request in self._fetch_planner.plan(self._nodes.heard_since(now_ns - 2 * FRESH_NS), now_ns):
             self._send_fetch(request)
         self.plan()
@@ -261,30 +265,13 @@ class Leader:
                 self._speculation.reconcile()
             self._proposals.propose(plan_roll(self._speculation, merged.segment, clock_ns))
 
-    def _plan_retention(self) -> None:
-        configure = self._retention.configure()
-        if configure is not None:
-            self._proposals.repeat(configure)
-            return  # The configuration decides what is trimmed.
-        trim = self._retention.plan(self._nodes.usage(), self._now_ns())
-        if trim is not None:
-            self._proposals.repeat(trim)
-
-    def _plan_leases(self) -> None:
-        over = self._lease_expiry.due(self._now_ns())
-        if over is not None:
-            self._proposals.repeat(over)
-
-    def _plan_sessions(self) -> None:
-        """Close sessions without a publisher, and delete the records of sessions closed long ago."""
-        idle = self._idle.plan(self._now_ns())
+    def _give_up_idle(self, now_ns: int) -> None:
+        """Close sessions without a publisher."""
+        idle = self._idle.plan(now_ns)
         if idle:
             logger.info("idle_sessions_given_up count=%d first=%d", len(idle), idle[0])
             self._closer.give_up(idle)
-        self._closer.give_up_closed(self._now_ns())
-        forget = self._old.plan(self._nodes.merged.values(), self.tracker.majority, self._now_ns())
-        if forget is not None:
-            self._proposals.repeat(forget)
+        self._closer.give_up_closed(now_ns)
 
     def _is_far_ahead(self) -> bool:
         """Whether the merging of a majority lags so far that no more may be planned."""

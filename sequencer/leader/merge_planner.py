@@ -17,7 +17,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.state.apply_result import Forgotten, Outcome, RangesMerged, RunClosed, RunOpened
 from sequencer.state.commands import COUNT_MAX, RANGES_MAX, MergeInstruction, MergeRange, Roll
-from sequencer.state.merge_range import ResolvedRange, resolve_range
+from sequencer.state.merge import ResolvedRange, resolve_range
 from sequencer.state.state import BEGIN, SequencerState, Session
 
 INSTRUCTION_BYTES_MAX: Final = 64 << 20

@@ -14,18 +14,16 @@ from rt.errors import Overloaded, RtError
 from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import (
-    CloseRun,
     Command,
     Configure,
     DecideRequest,
-    FenceRun,
-    Forget,
     MergeInstruction,
     RestoreDisk,
     Roll,
     TrimSegments,
 )
-from sequencer.state.lease_commands import ExpireLeases
+from sequencer.state.leases import ExpireLeases
+from sequencer.state.session_commands import CloseRun, FenceRun, Forget
 
 REPEAT_NS: Final = 3 * 10**9
 """A command that may have been lost is not proposed again before this time."""

@@ -50,8 +50,9 @@ from sequencer.state.apply_result import (
     RunFenced,
     RunOpened,
 )
-from sequencer.state.commands import LATER_MAX, CloseRun, FenceRun, RestoreDisk, may_be_end
+from sequencer.state.commands import RestoreDisk
 from sequencer.state.run_lifecycle import waits
+from sequencer.state.session_commands import LATER_MAX, CloseRun, FenceRun, may_be_end
 from sequencer.state.state import BEGIN, End, SequencerState, Session
 from sequencer.state.write_plan import SessionEnd
 

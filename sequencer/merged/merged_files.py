@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -131,13 +132,10 @@ class MergedFiles:
         path, at = segment_path(self.path, plan.segment), plan.offset or SEGMENT_HEADER_BYTES
         heads: list[bytes] = []
         with storage_errors(path, "reading merged blocks"):
-            file = self._disk.open(path)
-            try:
+            with contextlib.closing(self._disk.open(path)) as file:
                 for block in plan.blocks:
                     heads.append(file.pread(len(block.head), at))
                     at += block.size_bytes
-            finally:
-                file.close()
             if heads != [block.head for block in plan.blocks]:
                 sound = valid_end(self._disk, self.path, plan.segment, plan.end_offset)
                 if sound < plan.end_offset:

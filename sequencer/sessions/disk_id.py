@@ -9,6 +9,7 @@ with a new id has lost bytes that it reported, and does not count for the ends o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable
@@ -55,19 +56,23 @@ def forget_disk_id(directory: str, *, disk: Disk = REAL) -> None:
 
 
 def _read(disk: Disk, path: str) -> bytes:
-    file = disk.open(path)
-    try:
-        data = file.pread(_LAYOUT.size + 1, 0)
-    finally:
-        file.close()
-    if len(data) == _LAYOUT.size:
-        known, checksum = _LAYOUT.unpack(data)
-        if crc32c(known) == checksum:
-            return bytes(known)
+    known = read_checksummed(disk, path, _LAYOUT)
+    if known is not None:
+        return known
     raise Corrupt(
         "the disk id cannot be read",
         path=path,
         offset=0,
-        got=f"{len(data)} bytes",
+        got=f"{disk.size(path)} bytes",
         hint="If the disk is sound, remove the file. The node's session replicas count again once complete.",
     )
+
+
+def read_checksummed(disk: Disk, path: str, layout: struct.Struct) -> bytes | None:
+    """The id in a file that holds it and its CRC-32C; None if that is not what the file holds. `OSError`."""
+    with contextlib.closing(disk.open(path)) as file:
+        data = file.pread(layout.size + 1, 0)
+    if len(data) != layout.size:
+        return None
+    known, checksum = layout.unpack(data)
+    return bytes(known) if crc32c(known) == checksum else None

@@ -44,8 +44,9 @@ from sequencer.state.apply_result import (
     RunOpened,
 )
 from sequencer.state.command_codec import encode_command
-from sequencer.state.commands import SEALED_RUNS_MAX, Command, OpenRun, OpenSealedRuns, SealedRun
+from sequencer.state.commands import Command
 from sequencer.state.run_lifecycle import why_full
+from sequencer.state.session_commands import SEALED_RUNS_MAX, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.state import BEGIN, RUNS_MAX, ActiveRun, End, SequencerState, Session
 
 TOGETHER_MAX: Final = 32
@@ -80,7 +81,6 @@ class SessionIngest:
 
     @property
     def cluster(self) -> bytes:
-        """The id of the cluster; `Unreachable` before the node has joined one."""
         return self.state.cluster
 
     def on_changed(self) -> None:
@@ -91,9 +91,7 @@ class SessionIngest:
         self._changed_of.clear()
 
     def on_session(self, session_id: int) -> None:
-        """A session changed: wake the streams of its name."""
-        session = self._follower.session(session_id)
-        if session is not None:
+        if (session := self._follower.session(session_id)) is not None:
             self._on_name(session.name)
 
     def _on_name(self, name: str) -> None:
@@ -131,21 +129,20 @@ class SessionIngest:
 
     def _note_sealed(self, name: str) -> None:
         """Let the streams of that name remember the sealed runs, which the cluster may merge first."""
-        session = self.state.session_of(name)
-        if session is not None:
+        if (session := self.state.session_of(name)) is not None:
             for intake in self._streams_of(session):
                 intake.note_sealed(session)
 
     def _drop_sealed(self, session_id: int, runs: Collection[int]) -> None:
         """Runs were fenced: they may be closed before the ends with which they were sealed."""
-        session = self._follower.session(session_id)
-        if session is not None:
-            for intake in self._streams_of(session):
-                for run in runs:
-                    intake.sealed.pop(run, None)
+        for intake in self._streams_of(self._follower.session(session_id)):
+            for run in runs:
+                intake.sealed.pop(run, None)
 
-    def _streams_of(self, session: Session) -> list[IngestStream]:
+    def _streams_of(self, session: Session | None) -> list[IngestStream]:
         """The streams of that directory, without those of an older or newer one of the same name."""
+        if session is None:
+            return []
         streams = self._streams.get(session.name, ())
         return [intake for intake in streams if intake.hello.incarnation == session.incarnation]
 
@@ -185,9 +182,8 @@ class SessionIngest:
         state, stored = self.state, replica.receiver.next_offset if replica is not None else None
         is_released = session is not None and self.replicas.is_released(session.id)
         place = start_offset(state, session, stored, is_released=is_released)
-        return PushStart(
-            state.cluster, self._follower.epoch, self._members, self._follower.standing.node, place
-        )
+        node, epoch = self._follower.standing.node, self._follower.epoch
+        return PushStart(state.cluster, epoch, self._members, node, place)
 
     async def open_session(
         self, intake: IngestStream, opened: Run, sealed: Sequence[SealedRun] = ()
@@ -222,29 +218,27 @@ class SessionIngest:
         while True:
             self._check_ready()
             session = session_of(self.state, hello)
-            if session is not None and opened.number < session.fenced_end:
-                ended = CommandRejected(f"a reset of the cluster ended run {opened.number}", True)
-                raise rejection(ended, hello, opened)
-            if session is not None and is_welcome(session, opened, intake.receiver, intake.sealed):
-                return session
             if session is not None:
+                if opened.number < session.fenced_end:
+                    ended = CommandRejected(f"a reset of the cluster ended run {opened.number}", True)
+                    raise rejection(ended, hello, opened)
+                if is_welcome(session, opened, intake.receiver, intake.sealed):
+                    return session
                 await self._announce_skipped_run(session, opened)
-            refused = self._refusals.pop(command, None)
-            if refused is not None:
+            if (refused := self._refusals.pop(command, None)) is not None:
                 raise rejection(refused, hello, opened)
             known = session.run_of(opened.number) if session is not None else None
             why = why_full(self.state, hello.session, hello.dedup_id) if known is None else None
             if why is not None:
                 raise rejection(CommandRejected(why, is_full=True), hello, opened)
-            has_room = session is None or len(session.active_runs) < RUNS_MAX - SEALED_RUNS_MAX
-            has_room = has_room or isinstance(command, OpenRun)
+            is_crowded = session is not None and len(session.active_runs) >= RUNS_MAX - SEALED_RUNS_MAX
+            has_room = isinstance(command, OpenRun) or not is_crowded
             if known is None and has_room and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
             elif known is not None and known.run_id != opened.run_id:
-                raise rejection(
-                    CommandRejected(f"run {opened.number} is open with another run id", True), hello, opened
-                )
+                other = CommandRejected(f"run {opened.number} is open with another run id", True)
+                raise rejection(other, hello, opened)
             await _changed_or_due(self._changed_of.setdefault(hello.session, asyncio.Event()))
 
     async def _announce_skipped_run(self, session: Session, later: Run) -> None:
@@ -267,10 +261,7 @@ class SessionIngest:
     @property
     def state(self) -> SequencerState:
         """The committed state; `Unreachable` before the node has joined a cluster."""
-        state = self._follower.state
-        if state is None or not any(state.cluster):
-            raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
-        return state
+        return self._follower.joined_state
 
     def _check_ready(self) -> None:
         if not self._is_up() or not self._follower.standing.is_caught_up:
@@ -283,8 +274,7 @@ class IngestStream:
     def __init__(
         self, ingest: SessionIngest, hello: PushHello, session: Session | None, replica: SessionReplica | None
     ) -> None:
-        self._ingest, self.hello = ingest, hello
-        self._replica = replica
+        self._ingest, self.hello, self._replica = ingest, hello, replica
         self.sealed: dict[int, ActiveRun] = {}
         """By run number: sealed runs that were open during this stream, from the current one on. Never a run
         that was fenced: nothing after the end at which it is closed may be acknowledged."""
@@ -292,11 +282,7 @@ class IngestStream:
         self._has_replica = asyncio.Event()
         if replica is not None:
             self._has_replica.set()
-        self._start = ingest.start(session, replica)
-
-    @property
-    def start(self) -> PushStart:
-        return self._start
+        self.start = ingest.start(session, replica)
 
     @property
     def receiver(self) -> SessionReceiver | None:

@@ -21,18 +21,12 @@ from sequencer.state.apply_result import (
     RequestLapsed,
 )
 from sequencer.state.commands import (
-    CloseRun,
-    CloseSession,
     Command,
     Configure,
     DecideRequest,
-    FenceRun,
-    Forget,
     HoldPosition,
     JoinDisk,
     MergeInstruction,
-    OpenRun,
-    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
     RestoreDisk,
@@ -40,7 +34,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
-from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.merge import merge, roll
 from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
@@ -53,6 +47,7 @@ from sequencer.state.run_lifecycle import (
     open_run,
     open_sealed_runs,
 )
+from sequencer.state.session_commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun, OpenSealedRuns
 from sequencer.state.state import NodeDisk, SequencerState
 
 

@@ -12,8 +12,6 @@ from sequencer.state.write_plan import WritePlan
 
 @dataclass(frozen=True, slots=True)
 class RangesMerged:
-    """A merge instruction was applied."""
-
     plan: WritePlan
 
 
@@ -49,8 +47,6 @@ class RunClosed:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The records of these sessions were deleted."""
-
     session_ids: tuple[int, ...]
 
 
@@ -79,23 +75,18 @@ class SegmentsTrimmed:
     segments: int
     """Number of segments trimmed now."""
     size_bytes: int
-    """Their size."""
     overridden: tuple[str, ...] = ()
     """Names of the subscribers whose hold was overridden."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldMoved:
-    """A subscriber's hold was moved."""
-
     name: str
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class HoldReleased:
-    """A subscriber's hold was removed."""
-
     name: str
 
 
@@ -113,8 +104,6 @@ class LeasesGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeasesExpired:
-    """These leases expired without a renewal."""
-
     names: tuple[str, ...]
 
 

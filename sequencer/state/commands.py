@@ -5,7 +5,6 @@ Pure. `apply` decides whether a command fits the state; `command_codec` encodes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
@@ -13,23 +12,19 @@ from typing import Final, TypeAlias
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
-from rt.names import check_dedup_id, check_name, check_session_name
-from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
-from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES, End
+from rt.names import check_name
+from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.session_commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun, OpenSealedRuns
+from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
 
 RANGES_MAX: Final = 1024
-SEALED_RUNS_MAX: Final = 256
-"""Maximum number of sealed runs that one command opens."""
-LATER_MAX: Final = 256
-"""Maximum number of runs, after the first one, that one command fences or closes."""
-FORGET_MAX: Final = 1024
-"""Sessions in one command."""
 COUNT_MAX: Final = 2**32 - 1
 """Messages of one range. All may have to be skipped, and a block header counts these in 32 bits."""
-INCARNATION_BYTES: Final = 16
-RUN_ID_BYTES: Final = 8
 DISK_BYTES: Final = 16
-_UINT32_END: Final = 1 << 32
+TRIM_REASONS: Final = frozenset(
+    {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
+)
+"""Why a cluster trims its merged log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,102 +65,12 @@ class MergeInstruction:
     ranges: tuple[MergeRange, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.ranges) <= RANGES_MAX or not 1 <= self.number < NUMBER_MAX:
-            raise ValueError(f"no instruction: number {self.number}, {len(self.ranges)} ranges")
+        _check_instruction(self.number, self.sequenced_ns)
+        if not 1 <= len(self.ranges) <= RANGES_MAX:
+            raise ValueError(f"{len(self.ranges)} ranges: 1 to {RANGES_MAX}")
         places = [(one.session_id, one.run, one.roll, one.start) for one in self.ranges]
         if any(earlier >= later for earlier, later in pairwise(places)):
             raise ValueError(f"ranges are not ordered by session: {[place[0] for place in places]}")
-        if not 0 <= self.sequenced_ns < 2**63:
-            raise ValueError(f"sequenced at {self.sequenced_ns} ns")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """Open run number `run` of a session's incarnation, identified by the random `run_id`."""
-
-    session: str
-    incarnation: bytes
-    dedup_id: str | None
-    run: int
-    run_id: bytes
-    newest: int = 0
-    """The id of the newest incarnation that the proposer knew of the session; 0: none."""
-
-    def __post_init__(self) -> None:
-        _check_incarnation(self.session, self.incarnation, self.dedup_id, self.newest)
-        _check_run(self.run, self.run_id)
-
-
-@dataclass(frozen=True, slots=True)
-class SealedRun:
-    """A run that ended, at `end`, on the publisher's disk before any byte of it was sent."""
-
-    run: int
-    run_id: bytes
-    end: End
-
-    def __post_init__(self) -> None:
-        _check_run(self.run, self.run_id)
-        _check_end(self.end.offset, self.end.number)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSealedRuns:
-    """Open runs, in order, whose ends are known: see `sequencer.state.run_lifecycle`."""
-
-    session: str
-    incarnation: bytes
-    dedup_id: str | None
-    runs: tuple[SealedRun, ...]
-    newest: int = 0
-    """As in `OpenRun`."""
-
-    def __post_init__(self) -> None:
-        _check_incarnation(self.session, self.incarnation, self.dedup_id, self.newest)
-        if not 1 <= len(self.runs) <= SEALED_RUNS_MAX:
-            raise ValueError(f"{len(self.runs)} sealed runs: 1 to {SEALED_RUNS_MAX}")
-        if any(earlier.run >= later.run for earlier, later in pairwise(self.runs)):
-            raise ValueError(f"sealed runs are not in order: {[run.run for run in self.runs]}")
-
-    @property
-    def opens(self) -> Iterator[OpenRun]:
-        """The commands that open the same runs without their ends."""
-        for run in self.runs:
-            yield OpenRun(self.session, self.incarnation, self.dedup_id, run.run, run.run_id, self.newest)
-
-
-@dataclass(frozen=True, slots=True)
-class FenceRun:
-    """Fence runs: no node accepts another byte of them after this is applied."""
-
-    session_id: int
-    run: int
-    later: tuple[int, ...] = ()
-    """More runs of the session to fence."""
-
-    def __post_init__(self) -> None:
-        _check_later(self.run, self.later)
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRun:
-    """End a session's run at `offset` of segment `roll`, before message `number`."""
-
-    session_id: int
-    run: int
-    roll: int
-    offset: int
-    number: int
-    later: tuple[int, ...] = ()
-    """Later runs of the session that end before their first byte."""
-    announced: End | None = None
-    """How far the publisher said that it has the run, if the proposer knows."""
-
-    def __post_init__(self) -> None:
-        _check_end(self.offset, self.number)
-        if self.announced is not None:
-            _check_end(self.announced.offset, self.announced.number)
-        _check_later(self.run, self.later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +83,7 @@ class Roll:
     sequenced_ns: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number < NUMBER_MAX or not 0 <= self.sequenced_ns < 2**63:
-            raise ValueError(f"no instruction: number {self.number}, at {self.sequenced_ns} ns")
+        _check_instruction(self.number, self.sequenced_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +110,7 @@ class Configure:
     @property
     def changes(self) -> dict[str, int]:
         """The changed settings, by name."""
-        values = ((name, getattr(self, name)) for name in CONFIGURABLE)
-        return {name: value for name, value in values if value is not None}
+        return {name: value for name in CONFIGURABLE if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,12 +155,6 @@ class TrimSegments:
             raise ValueError(f"trimmed at {self.trimmed_ns} ns")
 
 
-TRIM_REASONS: Final = frozenset(
-    {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
-)
-"""Why a cluster trims its merged log."""
-
-
 @dataclass(frozen=True, slots=True)
 class HoldPosition:
     """A named subscriber has everything below `position`. Keep what follows for it."""
@@ -274,38 +171,12 @@ class HoldPosition:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHold:
-    """Remove the hold of the subscriber with that name."""
+    """Remove a subscriber's hold."""
 
     name: str
 
     def __post_init__(self) -> None:
         check_name(self.name, kind="subscriber")
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSession:
-    """Close the newest session of that name: abandon the rest of its open run."""
-
-    session: str
-
-    def __post_init__(self) -> None:
-        check_session_name(self.session)
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Delete the records of these closed sessions, which a majority has merged durably."""
-
-    session_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.session_ids) <= FORGET_MAX:
-            raise ValueError(f"{len(self.session_ids)} sessions to forget: 1 to {FORGET_MAX}")
-
-    @property
-    def brief(self) -> str:
-        """Text for a log line."""
-        return f"Forget({len(self.session_ids)} sessions, the first {self.session_ids[0]})"
 
 
 Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession
@@ -351,46 +222,19 @@ class ResetCluster:
     """The node that decided it alone, without a majority; empty if a majority did."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.epoch < _UINT32_END or not 0 <= self.at_ns < 2**63:
+        if not 1 <= self.epoch < 2**32 or not 0 <= self.at_ns < 2**63:
             raise ValueError(f"a reset to epoch {self.epoch} at {self.at_ns} ns")
-        if len(self.request) != REQUEST_BYTES:
-            raise ValueError(f"request id of {len(self.request)} bytes")
+        _check_request(self.request)
         if self.forced_by:
             check_name(self.forced_by, kind="node")
 
 
-def _check_incarnation(session: str, incarnation: bytes, dedup_id: str | None, newest: int) -> None:
-    check_session_name(session)
-    if dedup_id is not None:
-        check_dedup_id(dedup_id)
-    if len(incarnation) != INCARNATION_BYTES or not 0 <= newest < _UINT32_END:
-        raise ValueError(f"incarnation of {len(incarnation)} bytes, newest session id {newest}")
+def _check_instruction(number: int, sequenced_ns: int) -> None:
+    if not 1 <= number < NUMBER_MAX or not 0 <= sequenced_ns < 2**63:
+        raise ValueError(f"no instruction: number {number}, at {sequenced_ns} ns")
 
 
-def _check_run(run: int, run_id: bytes) -> None:
-    if len(run_id) != RUN_ID_BYTES or not 0 <= run < _UINT32_END:
-        raise ValueError(f"run {run} with an id of {len(run_id)} bytes")
-
-
-def may_be_end(offset: int, number: int) -> bool:
-    """Whether a segment can end there."""
-    is_boundary = SEGMENT_HEADER_BYTES <= offset < NUMBER_MAX and offset % 8 == 0
-    return is_boundary and 0 <= number < NUMBER_MAX
-
-
-def _check_end(offset: int, number: int) -> None:
-    if not may_be_end(offset, number):
-        raise ValueError(f"no end of a session: offset {offset}, number {number}")
-
-
-def _check_later(run: int, later: tuple[int, ...]) -> None:
-    if len(later) > LATER_MAX:
-        raise ValueError(f"{len(later)} later runs: at most {LATER_MAX}")
-    if any(before >= after for before, after in pairwise((run, *later))):
-        raise ValueError(f"runs are not in order: {run}, {later}")
-
-
-def _check_request(request: bytes, at_ns: int) -> None:
+def _check_request(request: bytes, at_ns: int = 1) -> None:
     if len(request) != REQUEST_BYTES or not 1 <= at_ns < 2**63:
         raise ValueError(f"request id of {len(request)} bytes, at {at_ns} ns")
 
@@ -402,14 +246,11 @@ Command: TypeAlias = (
     | FenceRun
     | CloseRun
     | Roll
-    | Configure
     | JoinDisk
     | RestoreDisk
-    | TrimSegments
     | HoldPosition
-    | ReleaseHold
-    | CloseSession
     | Forget
+    | Operation
     | SubmitRequest
     | DecideRequest
     | ResetCluster

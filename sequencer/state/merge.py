@@ -1,12 +1,14 @@
 """Applies merge instructions to the state, and makes the write plans that place each byte.
 
-Pure. Invariant: the headers of a plan, and the ends of segments, follow from the state and the command alone,
+Pure. Leaders plan with the rules of `apply`, so a plan is rejected only if another command came first.
+Invariant: the headers of a plan, and the ends of segments, follow from the state and the command alone,
 so that all nodes write the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Declaration, encode_block_header
 from rt.log.format.block import encode_declaration as encode_declaration_block
@@ -14,10 +16,86 @@ from rt.log.format.checksum import batch_seed, crc32c, segment_seed
 from rt.log.format.constants import VERSION
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.state.apply_result import CommandRejected, Outcome, RangesMerged
-from sequencer.state.commands import MergeInstruction, Roll
-from sequencer.state.merge_range import ResolvedRange, resolve_range
-from sequencer.state.state import MergedEnd, MergedSegment, SequencerState, Session
+from sequencer.state.commands import MergeInstruction, MergeRange, Roll
+from sequencer.state.run_lifecycle import advanced, waits
+from sequencer.state.state import (
+    BEGIN,
+    ActiveRun,
+    ConsumedEnd,
+    End,
+    MergedEnd,
+    MergedSegment,
+    SequencerState,
+    Session,
+)
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRange:
+    """The part of a range that is merged: `count` messages after the first `skip`, and the session then."""
+
+    one: MergeRange
+    session: Session
+    skip: int
+    count: int
+    wanted: int | None
+    """The next id of the dedup session afterwards."""
+
+
+def resolve_range(
+    state: SequencerState, one: MergeRange, wanted: int | None, *, session: Session | None = None
+) -> ResolvedRange | str:
+    """Resolve a range, or say why it cannot be merged now. `wanted`: the next dedup id, if any.
+
+    `session` replaces the state's session when a leader plans ahead.
+    """
+    if session is None:
+        session = state.sessions.get(one.session_id)
+    if session is None or session.active is None:
+        return f"session {one.session_id} has nothing open"
+    why = _why_out_of_place(state, session, session.active, one)
+    if why is not None:
+        return f"session {session.id}: {why}"
+    skip = 0
+    if session.dedup_id is not None:
+        wanted = one.first if wanted is None else wanted
+        if one.first > wanted:
+            return f"session {session.id}: dedup id {one.first} where {wanted} is expected"
+        skip = min(wanted - one.first, one.count)
+        wanted = max(wanted, one.end_number)
+    end = End(one.roll, one.end, one.end_number)
+    return ResolvedRange(
+        one,
+        advanced(replace(session, consumed=ConsumedEnd(end, one.chain_end))),
+        skip,
+        one.count - skip,
+        wanted if session.dedup_id is not None else None,
+    )
+
+
+def _why_out_of_place(
+    state: SequencerState, session: Session, active: ActiveRun, one: MergeRange
+) -> str | None:
+    if waits(state, session):
+        return f"an older incarnation, session {session.waits_for}, is not merged completely"
+    if one.run != active.run:
+        return f"run {one.run} where run {active.run} is merged"
+    consumed = session.consumed
+    if consumed is None:
+        if (one.roll, one.start) != BEGIN:
+            return f"offset {one.start} of segment {one.roll} where run {one.run} must start"
+    else:
+        done = consumed.end
+        is_next = (one.roll, one.start, one.chain_start) == (done.roll, done.offset, consumed.chain)
+        is_next_segment = (one.roll, one.start) == (done.roll + 1, SEGMENT_HEADER_BYTES)
+        if not (is_next or is_next_segment) or one.first != done.number:
+            return f"a range from {one.roll}.{one.start}, number {one.first}, where {done} must follow"
+    if active.end is not None and (
+        one.end_number > active.end.number or (one.roll, one.end) > active.end[:2]
+    ):
+        return f"a range up to {one.end_number} beyond the end {active.end}"
+    return None
 
 
 def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
@@ -41,7 +119,8 @@ def merge(state: SequencerState, command: MergeInstruction) -> Outcome:
         session = result.session
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
     state.wanted.update(wanted)
-    plan = _plan(state, command, taken)
+    writes = any(result.count for result in taken)
+    plan = _plan(state, command, taken, begins=writes and (state.merged.segment is None or _is_full(state)))
     for session in {result.session.id: result.session for result in taken}.values():
         state.put(session)
     return RangesMerged(plan)
@@ -57,23 +136,7 @@ def roll(state: SequencerState, command: Roll) -> Outcome:
             f"log.{command.run}.{command.roll} is not the active merged segment, or is empty"
         )
     state.instruction, state.sequenced_ns = command.number, command.sequenced_ns
-    begun = _begin_segment(state, command.sequenced_ns)
-    assert begun.segment is not None
-    return RangesMerged(
-        WritePlan(
-            command.number,
-            command.sequenced_ns,
-            begun.segment,
-            0,
-            state.position,
-            state.position,
-            (),
-            begun.chain,
-            begun.total_bytes,
-            begun.offset,
-            (),
-        )
-    )
+    return RangesMerged(_plan(state, command, [], begins=True))
 
 
 def _does_not_follow(state: SequencerState, command: MergeInstruction | Roll) -> str | None:
@@ -84,12 +147,13 @@ def _does_not_follow(state: SequencerState, command: MergeInstruction | Roll) ->
     return None
 
 
-def _plan(state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]) -> WritePlan:
-    merged, first_position = state.merged, state.position
-    writes = any(result.count for result in taken)
-    begins = writes and (merged.segment is None or _is_full(state))
+def _plan(
+    state: SequencerState, command: MergeInstruction | Roll, taken: list[ResolvedRange], *, begins: bool
+) -> WritePlan:
+    first_position = state.position
     if begins:
-        merged = _begin_segment(state, command.sequenced_ns)
+        _begin_segment(state, command.sequenced_ns)
+    merged = state.merged
     offset = 0 if begins or merged.segment is None else merged.offset
     blocks = tuple(_blocks(state, command, taken))
     end_offset = merged.offset if merged.segment is not None else 0
@@ -119,12 +183,9 @@ def _is_full(state: SequencerState) -> bool:
     return SEGMENT_HEADER_BYTES < merged.offset >= state.configuration.roll_bytes
 
 
-def _begin_segment(state: SequencerState, sequenced_ns: int) -> MergedEnd:
+def _begin_segment(state: SequencerState, sequenced_ns: int) -> None:
     merged, last = state.merged, state.merged.segment
-    if last is not None:
-        state.segments.append(
-            MergedSegment(last, merged.first, state.position, merged.offset, merged.created_ns, sequenced_ns)
-        )
+    seal_active(state, sequenced_ns)
     state.merged = MergedEnd(
         segment=_segment_behind(state, last),
         first=state.position,
@@ -132,7 +193,17 @@ def _begin_segment(state: SequencerState, sequenced_ns: int) -> MergedEnd:
         chain=merged.chain,
         total_bytes=merged.total_bytes + SEGMENT_HEADER_BYTES,
     )
-    return state.merged
+
+
+def seal_active(state: SequencerState, sealed_ns: int) -> None:
+    """Add the active merged segment, if there is one, to the sealed ones."""
+    merged = state.merged
+    if merged.segment is not None:
+        state.segments.append(
+            MergedSegment(
+                merged.segment, merged.first, state.position, merged.offset, merged.created_ns, sealed_ns
+            )
+        )
 
 
 def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
@@ -144,7 +215,7 @@ def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
 
 
 def _blocks(
-    state: SequencerState, command: MergeInstruction, taken: list[ResolvedRange]
+    state: SequencerState, command: MergeInstruction | Roll, taken: list[ResolvedRange]
 ) -> Iterator[BlockWrite]:
     merged = state.merged
     assert merged.segment is not None or not any(result.count for result in taken)

@@ -23,6 +23,7 @@ from rt.cluster_epoch import epoch_of, generation_of
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.state.apply_result import ClusterReset, Outcome
 from sequencer.state.commands import ResetCluster
+from sequencer.state.merge import seal_active
 from sequencer.state.state import (
     BEGIN,
     ClearedRange,
@@ -30,7 +31,6 @@ from sequencer.state.state import (
     ForcedQuorum,
     LastReset,
     MergedEnd,
-    MergedSegment,
     SequencerState,
     Session,
 )
@@ -70,13 +70,7 @@ def _raise_run(state: SequencerState, run: int) -> None:
 
 def _drop(state: SequencerState, command: ResetCluster) -> None:
     merged = state.merged
-    if merged.segment is not None:
-        sealed_ns = state.sequenced_ns
-        state.segments.append(
-            MergedSegment(
-                merged.segment, merged.first, state.position, merged.offset, merged.created_ns, sealed_ns
-            )
-        )
+    seal_active(state, state.sequenced_ns)
     for at, segment in enumerate(state.segments):
         if not segment.is_trimmed:
             state.segments[at] = segment.trimmed(TrimReason.RESET, max(command.at_ns, 1))

@@ -18,7 +18,7 @@ from typing import Final
 
 from rt.names import dedup_owner, session_owner
 from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import (
+from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
     FenceRun,
@@ -176,7 +176,6 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
 
 
 def forget_sessions(state: SequencerState, command: Forget) -> Outcome:
-    """Delete the records of closed sessions."""
     gone = tuple(one for one in dict.fromkeys(command.session_ids) if one in state.closed)
     state.forget(gone)
     return Forgotten(gone) if gone else CommandRejected("none of these sessions is closed")
@@ -207,7 +206,7 @@ def close_run(state: SequencerState, command: CloseRun) -> Outcome:
         return CommandRejected(
             f"run {command.run} of session {command.session_id} is not the one that is being merged"
         )
-    end = End(command.roll, command.offset, command.number)
+    end = command.end
     # An end that all nodes lost is replaced by a nearer one: see `sequencer.leader.session_close`.
     if not active.is_fenced or (active.end is not None and end[:2] >= active.end[:2]):
         return CommandRejected(f"run {command.run} is {'closed' if active.is_fenced else 'not fenced'}")

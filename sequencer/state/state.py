@@ -320,15 +320,17 @@ class SequencerState:
     """The incarnations whose records were deleted."""
     runs_cut_short: int = 0
     """Of all sessions, also of deleted records."""
-    by_name: dict[str, int] = field(default_factory=dict)
+    by_name: dict[str, int] = field(init=False, default_factory=dict)
     """The id of the newest incarnation of each name. Derived from `sessions`, like the next two."""
-    by_incarnation: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    by_incarnation: dict[tuple[str, bytes], int] = field(init=False, default_factory=dict)
     """By name and incarnation."""
-    open_of: Counter[str] = field(default_factory=Counter)
+    open_of: Counter[str] = field(init=False, default_factory=Counter)
     """Number of open sessions, by name of the certificate."""
-    runs_of: Counter[str] = field(default_factory=Counter)
+    runs_of: Counter[str] = field(init=False, default_factory=Counter)
     """Number of active runs, by name of the certificate."""
-    encoded: dict[int, tuple[Session, bytes]] = field(default_factory=dict, compare=False, repr=False)
+    encoded: dict[int, tuple[Session, bytes]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
     """The encoded sessions of `state_codec`, by id, because most sessions never change again."""
 
     @property

@@ -6,9 +6,10 @@ Pure. `apply` makes them, the merger executes them, a snapshot contains those no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from rt.log.format.segment import SegmentId
+from rt.message_codec import MessageCodec, inlined
 from rt.v1 import sequencer_pb2 as pb
 
 
@@ -72,55 +73,12 @@ class WritePlan:
 
 
 def encode_write_plan(plan: WritePlan) -> bytes:
-    message = pb.WritePlan(
-        instruction=plan.instruction,
-        sequenced_ns=plan.sequenced_ns,
-        run=plan.segment.run,
-        roll=plan.segment.roll,
-        offset=plan.offset,
-        first_position=plan.first_position,
-        end_position=plan.end_position,
-        chain=plan.chain,
-        bytes=plan.total_bytes,
-        end=plan.end_offset,
-    )
-    for block in plan.blocks:
-        message.blocks.add(
-            head=block.head,
-            is_declaration=block.is_declaration,
-            session_id=block.session_id,
-            run=block.run,
-            roll=block.roll,
-            start=block.start,
-            end=block.end,
-            chain_end=block.chain_end,
-            count=block.message_count,
-        )
-    for end in plan.consumed:
-        message.consumed.add(
-            session_id=end.session_id, run=end.run, roll=end.roll, offset=end.offset, number=end.number
-        )
-    return message.SerializeToString(deterministic=True)
+    return pb.WritePlan(**_PLAN.encode(plan)).SerializeToString(deterministic=True)
 
 
 def decode_write_plan(data: bytes) -> WritePlan:
     """Decode the bytes of `encode_write_plan`, which come from this node's own processes."""
-    message = pb.WritePlan.FromString(data)
-    return WritePlan(
-        message.instruction,
-        message.sequenced_ns,
-        SegmentId(message.run, message.roll),
-        message.offset,
-        message.first_position,
-        message.end_position,
-        tuple(
-            BlockWrite(
-                b.head, b.is_declaration, b.session_id, b.run, b.roll, b.start, b.end, b.chain_end, b.count
-            )
-            for b in message.blocks
-        ),
-        message.chain,
-        message.bytes,
-        message.end,
-        tuple(SessionEnd(e.session_id, e.run, e.roll, e.offset, e.number) for e in message.consumed),
-    )
+    return _PLAN.decode(pb.WritePlan.FromString(data))
+
+
+_PLAN: Final = MessageCodec(WritePlan, pb.WritePlan, segment=inlined(MessageCodec(SegmentId, pb.WritePlan)))

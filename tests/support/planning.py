@@ -36,19 +36,8 @@ from sequencer.state.apply_result import (
     RunOpened,
 )
 from sequencer.state.command_codec import decode_command, encode_command
-from sequencer.state.commands import (
-    CloseRun,
-    Command,
-    Configure,
-    FenceRun,
-    JoinDisk,
-    MergeInstruction,
-    MergeRange,
-    OpenRun,
-    OpenSealedRuns,
-    RestoreDisk,
-    SealedRun,
-)
+from sequencer.state.commands import Command, Configure, JoinDisk, MergeInstruction, MergeRange, RestoreDisk
+from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.state import End
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan

@@ -30,16 +30,8 @@ from sequencer.state.apply_result import (
     RunFenced,
     RunOpened,
 )
-from sequencer.state.commands import (
-    CloseRun,
-    Command,
-    FenceRun,
-    JoinDisk,
-    MergeInstruction,
-    MergeRange,
-    OpenRun,
-    Roll,
-)
+from sequencer.state.commands import Command, JoinDisk, MergeInstruction, MergeRange, Roll
+from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun
 from sequencer.state.state import End, SequencerState, Session
 from sequencer.state.write_plan import WritePlan
 

@@ -33,7 +33,8 @@ from sequencer.rest.views.admin_views import (
 )
 from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.apply_result import CommandRejected, Outcome, RunFenced, SegmentsTrimmed
-from sequencer.state.commands import CloseSession, Configure, Operation, ReleaseHold, TrimSegments
+from sequencer.state.commands import Configure, Operation, ReleaseHold, TrimSegments
+from sequencer.state.session_commands import CloseSession
 from sequencer.state.state import CONFIGURABLE
 
 

@@ -35,7 +35,8 @@ from sequencer.sessions.input_planner import FetchedRange, SessionRange
 from sequencer.sessions.peer_pull import catch_up
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
-from sequencer.state.commands import MergeRange, OpenRun
+from sequencer.state.commands import MergeRange
+from sequencer.state.session_commands import OpenRun
 from sequencer.state.state import ActiveRun as OpenLife
 from sequencer.state.state import Session
 from sequencer.state.state_codec import encode_state

@@ -60,22 +60,24 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import (
-    CloseRun,
-    CloseSession,
     Command,
     Configure,
     DecideRequest,
-    FenceRun,
-    Forget,
     JoinDisk,
     MergeInstruction,
     MergeRange,
-    OpenRun,
-    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
-    SealedRun,
     SubmitRequest,
+)
+from sequencer.state.session_commands import (
+    CloseRun,
+    CloseSession,
+    FenceRun,
+    Forget,
+    OpenRun,
+    OpenSealedRuns,
+    SealedRun,
 )
 from sequencer.state.state import Configuration, End, SequencerState
 from sequencer.state.state_codec import encode_state

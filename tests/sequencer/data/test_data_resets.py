@@ -39,7 +39,8 @@ from sequencer.state import merge
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, RunOpened
 from sequencer.state.command_codec import reset_of
-from sequencer.state.commands import MergeRange, OpenRun, ResetCluster
+from sequencer.state.commands import MergeRange, ResetCluster
+from sequencer.state.session_commands import OpenRun
 from sequencer.state.state import ClearedRange, End, SequencerState
 from sequencer.state.write_plan import WritePlan
 
@@ -243,7 +244,7 @@ def without_bytes(state: SequencerState) -> WritePlan:
     state.instruction += 1
     state.sequenced_ns += 1
     said = SimpleNamespace(number=state.instruction, sequenced_ns=state.sequenced_ns)
-    return merge._plan(state, said, [])  # type: ignore[arg-type]
+    return merge._plan(state, said, [], begins=False)  # type: ignore[arg-type]
 
 
 def cleared_story() -> tuple[Story, MergeProgress]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,11 +29,12 @@ from sequencer.data.lease_service import (
     REQUEST_BYTES_MAX,
     LeaseService,
 )
+from sequencer.ipc.state_follower import StateFollower
 from sequencer.localcluster.loopback import free_port
 from sequencer.state.apply import apply
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command
-from sequencer.state.lease_commands import AcquireLeases
+from sequencer.state.leases import AcquireLeases
 from sequencer.state.state import LEASES_PER_GROUP_MAX, LeaseState, SequencerState
 
 WAIT_S = 60
@@ -64,9 +64,9 @@ class Cluster:
 
 class Node:
     def __init__(self, cluster: Cluster) -> None:
-        self.follower: Any = SimpleNamespace(
-            state=cluster.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
-        )
+        self.follower = StateFollower(lambda _: None, lambda *_: None)
+        self.follower.state, self.follower.is_caught_up = cluster.state, True
+        self.follower.standing.leader = "n1"
         self.is_up = True
         self.leasing = LeaseManager(self.follower, cluster.propose, lambda: self.is_up)
         cluster.nodes.append(self)
@@ -436,8 +436,8 @@ def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_wh
     async def work() -> None:
         cluster = Cluster()
         async with served(pki, Node(cluster)) as endpoints:
-            nobody = f"localhost:{free_port()}"
-            async with calling([nobody, endpoints[0], nobody], pki, "h1") as calls:
+            nobody, other = f"localhost:{free_port()}", f"127.0.0.1:{free_port()}"
+            async with calling([nobody, endpoints[0], other], pki, "h1") as calls:
                 assert await calls.acquire("h1", ["app/x"], 60, timeout_s=WAIT_S) == [1]
             async with calling([nobody], pki, "h1") as calls:
                 with pytest.raises(RtError) as raised:

@@ -36,25 +36,27 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import (
+    Command,
+    Configure,
+    DecideRequest,
+    JoinDisk,
+    MergeInstruction,
+    RestoreDisk,
+    Roll,
+    SubmitRequest,
+    TrimSegments,
+)
+from sequencer.state.leases import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
+from sequencer.state.session_commands import (
     LATER_MAX,
     SEALED_RUNS_MAX,
     CloseRun,
     CloseSession,
-    Command,
-    Configure,
-    DecideRequest,
     FenceRun,
     Forget,
-    JoinDisk,
-    MergeInstruction,
     OpenSealedRuns,
-    RestoreDisk,
-    Roll,
     SealedRun,
-    SubmitRequest,
-    TrimSegments,
 )
-from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
 from sequencer.state.state import End, SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 

@@ -23,7 +23,8 @@ from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTrack
 from sequencer.leader.session_close import DiskRestoration
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, RangesMerged, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import COUNT_MAX, RANGES_MAX, CloseRun, Configure, MergeInstruction, RestoreDisk
+from sequencer.state.commands import COUNT_MAX, RANGES_MAX, Configure, MergeInstruction, RestoreDisk
+from sequencer.state.session_commands import CloseRun
 from sequencer.state.state import SequencerState
 
 MIB = 1 << 20

@@ -9,7 +9,8 @@ from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTrack
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import DiskRestored, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import CloseRun, FenceRun, OpenSealedRuns, RestoreDisk, SealedRun
+from sequencer.state.commands import RestoreDisk
+from sequencer.state.session_commands import CloseRun, FenceRun, OpenSealedRuns, SealedRun
 from sequencer.state.state import End, SequencerState
 from sequencer.state.write_plan import SessionEnd
 

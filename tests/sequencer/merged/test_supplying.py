@@ -18,7 +18,7 @@ from sequencer.leader.replication_tracker import (
 )
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
-from sequencer.state.commands import OpenSealedRuns, SealedRun
+from sequencer.state.session_commands import OpenSealedRuns, SealedRun
 from sequencer.state.state import End, SequencerState
 
 NODES = ("n1", "n2", "n3")

@@ -14,7 +14,7 @@ from sequencer.leader import lease_expiry
 from sequencer.leader.lease_expiry import LeaseExpiry
 from sequencer.state import leases
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
-from sequencer.state.lease_commands import AcquireLeases, ExpireLeases, RenewLeases
+from sequencer.state.leases import AcquireLeases, ExpireLeases, RenewLeases
 from sequencer.state.state import LeaseState, SequencerState
 
 Patch = pytest.MonkeyPatch
@@ -82,8 +82,9 @@ def test_a_leader_that_measures_the_time_of_others(monkeypatch: Patch) -> None:
 
 def test_renewals_that_the_leader_does_not_see(monkeypatch: Patch) -> None:
     def renew(state: SequencerState, command: RenewLeases) -> Outcome:
-        held = [leases._is_held(state, command.owner, one) for one in command.leases]
-        return LeasesGranted(command.request, leases._tokens(command.leases, held), renewed=sum(held))
+        held = leases._held(state, command)
+        tokens = tuple(held.get(one.name, 0) for one in command.leases)
+        return LeasesGranted(command.request, tokens, renewed=len(held))
 
     monkeypatch.setattr(leases, "renew", renew)
     finds("two holders of one lease")

@@ -29,19 +29,18 @@ from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTrack
 from sequencer.leader.session_close import AWAY_NS, DiskRestoration, SessionCloser
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, Forgotten, RunClosed, RunFenced, RunOpened
-from sequencer.state.commands import (
+from sequencer.state.commands import Configure, ResetCluster
+from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES, taken_from_largest
+from sequencer.state.run_lifecycle import why_full
+from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
-    Configure,
     FenceRun,
     Forget,
     OpenRun,
     OpenSealedRuns,
-    ResetCluster,
     SealedRun,
 )
-from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES, taken_from_largest
-from sequencer.state.run_lifecycle import why_full
 from sequencer.state.state import (
     CLOSED_KEPT,
     DEDUP_IDS_MAX,

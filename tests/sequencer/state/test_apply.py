@@ -6,19 +6,17 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any
 
 import pytest
 from batches import CLUSTER, Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import Case
 from sequencing import (
     INCARNATIONS,
     DumbMerger,
     WrittenSession,
-    do_close,
-    do_fence,
-    do_join,
     do_merge,
     do_open,
     do_roll,
@@ -26,6 +24,7 @@ from sequencing import (
     merging,
     must,
     new_state,
+    newest_of,
     opening,
     piece,
     random_runs,
@@ -39,9 +38,8 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import (
+    CommandRejected,
     ConfigurationChanged,
-    DiskRestored,
-    HoldMoved,
     Outcome,
     RangesMerged,
     RunClosed,
@@ -50,70 +48,36 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.commands import (
     COUNT_MAX,
-    CloseRun,
     Command,
     Configure,
-    FenceRun,
     HoldPosition,
     JoinDisk,
     MergeInstruction,
     MergeRange,
-    OpenRun,
     ReleaseHold,
     RestoreDisk,
     TrimSegments,
 )
-from sequencer.state.merge_range import resolve_range
+from sequencer.state.merge import resolve_range
+from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun
 from sequencer.state.state import (
     HOLDS_MAX,
     RUNS_MAX,
     Configuration,
     End,
     MergedSegment,
-    NodeDisk,
     SequencerState,
 )
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import SessionEnd, WritePlan, decode_write_plan, encode_write_plan
 
-Setup: TypeAlias = Callable[[SequencerState], object]
-
-
-# Scenes that the tables below begin with
-
-
-def nothing(state: SequencerState) -> None: ...
-
-
-def opened(state: SequencerState) -> None:
-    """Session 1, "a", with X 0 open."""
-    do_open(state)
+# Scenes that tests begin with, and the words of scripts
 
 
 def merged(state: SequencerState) -> None:
     """X 0 of session 1 is merged up to 128, number 10."""
     do_open(state)
     do_merge(state, piece())
-
-
-def closing(state: SequencerState) -> None:
-    """X 0 of session 1 is merged up to 128, number 10, and closed at 256, number 20; X 3 is open."""
-    merged(state)
-    do_open(state, run=3)
-    do_fence(state)
-    do_close(state, 1, 0, (0, 256, 20))
-
-
-def done(state: SequencerState) -> None:
-    """X 0 of session 1 is merged whole; X 3 is open."""
-    closing(state)
-    do_merge(state, piece(start=128, end=256, first=10))
-
-
-def taken_over(state: SequencerState) -> None:
-    """Session 2 is the newer incarnation of session 1, whose X 0 is merged up to 128."""
-    merged(state)
-    do_open(state, incarnation=1)
 
 
 def dedup(state: SequencerState) -> None:
@@ -123,257 +87,105 @@ def dedup(state: SequencerState) -> None:
     do_merge(state, piece())
 
 
-def joined(state: SequencerState) -> None:
-    """Disk 0 of n1 has joined, and a life is open."""
-    do_join(state, "n1")
-    do_open(state)
-
-
-def replaced(state: SequencerState) -> None:
-    """It was replaced by disk 1."""
-    joined(state)
-    do_join(state, "n1", disk=1)
-
-
-def full_of_lives(state: SequencerState) -> None:
-    for run in range(RUNS_MAX):
-        do_open(state, run=run)
-
-
-def rolled(state: SequencerState) -> None:
-    """Segment 0 has positions up to 10, segment 1 grows."""
-    merged(state)
-    do_roll(state)
-    do_merge(state, piece(start=128, end=256, first=10))
-
-
-def held(state: SequencerState) -> None:
-    """A reader has what is before position 5 of 10."""
-    merged(state)
-    apply(state, HoldPosition("reader", 5, 7))
-
-
-def full_of_holds(state: SequencerState) -> None:
-    for number in range(HOLDS_MAX):
-        assert apply(state, HoldPosition(f"reader{number}", 0, 1)) == HoldMoved(f"reader{number}", 0)
-
-
-REFUSED: dict[str, tuple[Setup, Callable[[SequencerState], Command], str]] = {
-    # Openings
-    "X open with another life": (opened, lambda _: opening(active=99), "open with another run id"),
-    "X below the last": (done, lambda _: opening(run=2), "is over"),
-    "X that is merged whole": (done, lambda _: opening(run=0), "is over"),
-    "the last X, merged whole": (
-        lambda state: (opened(state), do_fence(state), do_close(state, 1, 0, (0, 64, 0))),
-        lambda _: opening(run=0),
-        "is over",
+WORDS: dict[str, Callable[..., Command]] = {
+    "open": lambda state, name="a", newest=None, **more: opening(
+        name, newest=newest_of(state, name) if newest is None else newest, **more
     ),
-    "another dedup id": (opened, lambda _: opening(run=1, dedup="d"), "dedup id is None, not d"),
-    "no dedup id": (dedup, lambda _: opening(run=1), "dedup id is d, not None"),
-    "an older incarnation": (taken_over, lambda _: opening(run=1), "newer incarnation"),
-    "an older incarnation again": (taken_over, lambda _: opening(run=0), "newer incarnation"),
-    "an incarnation that was late": (taken_over, lambda _: opening(incarnation=2), "another incarnation"),
-    "an incarnation that knew another one": (
-        taken_over,
-        lambda _: opening(incarnation=2, newest=1),
-        "another incarnation than session 1 is the newest",
+    "fence": lambda _, session_id, run: FenceRun(session_id, run),
+    "close": lambda _, *numbers: CloseRun(*numbers),
+    "roll": lambda state, *place, sequenced_ns=None, **more: replace(
+        rolling(state, *place, **more), sequenced_ns=sequenced_ns or state.sequenced_ns + 1
     ),
-    "an incarnation of a session that was lost": (
-        nothing,
-        lambda _: opening(newest=1),
-        "another incarnation",
-    ),
-    "too many lives": (full_of_lives, lambda _: opening(run=RUNS_MAX), "runs of the session wait"),
-    # Fences
-    "fence of no session": (opened, lambda _: FenceRun(2, 0), "no run 0 to fence"),
-    "fence of no X": (opened, lambda _: FenceRun(1, 1), "no run 1 to fence"),
-    "fence of an X that is merged whole": (done, lambda _: FenceRun(1, 0), "to fence"),
-    # Disks
-    "a disk that has joined": (joined, lambda _: JoinDisk("n1", b"\0" * 16), "disk of n1 has joined"),
-    "a disk that is whole": (joined, lambda _: RestoreDisk("n1", b"\0" * 16), "is whole"),
-    "a disk that was replaced": (replaced, lambda _: RestoreDisk("n1", b"\0" * 16), "is whole"),
-    "a disk of nobody": (joined, lambda _: RestoreDisk("n2", b"\0" * 16), "has not joined"),
-    # Closes
-    "close of no session": (opened, lambda _: CloseRun(2, 0, 0, 64, 0), "the one that is being merged"),
-    "close of no X": (opened, lambda _: CloseRun(1, 1, 0, 64, 0), "the one that is being merged"),
-    "close of an X before its turn": (
-        closing,
-        lambda _: CloseRun(1, 3, 0, 64, 0),
-        "the one that is being merged",
-    ),
-    "close of an X merged whole": (
-        done,
-        lambda _: CloseRun(1, 0, 0, 256, 20),
-        "the one that is being merged",
-    ),
-    "close without a fence": (opened, lambda _: CloseRun(1, 0, 0, 64, 0), "not fenced"),
-    "close again": (closing, lambda _: CloseRun(1, 0, 0, 512, 30), "is closed"),
-    "close again where it was": (closing, lambda _: CloseRun(1, 0, 0, 256, 20), "is closed"),
-    "close again below what is merged": (closing, lambda _: CloseRun(1, 0, 0, 120, 9), "merged beyond"),
-    "close below what is merged": (
-        lambda state: (merged(state), do_fence(state)),
-        lambda _: CloseRun(1, 0, 0, 120, 9),
-        "merged beyond",
-    ),
-    "close below, of number alone": (
-        lambda state: (merged(state), do_fence(state)),
-        lambda _: CloseRun(1, 0, 0, 256, 9),
-        "merged beyond",
-    ),
-    "close below, of place alone": (
-        lambda state: (merged(state), do_fence(state)),
-        lambda _: CloseRun(1, 0, 0, 120, 10),
-        "merged beyond",
-    ),
-    "close with messages where there is no room": (
-        lambda state: (merged(state), do_fence(state)),
-        lambda _: CloseRun(1, 0, 0, 128, 11),
-        "has no messages between",
-    ),
-    "close before an older incarnation": (
-        lambda state: (taken_over(state), do_fence(state, 2)),
-        lambda _: CloseRun(2, 0, 0, 64, 0),
-        "older incarnation, session 1",
-    ),
-    # Rolls
-    "roll of nothing": (opened, rolling, "not the active"),
-    "roll of another segment": (merged, lambda s: rolling(s, 0, 1), "not the active"),
-    "roll of an empty segment": (lambda s: (merged(s), do_roll(s)), rolling, "is empty"),
-    "a roll too early": (merged, lambda s: rolling(s, number=3), "where 2 must follow"),
-    "a roll that is not later": (merged, lambda s: replace(rolling(s), sequenced_ns=1), "not later"),
-    # Trims and holds
-    "trim of what is to come": (
-        rolled,
-        lambda _: TrimSegments(21, TrimReason.REQUEST, 1),
-        "is beyond the merged log",
-    ),
-    "trim of nothing": (
-        rolled,
-        lambda _: TrimSegments(9, TrimReason.DISK, 1),
-        "nothing up to 9 may be trimmed by DISK",
-    ),
-    "trim again": (
-        lambda state: (rolled(state), apply(state, TrimSegments(10, TrimReason.DISK, 1))),
-        lambda _: TrimSegments(10, TrimReason.DISK, 2),
-        "nothing up to 10 may be trimmed",
-    ),
-    "trim of the growing segment alone": (
-        merged,
-        lambda _: TrimSegments(10, TrimReason.DISK, 1),
-        "nothing up to 10",
-    ),
-    "hold beyond the end": (
-        merged,
-        lambda _: HoldPosition("reader", 11, 1),
-        "position 11 of reader is beyond 10",
-    ),
-    "hold that goes back": (held, lambda _: HoldPosition("reader", 4, 9), "has acknowledged up to 5, not 4"),
-    "a hold too many": (full_of_holds, lambda _: HoldPosition("reader", 0, 9), "is one more"),
-    "release of nobody": (held, lambda _: ReleaseHold("writer"), "writer holds nothing back"),
-    # Instructions
-    "an instruction again": (
-        merged,
-        lambda s: merging(s, piece(start=128, end=256), number=1),
-        "2 must foll",
-    ),
-    "an instruction too early": (opened, lambda s: merging(s, piece(), number=2), "where 1 must follow"),
-    "at the same time": (
-        merged,
-        lambda s: merging(s, piece(start=128, end=256, first=10), sequenced_ns=s.sequenced_ns),
-        "not later",
-    ),
-    "of no session": (opened, lambda s: merging(s, piece(2)), "nothing open"),
-    "of a session merged whole": (
-        lambda state: (opened(state), do_fence(state), do_close(state, 1, 0, (0, 64, 0))),
-        lambda s: merging(s, piece()),
-        "nothing open",
-    ),
-    "of a later X": (closing, lambda s: merging(s, piece(run=3)), "run 3 where run 0 is merged"),
-    "of an earlier X": (done, lambda s: merging(s, piece(run=0)), "run 0 where run 3 is merged"),
-    "not at the beginning": (opened, lambda s: merging(s, piece(start=128, end=256)), "must start"),
-    "not in the first segment": (opened, lambda s: merging(s, piece(roll=1)), "must start"),
-    "a hole": (merged, lambda s: merging(s, piece(start=136, end=256, first=10)), "must follow"),
-    "an overlap": (merged, lambda s: merging(s, piece(start=120, end=256, first=10)), "must follow"),
-    "the same again": (merged, lambda s: merging(s, piece()), "must follow"),
-    "another chain": (
-        merged,
-        lambda s: merging(s, piece(start=128, end=256, first=10, chains=(127, 256))),
-        "must follow",
-    ),
-    "a number too low": (merged, lambda s: merging(s, piece(start=128, end=256, first=9)), "must follow"),
-    "a number too high": (merged, lambda s: merging(s, piece(start=128, end=256, first=11)), "must follow"),
-    "the middle of the next segment": (
-        merged,
-        lambda s: merging(s, piece(start=128, end=256, first=10, roll=1)),
-        "must follow",
-    ),
-    "the next segment but one": (merged, lambda s: merging(s, piece(first=10, roll=2)), "must follow"),
-    "the next segment, a number missing": (
-        merged,
-        lambda s: merging(s, piece(first=11, roll=1)),
-        "must follow",
-    ),
-    "beyond the end": (
-        closing,
-        lambda s: merging(s, piece(start=128, end=264, first=10)),
-        "beyond the end",
-    ),
-    "beyond the last number": (
-        closing,
-        lambda s: merging(s, piece(start=128, end=256, first=10, count=11)),
-        "beyond the end",
-    ),
-    "beyond the last segment": (closing, lambda s: merging(s, piece(first=10, roll=1)), "beyond the end"),
-    "before an older incarnation": (
-        taken_over,
-        lambda s: merging(s, piece(2)),
-        "older incarnation, session 1",
-    ),
-    "both incarnations at once": (
-        lambda state: (taken_over(state), do_fence(state), do_close(state, 1, 0, (0, 256, 20))),
-        lambda s: merging(s, piece(1, start=128, end=256, first=10), piece(2)),
-        "older incarnation",
-    ),
-    "a dedup id that is not wanted yet": (dedup, lambda s: merging(s, piece(2, first=11)), "10 is expected"),
-    "one good range and a bad one": (
-        lambda state: (merged(state), do_open(state, "b", incarnation=1)),
-        lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, start=128, end=256)),
-        "must start",
-    ),
-    "one good range and a bad one of its twin": (
-        dedup,
-        lambda s: merging(s, piece(start=128, end=256, first=10), piece(2, first=21)),
-        "20 is expected",
-    ),
-    "dedup ids in the wrong order": (
-        lambda state: (
-            do_open(state, "a", dedup="d"),
-            do_open(state, "b", dedup="d", incarnation=1),
-            do_merge(state, piece(2)),
-        ),
-        lambda s: merging(s, piece(1, first=20), piece(2, start=128, end=256, first=10)),
-        "20 where 10 is expected",
-    ),
-}
-FOR_GOOD = {
-    "X open with another life",
-    "X below the last",
-    "an older incarnation",
-    "an older incarnation again",
+    "join": lambda _, node, disk: JoinDisk(node, bytes([disk]) * 16),
+    "restore": lambda _, node, disk: RestoreDisk(node, bytes([disk]) * 16),
+    "trim": lambda _, up_to, reason: TrimSegments(up_to, TrimReason[reason], 1),
+    "hold": lambda _, name, position: HoldPosition(name, position, 7),
+    "release": lambda _, name: ReleaseHold(name),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_says_why_and_changes_nothing(case: str) -> None:
-    setup, command, why = REFUSED[case]
+def read_line(line: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Word, values and named values of a line; numbers are numbers."""
+    word, *rest = line.split()
+    values = [int(one) if one.isdecimal() else one for one in rest if "=" not in one]
+    named = dict(one.split("=") for one in rest if "=" in one)
+    return word, values, {name: int(one) if one.isdecimal() else one for name, one in named.items()}
+
+
+def command_of(state: SequencerState, line: str) -> Command:
+    if not line.startswith("merge "):
+        word, values, named = read_line(line)
+        return WORDS[word](state, *values, **named)
+    ranges, order = [], dict[str, int]()
+    for part in line.removeprefix("merge ").split(" + "):
+        _, values, named = read_line(f"range {part}")
+        order |= {name: named.pop(name) for name in ("number", "sequenced_ns") if name in named}
+        if "chains" in named:
+            named["chains"] = tuple(map(int, named["chains"].split(",")))
+        ranges.append(piece(*values, **named))
+    return merging(state, *ranges, **order)
+
+
+def told(outcome: Outcome) -> str:
+    match outcome:
+        case CommandRejected(why, is_fenced):
+            return f"- {why}" + (" (for good)" if is_fenced else "")
+        case RunOpened(session_id, run) | RunFenced(session_id, run):
+            return f"{type(outcome).__name__} {session_id}, {run}"
+        case RunClosed(session_id, run, end):
+            return f"RunClosed {session_id}, {run} at {end.roll}.{end.offset}, number {end.number}"
+        case RangesMerged(plan):
+            return f"RangesMerged {plan.first_position}-{plan.end_position}"
+        case _:
+            return type(outcome).__name__
+
+
+def shown(state: SequencerState, what: str) -> str:
+    if what.isdecimal():
+        session = state.sessions[int(what)]
+        runs = [one.run for one in session.active_runs]
+        done = None if session.done is None else (session.done[0], *session.done[1])
+        return f"runs {runs}, done {done}, merged up to {end_of(session)}"
+    disk = state.disks[what]
+    return f"disk {disk.id[0]} of {what} joined {disk.joined}, is whole: {disk.is_whole}"
+
+
+@pytest.mark.parametrize("name", ["instructions", "runs", "incarnations", "log_and_disks"])
+def test_a_story_is_told_as_the_script_says(name: str, run_script: Callable[..., None]) -> None:
+    def answer(case: Case) -> str:
+        state, answers = new_state(), list[str]()
+        for line in case.lines:
+            if line.startswith("show "):
+                answers.append(shown(state, line.removeprefix("show ")))
+                continue
+            *first, last = line.split("; ")
+            for one in first:
+                assert not isinstance(apply(state, command_of(state, one)), CommandRejected), one
+            before, by_name = encode_state(state), dict(state.by_name)
+            outcome = apply(state, command_of(state, last))
+            if isinstance(outcome, CommandRejected):
+                assert (encode_state(state), state.by_name) == (before, by_name), line
+            answers.append(told(outcome))
+        return "\n".join(answers)
+
+    run_script(f"sequencer/apply/{name}.txt", answer)
+
+
+@pytest.mark.parametrize(
+    ("fill", "one_more", "why"),
+    [
+        (lambda n: opening(run=n), RUNS_MAX, "runs of the session wait"),
+        (lambda n: HoldPosition(f"reader{n}", 0, 1), HOLDS_MAX, "is one more"),
+    ],
+    ids=["runs", "holds"],
+)
+def test_no_more_are_kept_than_the_bound(fill: Callable[[int], Command], one_more: int, why: str) -> None:
     state = new_state()
-    setup(state)
-    before, by_name = encode_state(state), dict(state.by_name)
-    refused = refusal(state, command(state))
-    assert why in refused.why
-    assert refused.is_fenced == (case in FOR_GOOD)
+    for number in range(one_more):
+        assert not isinstance(apply(state, fill(number)), CommandRejected)
+    before = encode_state(state)
+    assert why in refusal(state, fill(one_more)).why
     assert encode_state(state) == before
-    assert state.by_name == by_name
 
 
 # Lives
@@ -390,51 +202,6 @@ def test_an_opening_is_known_by_its_session_and_is_done_once() -> None:
     assert apply(state, opening("a", run=7)) == RunOpened(1, 7)
     assert [active.run for active in state.sessions[1].active_runs] == [0, 7]
     assert state.sessions[1].last_run == 7
-
-
-def test_an_opening_is_for_the_newest_incarnation_that_its_proposer_knew() -> None:
-    """Else one that was only late would end the lives of a directory that took over meanwhile."""
-    state = new_state()
-    taken_over(state)
-    assert apply(state, opening(incarnation=2, newest=2)) == RunOpened(3, 0)
-    # Several nodes ask for the same one, whatever each knew.
-    assert apply(state, opening(incarnation=2, newest=2)) == RunOpened(3, 0)
-    assert apply(state, opening(incarnation=2, newest=1)) == RunOpened(3, 0)
-
-
-# Disks
-
-
-def test_the_first_disk_of_a_node_is_whole_and_one_that_replaces_another_is_not() -> None:
-    state = new_state()
-    replaced(state)
-    assert state.disks == {"n1": NodeDisk(b"\1" * 16, 2, is_whole=False)}
-    do_join(state, "n2")
-    assert state.disks["n2"] == NodeDisk(b"\0" * 16, 3, is_whole=True)
-    assert apply(state, RestoreDisk("n1", b"\1" * 16)) == DiskRestored("n1")
-    assert state.disks["n1"] == NodeDisk(b"\1" * 16, 2, is_whole=True)
-    # An old one that comes back is another one: it knows nothing of what came since.
-    do_join(state, "n1", disk=0)
-    assert not state.disks["n1"].is_whole
-
-
-def test_where_nothing_is_open_nothing_was_lost_with_a_disk() -> None:
-    state = new_state()
-    joined(state)
-    do_fence(state)
-    do_close(state, 1, 0, (0, 64, 0))
-    do_join(state, "n1", disk=1)
-    assert state.disks["n1"].is_whole
-
-
-def test_a_disk_that_is_replaced_after_something_was_merged_is_not_whole() -> None:
-    state = new_state()
-    joined(state)
-    do_merge(state, piece(1, end=128, count=10))
-    do_fence(state)
-    do_close(state, 1, 0, (0, 128, 10))
-    do_join(state, "n1", disk=1)
-    assert not state.disks["n1"].is_whole, "its node may be the one that has what was merged"
 
 
 def test_a_fence_and_a_configuration_may_be_repeated() -> None:
@@ -456,103 +223,6 @@ def test_a_configuration_changes_what_it_names() -> None:
     apply(state, Configure(session_bytes_max=1000))
     apply(state, Configure())
     assert state.configuration == replace(Configuration(), roll_minutes=5, session_bytes_max=1000)
-
-
-def test_a_run_that_is_closed_above_what_is_merged_ends_when_all_is_merged() -> None:
-    state = new_state()
-    closing(state)
-    assert [active.run for active in state.sessions[1].active_runs] == [0, 3]
-    do_merge(state, piece(start=128, end=192, first=10, count=5))
-    assert state.sessions[1].done is None
-    do_merge(state, piece(start=192, end=256, first=15, count=5))
-    session = state.sessions[1]
-    assert (session.done, session.consumed, [active.run for active in session.active_runs]) == (
-        (0, End(0, 256, 20)),
-        None,
-        [3],
-    )
-    do_merge(state, piece(run=3, first=17))
-    assert end_of(state.sessions[1]) == End(0, 128, 27)
-
-
-@pytest.mark.parametrize("end", [(0, 128, 10), (1, 64, 10)], ids=["there", "in an empty next segment"])
-def test_a_run_that_is_closed_where_it_is_merged_ends_at_once(end: tuple[int, int, int]) -> None:
-    state = new_state()
-    merged(state)
-    do_open(state, run=3)
-    do_fence(state)
-    assert apply(state, CloseRun(1, 0, *end)) == RunClosed(1, 0, End(*end))
-    assert state.sessions[1].done == (0, End(*end))
-    do_merge(state, piece(run=3, first=10))
-
-
-def test_a_run_of_which_nobody_holds_a_byte_is_closed_empty() -> None:
-    state = new_state()
-    opened(state)
-    do_open(state, run=1)
-    do_fence(state)
-    do_close(state, 1, 0, (0, 64, 0))
-    assert state.sessions[1].done == (0, End(0, 64, 0))
-    do_merge(state, piece(run=1))
-
-
-def test_a_run_closed_at_the_start_of_a_later_segment_still_has_all_before_to_merge() -> None:
-    """The publisher rolled, and wrote nothing more: the end is at 64, but of segment 1."""
-    state = new_state()
-    opened(state)
-    do_fence(state)
-    do_close(state, 1, 0, (1, 64, 10))
-    assert [active.run for active in state.sessions[1].active_runs] == [0]
-    do_merge(state, piece())
-    assert state.sessions[1].done == (0, End(1, 64, 10))
-
-
-def test_a_range_goes_on_in_the_next_segment() -> None:
-    state = new_state()
-    merged(state)
-    do_merge(state, piece(roll=1, first=10, chains=(0xABC, 128)))
-    do_merge(state, piece(roll=1, start=128, end=192, first=20))
-    assert end_of(state.sessions[1]) == End(1, 192, 30)
-
-
-def test_a_newer_incarnation_is_merged_behind_the_older_one() -> None:
-    state = new_state()
-    taken_over(state)
-    assert state.sessions[1].is_superseded
-    assert state.by_name == {"a": 2}
-    do_fence(state)
-    do_close(state, 1, 0, (0, 256, 20))
-    do_merge(state, piece(start=128, end=256, first=10))
-    do_merge(state, piece(2))
-
-
-def test_a_third_incarnation_waits_for_the_first_though_the_second_was_empty() -> None:
-    state = new_state()
-    taken_over(state)
-    do_open(state, incarnation=2)
-    do_fence(state, 2)
-    for empty in (CloseRun(2, 0, 0, 64, 0), merging(state, piece(3))):
-        assert "older incarnation" in refusal(state, empty).why
-    do_fence(state, 1)
-    do_close(state, 1, 0, (0, 256, 20))
-    assert "older incarnation" in refusal(state, CloseRun(2, 0, 0, 64, 0)).why
-    do_merge(state, piece(1, start=128, end=256, first=10))
-    assert "older incarnation" in refusal(state, merging(state, piece(3))).why
-    do_close(state, 2, 0, (0, 64, 0))
-    do_merge(state, piece(3))
-
-
-def test_a_third_incarnation_waits_for_the_first_when_the_second_has_messages() -> None:
-    state = new_state()
-    opened(state)
-    do_open(state, incarnation=1)
-    do_open(state, incarnation=2)
-    for earlier, later in ((1, 2), (2, 3)):
-        assert "older incarnation" in refusal(state, merging(state, piece(later))).why
-        do_fence(state, earlier)
-        do_close(state, earlier, 0, (0, 128, 10))
-        do_merge(state, piece(earlier))
-    do_merge(state, piece(3))
 
 
 @given(

@@ -21,34 +21,36 @@ from sequencer.state.commands import (
     COUNT_MAX,
     RANGES_MAX,
     TRIM_REASONS,
-    CloseRun,
-    CloseSession,
     Command,
     Configure,
     DecideRequest,
-    FenceRun,
-    Forget,
     HoldPosition,
     JoinDisk,
     MergeInstruction,
     MergeRange,
-    OpenRun,
-    OpenSealedRuns,
     ReleaseHold,
     ResetCluster,
     RestoreDisk,
     Roll,
-    SealedRun,
     SubmitRequest,
     TrimSegments,
 )
-from sequencer.state.lease_commands import (
+from sequencer.state.leases import (
     AcquireLeases,
     ExpireLeases,
     HeldLease,
     IdleLease,
     ReleaseLeases,
     RenewLeases,
+)
+from sequencer.state.session_commands import (
+    CloseRun,
+    CloseSession,
+    FenceRun,
+    Forget,
+    OpenRun,
+    OpenSealedRuns,
+    SealedRun,
 )
 from sequencer.state.state import CONFIGURABLE, Configuration, End
 
@@ -367,6 +369,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: TrimSegments(-1, TrimReason.TIME, 1),
         lambda: TrimSegments(1, TrimReason.NONE, 1),
         lambda: TrimSegments(1, TrimReason.FOLLOWED, 1),
+        lambda: TrimSegments(1, TrimReason.LOST, 1),
         lambda: TrimSegments(1, TrimReason.TIME, 0),
         lambda: TrimSegments(1, TrimReason.TIME, 2**63),
         lambda: Roll(0, 0, 0, 1),
@@ -409,7 +412,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: ExpireLeases(()),
         lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(70),
+    ids=range(71),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

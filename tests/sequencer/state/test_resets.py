@@ -21,8 +21,9 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, LeasesGranted, RunOpened
-from sequencer.state.commands import FenceRun, MergeRange, ResetCluster
-from sequencer.state.lease_commands import TOKEN_END, AcquireLeases
+from sequencer.state.commands import MergeRange, ResetCluster
+from sequencer.state.leases import TOKEN_END, AcquireLeases
+from sequencer.state.session_commands import FenceRun
 from sequencer.state.state import (
     BEGIN,
     ClearedRange,

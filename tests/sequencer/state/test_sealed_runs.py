@@ -19,7 +19,7 @@ from sequencing import (
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, RangesMerged, RunFenced, RunOpened
-from sequencer.state.commands import CloseSession, OpenSealedRuns, SealedRun
+from sequencer.state.session_commands import CloseSession, OpenSealedRuns, SealedRun
 from sequencer.state.state import RUNS_MAX, End, SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 
