@@ -4,7 +4,8 @@ Invariants:
 - All nodes have the same bytes: a range that one node began is finished by another, exactly where the first
   stopped.
 - A node that fails, is silent, has less, or sends bytes that do not verify is left for the next one. If all
-  of them fail for `patience_seconds`, that is an error.
+  of them fail for `patience_seconds`, that is an error. If none has ever answered, `connect_seconds` count.
+- A node that fails again and again is logged once, until it answers.
 - The end of the log is asked of a majority at first. The log is empty if every node says so.
 - What is returned was verified here.
 
@@ -44,6 +45,7 @@ from rt.log.read.range_reader import LossHandler
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
+from rt.net.no_answer import no_answer
 from rt.net.tls import TLS
 
 # isort: split
@@ -58,6 +60,8 @@ OUTLINE_BYTES: Final = 4 * 2**20
 BOUNDS_SECONDS: Final = 0.1
 """How long an answer about the log's end is valid: a streaming query asks many times a second."""
 
+_TURN_SECONDS_MIN: Final = 0.1
+_PROBE_SHARE: Final = 0.2  # Of the time to connect: to find out why no node answers.
 _EMPTY_SECONDS: Final = 1.0  # The same for a log without messages.
 _PAUSE_SECONDS_MAX: Final = 1.0
 _REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
@@ -71,7 +75,7 @@ class RemoteLog:
 
     It is a `rt.spark.source.log_source.LogSource`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
-    operator.
+    operator. `connect_seconds` None: as long as `patience_seconds`.
     """
 
     def __init__(
@@ -83,13 +87,18 @@ class RemoteLog:
         cert: str,
         key: str,
         patience_seconds: float = PATIENCE_SECONDS,
+        connect_seconds: float | None = None,
     ) -> None:
         self._stream = stream
         self._patience_seconds = patience_seconds
+        self._connect_seconds = patience_seconds if connect_seconds is None else connect_seconds
         endpoints = check_endpoints(endpoints, is_required=True)
-        tls = TLS(ca=ca, cert=cert, key=key)
+        self._tls = TLS(ca=ca, cert=cert, key=key)
         self._loop = _LoopThread()
-        self._channels: list[Channel] = self._loop.run(_opened(endpoints, tls))
+        self._channels: list[Channel] = self._loop.run(_opened(endpoints, self._tls))
+        self._has_answered = False  # Any node, ever.
+        self._failures: dict[str, RtError] = {}
+        """By node, its last error since it has answered. The first one was logged."""
         self._at = random.randrange(len(self._channels))
         """The node that is asked: readers spread over them, and stay with one that answers."""
         self._end = 0
@@ -120,7 +129,7 @@ class RemoteLog:
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Iterator[MessageBatch]:
-        position, trial = start, _Attempt(self._patience_seconds, len(self._channels))
+        position, trial = start, self._attempt()
         while position < end and not interest.is_nothing:
             call = self._call(position, PullRange(end), trial)
             feed = RangeStream(call.start, position, end, interest)
@@ -184,7 +193,7 @@ class RemoteLog:
 
     def _ask(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
         """The answer of a node that sends no bytes: its start, and an outline if that was requested."""
-        trial = _Attempt(self._patience_seconds, len(self._channels))
+        trial = self._attempt()
         while True:
             call = self._call(position, wanted, trial)
             waypoints: list[Waypoint] = []
@@ -223,23 +232,60 @@ class RemoteLog:
             at = self._at
             held = None if at == self._told_node else self._held
             merged = PullMerged(position=position, acknowledged=held, range=wanted)
+            silence_seconds = SILENCE_SECONDS if self._has_answered else trial.share_seconds()
+            opening = _Call.open(self._channels[at], PullHello(self._stream, merged), silence_seconds)
             try:
-                call = self._loop.run(_Call.open(self._channels[at], PullHello(self._stream, merged)))
+                call = self._loop.run(opening)
             except RtError as error:
                 self._leave(error, trial)
             else:
                 self._told_node = at
+                self._record_answer(trial)
                 return call
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
         """Go on to the next node after a pause; raise if that is of no use any more."""
         target = self._channels[self._at].target
-        pause = trial.record_failure(error)
-        level = logging.DEBUG if isinstance(error, NothingMergedYet) else logging.WARNING
+        if isinstance(error, NothingMergedYet):
+            self._record_answer(trial)
+        is_known = target in self._failures or isinstance(error, NothingMergedYet)
+        level = logging.DEBUG if is_known else logging.WARNING
         logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
+        if not isinstance(error, NothingMergedYet):
+            self._failures[target] = error
+        try:
+            pause = trial.record_failure(error)
+        except RtError as last:
+            if self._has_answered or isinstance(last, _REFUSALS):
+                raise
+            raise self._no_answer() from last
         self.switches += 1
         self._at = (self._at + 1) % len(self._channels)
         time.sleep(pause)
+
+    def _attempt(self) -> _Attempt:
+        if self._has_answered:
+            return _Attempt(self._patience_seconds, len(self._channels))
+        patience_seconds = (1 - _PROBE_SHARE) * self._connect_seconds
+        return _Attempt(patience_seconds, len(self._channels), is_first=True)
+
+    def _record_answer(self, trial: _Attempt) -> None:
+        """The node that is asked has answered."""
+        self._failures.pop(self._channels[self._at].target, None)
+        self._has_answered = True
+        trial.patience_seconds = self._patience_seconds
+
+    def _no_answer(self) -> RtError:
+        return self._loop.run(
+            no_answer(
+                [channel.target for channel in self._channels],
+                self._stream,
+                self._tls,
+                self._failures,
+                within_seconds=self._connect_seconds,
+                probe_seconds=_PROBE_SHARE * self._connect_seconds,
+            )
+        )
 
 
 class _Attempt:
@@ -247,15 +293,21 @@ class _Attempt:
     that the log is empty.
     """
 
-    def __init__(self, patience_seconds: float, nodes: int) -> None:
-        self._patience_seconds = patience_seconds
+    def __init__(self, patience_seconds: float, nodes: int, *, is_first: bool = False) -> None:
+        self.patience_seconds = patience_seconds
+        self._started = time.monotonic()
         self._nodes = nodes
-        self._failing_since: float | None = None
+        self._failing_since = self._started if is_first else None
         self._failures = 0
         self._refusals = 0
         self._empties = 0
         self._failure: RtError | None = None
         """The last one of a node with messages, if there is any: it is raised."""
+
+    def share_seconds(self) -> float:
+        """How long the next node may be silent, if each node is to have its turn in time."""
+        left = self._started + self.patience_seconds - time.monotonic()
+        return min(SILENCE_SECONDS, max(left, 0.0) / max(self._nodes - self._failures, 1) + _TURN_SECONDS_MIN)
 
     def record_success(self) -> None:
         self._failing_since = self._failure = None
@@ -272,10 +324,11 @@ class _Attempt:
             self._failure = error
         if max(self._refusals, self._empties) >= self._nodes:
             raise error
-        if now - self._failing_since > self._patience_seconds:
+        if now - self._failing_since >= self.patience_seconds:
             raise self._failure
         rounds = (self._failures - 1) // self._nodes
-        return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6))
+        left = self._failing_since + self.patience_seconds - now
+        return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6), left)
 
 
 class _Call:
@@ -288,13 +341,13 @@ class _Call:
         self._next = asyncio.ensure_future(call.read())
 
     @classmethod
-    async def open(cls, channel: Channel, hello: PullHello) -> _Call:
+    async def open(cls, channel: Channel, hello: PullHello, silence_seconds: float) -> _Call:
         call: Any = channel.get().stream_stream(PULL_METHOD)()
         try:
             with asking(channel.target):
                 with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await call.write(encode_pull_request(hello))  # The read raises what is wrong.
-                start = await _read(call.read(), channel.target)
+                start = await _read(call.read(), channel.target, silence_seconds)
             if not isinstance(start, PullStart):
                 raise ProtocolViolation("a stream must begin with a start", where=channel.target)
         except BaseException:
@@ -319,12 +372,14 @@ class _Call:
             await self._next
 
 
-async def _read(reading: Awaitable[object], target: str) -> PullReply | None:
+async def _read(
+    reading: Awaitable[object], target: str, silence_seconds: float = SILENCE_SECONDS
+) -> PullReply | None:
     try:
-        async with asyncio.timeout(SILENCE_SECONDS):
+        async with asyncio.timeout(silence_seconds):
             data = await asyncio.shield(reading)
     except TimeoutError:
-        raise Timeout("the node is silent", where=target, expected=f"{SILENCE_SECONDS:g} s") from None
+        raise Timeout("the node is silent", where=target, expected=f"{silence_seconds:.1f} s") from None
     return decode_pull_reply(data) if isinstance(data, bytes) else None
 
 

@@ -302,6 +302,9 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
         return DirectoryLocked(f"already in use while {doing}", where=path, hint=hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return LogNotFound(f"not found while {doing}", where=path, got=got)
+    if isinstance(error, PermissionError):
+        hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
+        return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)
     hint = "Repair the disk, then open it again. Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
 

@@ -1,15 +1,16 @@
 """Spark data source and sink: `format("rt")` reads merged logs, in batch and streaming, and writes to
 streams.
 
-- `options`: what the options of reading and of writing have in common. Pure.
-- `source/`: options, columns, filter pushdown and partitioning are pure. `log_source` is the interface to a
-  log, `local_log` its implementation on a directory. `batch_reader` and `stream_reader` implement Spark's
-  interfaces.
+- `options`: what the options of reading and of writing have in common. `kafka_names`: the names here of
+  Kafka's options. Both are pure. `plain_errors` keeps our own calls out of what a user sees.
+- `source/`: options, columns, filter pushdown and partitioning are pure. `table` keeps a table's options.
+  `log_source` is the interface to a log, `local_log` its implementation on a directory. `batch_reader` and
+  `stream_reader` implement Spark's interfaces.
 - `sink/`: options and `row_order` are pure. `spool`, `ledger` and `partition_publisher` do I/O. `writer`
   implements Spark's interface.
 - `export/`: the Parquet exporter with its target and file systems, and the audit job (`audit` is pure).
 
 Reading from nodes is an entry point of the group `rt.logs`, so that rt imports no service. At import time
-only `arrow_batches` and `spool` import pyarrow, and only `data_source`, the readers and `writer` import
-pyspark.
+only `arrow_batches` and `spool` import pyarrow, and only `data_source`, `table`, the readers and `writer`
+import pyspark.
 """

@@ -11,18 +11,21 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from rt.errors import RtError
+from rt.spark.plain_errors import plain_errors
 from rt.spark.sink.options import parse_write_options
 from rt.spark.source.batch_reader import RtReader
 from rt.spark.source.columns import SCHEMA
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import parse_options
 from rt.spark.source.python_workers import freeze_modules
+from rt.spark.source.table import options_of_table, recorded_options, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from rt.spark.sink.writer import RtStreamWriter, RtWriter
-    from rt.spark.source.stream_reader import RtStreamReader
+    from rt.spark.source.stream_reader import RefusedStreamReader, RtStreamReader
 
 
 class RtDataSource(DataSource):
@@ -32,31 +35,49 @@ class RtDataSource(DataSource):
     def name(cls) -> str:
         return "rt"
 
-    def schema(self) -> str:
-        """All columns. Raises for invalid options as early as `load`."""
-        parse_options(self.options)
+    @plain_errors
+    def schema(self) -> str | StructType:
+        """All columns. Raises for invalid options as early as `load` or CREATE TABLE."""
         freeze_modules()
-        return SCHEMA
+        table = options_of_table(self.options)
+        parse_options(self.options if table is None else table)
+        return SCHEMA if table is None else table_schema(table)
 
+    @plain_errors
     def reader(self, schema: StructType) -> RtReader:
-        return RtReader(parse_options(self.options, streaming=False), schema)
+        return RtReader(parse_options(self._reading(schema), streaming=False), schema)
 
-    def streamReader(self, schema: StructType) -> RtStreamReader:  # noqa: N802
-        from rt.spark.source.stream_reader import RtStreamReader
+    def streamReader(self, schema: StructType) -> RtStreamReader | RefusedStreamReader:  # noqa: N802
+        from rt.spark.source.stream_reader import RefusedStreamReader, RtStreamReader
 
-        return RtStreamReader(parse_options(self.options, streaming=True), schema)
+        try:
+            return RtStreamReader(parse_options(self._reading(schema), streaming=True), schema)
+        except RtError as error:
+            return RefusedStreamReader(error)
 
+    def _reading(self, schema: StructType) -> dict[str, str]:
+        """The options of a query go before those of its table."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        return {**recorded_options(schema), **given}
+
+    @plain_errors
     def writer(self, schema: StructType, overwrite: bool) -> RtWriter:
         from rt.spark.sink.writer import RtWriter
 
         options = parse_write_options(self.options, streaming=False)
-        return RtWriter(options, schema, overwrite=overwrite)
+        writer = RtWriter(options, schema, overwrite=overwrite)
+        writer.check_nodes()
+        return writer
 
+    @plain_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> RtStreamWriter:  # noqa: N802
         from rt.spark.sink.writer import RtStreamWriter
 
         options = parse_write_options(self.options, streaming=True)
-        return RtStreamWriter(options, schema, overwrite=overwrite)
+        writer = RtStreamWriter(options, schema, overwrite=overwrite)
+        if writer.is_new:
+            writer.check_nodes()  # Later the tasks wait for nodes that restart.
+        return writer
 
 
 def latest_position(**options: str) -> int:

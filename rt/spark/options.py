@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from rt.endpoints import split_endpoints
 from rt.errors import InvalidName, InvalidOption
 from rt.names import check_name
+from rt.spark.kafka_names import kafka_error
 
-CLUSTER_OPTIONS = ("endpoints", "stream", "ca", "cert", "key")
+CLUSTER_OPTIONS: Final = ("endpoints", "stream", "ca", "cert", "key")
+CONNECTION_OPTIONS: Final = (*CLUSTER_OPTIONS, "connectTimeoutMs")
+CONNECT_TIMEOUT_MS: Final = 5_000
+_TIMEOUT_MS_MAX: Final = 10**12
+_FILE_URL: Final = re.compile(r"^file:(//)?(?=/)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,55 +33,96 @@ class ClusterSource:
     ca: str
     cert: str
     key: str
+    connect_seconds: float = CONNECT_TIMEOUT_MS / 1000
+    """How long the driver waits for the first answer of any node."""
 
     def __str__(self) -> str:
         return f"{self.stream} of {', '.join(self.endpoints)}"
 
 
-def check_options(
-    given: Mapping[str, str], names: Sequence[str], *, hidden: Collection[str] = (), verbatim: str = ""
-) -> dict[str, str]:
-    """The values by their exact names, without surrounding spaces. `rt.InvalidOption` for unknown names.
+class GivenOptions:
+    """The values that a user has given, by their exact names, without surrounding spaces.
 
-    `hidden` names are accepted too, and not listed. The value of `verbatim` keeps its spaces.
+    `names` are the known options. `hidden` ones are accepted too, and not listed. The value of `verbatim`
+    keeps its spaces. `rt.InvalidOption` for unknown names.
     """
-    known = {name.lower(): name for name in (*names, *hidden)}
-    options: dict[str, str] = {}
-    for key, value in given.items():
-        name = known.get(key.lower())
-        if name is None:
+
+    def __init__(
+        self,
+        given: Mapping[str, str],
+        names: Sequence[str],
+        *,
+        hidden: Sequence[str] = (),
+        verbatim: str = "",
+    ) -> None:
+        known = {name.lower(): name for name in (*names, *hidden)}
+        unknown = [key for key in given if key.lower() not in known]
+        if error := kafka_error(unknown, names):
+            raise error
+        for key in unknown:
             near = difflib.get_close_matches(key.lower(), [name.lower() for name in names], 1)
             guess = f"Did you mean {known[near[0]]}? " if near else ""
-            hint = f"{guess}The options are {', '.join(names)}."
-            raise InvalidOption(f"unknown option {key!r}", hint=hint)
-        options[name] = str(value) if name == verbatim else str(value).strip()
-    return options
+            raise InvalidOption(f"unknown option {key!r}", hint=f"{guess}The options are {', '.join(names)}.")
+        self._values = {known[key.lower()]: str(value) for key, value in given.items()}
+        for name, value in self._values.items():
+            if name != verbatim:
+                self._values[name] = value.strip()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        """The value; `default` if the option is not given."""
+        return self._values.get(name, default)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those that are not given, or empty."""
+        return [name for name in names if not self._values.get(name)]
+
+    def name(self, option: str, kind: str) -> str:
+        """A name by the rules of `rt.names`."""
+        try:
+            return check_name(self._values[option], kind=kind)
+        except InvalidName as error:
+            raise InvalidOption(f"{option}: {error}") from error
+
+    def number(self, name: str, least: int, most: int, expected: str = "") -> int | None:
+        """None if the option is not given."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not re.fullmatch(r"\d{1,19}", value) or not least <= int(value) <= most:
+            raise refused(name, value, expected or f"a whole number from {least} to {most}")
+        return int(value)
+
+    def seconds(self, name: str, default_ms: int) -> float:
+        """A time that is given in milliseconds."""
+        milliseconds = self.number(name, 1, _TIMEOUT_MS_MAX)
+        return (default_ms if milliseconds is None else milliseconds) / 1000
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """The first choice is the default."""
+        value = self.text(name, choices[0]).lower()
+        if value not in choices:
+            raise refused(name, self._values[name], " or ".join(choices))
+        return value
+
+    def cluster(self) -> ClusterSource:
+        """All `CLUSTER_OPTIONS` must be given."""
+        ca, cert, key = (self._values[name] for name in ("ca", "cert", "key"))
+        return ClusterSource(
+            split_endpoints(self._values["endpoints"], where="option endpoints"),
+            self.name("stream", "stream"),
+            ca,
+            cert,
+            key,
+            self.seconds("connectTimeoutMs", CONNECT_TIMEOUT_MS),
+        )
 
 
-def parse_cluster(options: Mapping[str, str]) -> ClusterSource:
-    """All `CLUSTER_OPTIONS` must be given."""
-    files = (options[name] for name in ("ca", "cert", "key"))
-    endpoints = split_endpoints(options["endpoints"], where="option endpoints")
-    return ClusterSource(endpoints, parse_name(options, "stream", "stream"), *files)
-
-
-def parse_name(options: Mapping[str, str], option: str, kind: str) -> str:
-    try:
-        return check_name(options[option], kind=kind)
-    except InvalidName as error:
-        raise InvalidOption(f"{option}: {error}") from error
-
-
-def parse_number(
-    options: Mapping[str, str], name: str, least: int, most: int, expected: str = ""
-) -> int | None:
-    """None if the option is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    if not re.fullmatch(r"\d{1,19}", value) or not least <= int(value) <= most:
-        raise refused(name, value, expected or f"a whole number from {least} to {most}")
-    return int(value)
+def local_path(path: str) -> str:
+    """A path of the local file system. Spark gives some as URLs: `file:/data` or `file:///data`."""
+    return _FILE_URL.sub("", path)
 
 
 def refused(name: str, got: object, expected: str) -> InvalidOption:

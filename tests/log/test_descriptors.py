@@ -82,6 +82,14 @@ def test_missing_descriptors_are_overload_and_not_a_failed_disk(code: int) -> No
     assert "ulimit" in str(found)
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
+def test_a_missing_permission_is_not_called_a_failed_disk(code: int) -> None:
+    found = storage_error(OSError(code, os.strerror(code)), "/a", "listing a directory")
+    assert isinstance(found, StorageFailed)
+    assert "no permission while listing a directory (at /a)" in str(found)
+    assert "Repair the disk" not in str(found)
+
+
 def grow(writer: LogWriter) -> None:
     """Roll and trim: every kind of file of a log directory is made, replaced or removed."""
     roll = writer.end + 1

@@ -144,6 +144,43 @@ def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: R
     patient.close()
 
 
+def test_nodes_that_never_answer_are_named_with_their_reasons_and_logged_once(
+    nodes: RangeNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = RemoteLog(nodes.endpoints, "s", **nodes.files, connect_seconds=SHORT)
+    for index in (0, 1):
+        nodes.stop(index)
+    try:
+        with pytest.raises(Unreachable) as error:
+            log.bounds()
+    finally:
+        for index in (0, 1):
+            nodes.start(index)
+        log.close()
+    reasons = "; ".join(f"{endpoint}: connection refused" for endpoint in nodes.endpoints)
+    assert str(error.value) == (
+        f"no node of stream s answers: got {reasons}, expected an answer within 0.5 s. "
+        "Does the node run, with that port?"
+    )
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 2
+    assert all(any(f"endpoint={endpoint} " in line for line in warned) for endpoint in nodes.endpoints)
+
+
+def test_the_time_to_connect_does_not_count_for_nodes_that_have_answered(nodes: RangeNodes) -> None:
+    log = RemoteLog(nodes.endpoints, "s", **nodes.files, connect_seconds=60, patience_seconds=SHORT)
+    log.bounds()
+    for index in (0, 1):
+        nodes.stop(index)
+    try:
+        with pytest.raises(Unreachable, match="UNAVAILABLE"):
+            list(log.outline(0, 5))
+    finally:
+        for index in (0, 1):
+            nodes.start(index)
+        log.close()
+
+
 def test_positions_that_no_node_has_are_waited_for_and_then_an_error(nodes: RangeNodes) -> None:
     log = open_log(nodes, patience_seconds=SHORT)
     end = log.bounds()[1]

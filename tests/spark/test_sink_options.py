@@ -50,6 +50,7 @@ def test_a_streams_ledger_is_in_its_checkpoint(checkpoint: str, ledger: str) -> 
         ({"topic": "t" * 1025}, "at most 1024 bytes"),
         ({"dedupid": "a~b"}, "dedupId: not a valid name"),
         ({"legder": "/x"}, "Did you mean ledger"),
+        ({"kafka.bootstrap.servers": "k:9092"}, "kafka.bootstrap.servers → endpoints"),
     ],
 )
 def test_an_invalid_write_option_is_refused_by_name(change: dict[str, str], error: str) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from range_nodes import RangeNodes, range_nodes
 
 import rt
+from rt.spark.options import ClusterSource
 from rt.spark.source import arrow_batches, batch_reader
 from rt.spark.source.batch_reader import RtPartition, RtReader
 from rt.spark.source.log_source import open_log
@@ -74,7 +75,12 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
     end = large.merge().stop
     monkeypatch.setattr(arrow_batches, "BYTES_MAX", 2**20)
     opened: list[Any] = []
-    monkeypatch.setattr(batch_reader, "open_log", lambda where: opened.append(open_log(where)) or opened[-1])
+
+    def open_and_keep(where: ClusterSource, *, is_planned: bool) -> Any:
+        opened.append(open_log(where, is_planned=is_planned))
+        return opened[-1]
+
+    monkeypatch.setattr(batch_reader, "open_log", open_and_keep)
     with range_nodes(tmp_path) as nodes:
         reader = RtReader(
             parse_options(options(nodes)), StructType().add("position", "long").add("value", "binary")

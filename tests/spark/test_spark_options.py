@@ -89,7 +89,9 @@ def test_topics_are_a_list_or_json() -> None:
     [
         ({}, "neither path nor endpoints is given"),
         ({**LOG, "startingOffset": "1"}, "unknown option 'startingOffset'. Did you mean startingOffsets"),
-        ({**LOG, "kafka.group.id": "1"}, "The options are path, log, endpoints"),
+        ({**LOG, "warp": "1"}, "The options are path, log, endpoints"),
+        ({"path": "hdfs://n/log"}, "path cannot be 'hdfs://n/log': expected a directory"),
+        ({**NODES, "connectTimeoutMs": "0"}, "connectTimeoutMs cannot be '0': expected a whole number"),
         ({**LOG, "log": "/other"}, "path and log name different directories"),
         ({**LOG, **NODES}, "path and endpoints exclude each other"),
         ({**LOG, "ca": "/ca"}, "path and ca exclude each other"),
@@ -143,6 +145,51 @@ def test_a_consumer_is_for_streams_from_nodes() -> None:
         parse_options({**LOG, "consumer": "reader1"}, streaming=True)
     with pytest.raises(rt.InvalidOption, match="consumer: not a valid name"):
         parse_options({**NODES, "consumer": "a/b"}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("kafka.bootstrap.servers", "endpoints"),
+        ("subscribe", "stream, and topics"),
+        ("subscribePattern", "stream, and a filter on the column topic"),
+        ("assign", "stream, and topics"),
+        ("startingOffsetsByTimestamp", "startingTimestamp"),
+        ("endingOffsetsByTimestamp", "endingTimestamp"),
+        ("kafka.group.id", "consumer"),
+        ("kafka.ssl.truststore.location", "ca, cert and key"),
+        ("kafka.security.protocol", "ca, cert and key"),
+        ("kafka.max.poll.records", "nothing: leave it out"),
+        ("includeHeaders", "nothing: messages have no headers"),
+    ],
+)
+def test_an_option_of_kafka_is_refused_with_the_name_that_it_has_here(name: str, here: str) -> None:
+    with pytest.raises(rt.InvalidOption) as error:
+        parse_options({name: "x"})
+    assert f"unknown option {name!r}: an option of Spark's Kafka source" in str(error.value)
+    assert f"{name} → {here}" in str(error.value)
+
+
+def test_all_options_of_kafka_are_named_in_one_error() -> None:
+    given = {"kafka.bootstrap.servers": "n:9092", "subscribe": "trades", "startingOffsets": "latest"}
+    with pytest.raises(rt.InvalidOption) as error:
+        parse_options(given)
+    assert "kafka.bootstrap.servers → endpoints, the nodes as host:port; subscribe → stream" in str(
+        error.value
+    )
+    assert "startingOffsets →" not in str(error.value)
+
+
+def test_a_directory_may_be_given_as_the_url_of_a_file() -> None:
+    for url in ("file:/log", "file:///log"):
+        assert parse_options({"path": url}).where == DirectorySource("/log")
+
+
+def test_the_driver_waits_for_nodes_as_long_as_the_connect_timeout_says() -> None:
+    where = parse_options({**NODES, "connecttimeoutms": "250"}).where
+    assert isinstance(where, ClusterSource)
+    assert where.connect_seconds == 0.25
+    assert ClusterSource(("n:1",), "s", "/ca", "/cert", "/key").connect_seconds == 5
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp"])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import types
+
 import pytest
+from doc_blocks import blocks
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from sink_nodes import Sink
@@ -36,6 +40,24 @@ def test_a_batch_write_is_merged_when_it_returns_and_made_twice_adds_nothing(
     assert sink.written("batch", 1, 510) == wanted[250:]
     with pytest.raises(PySparkException, match="batch 7 comes after batch 8"):
         save(numbers(spark, 5), {**options, "version": "7"})
+
+
+def test_the_batch_write_of_the_page_can_be_repeated(spark: SparkSession, sink: Sink) -> None:
+    (block,) = [
+        block
+        for block in blocks("docs/spark.md")
+        if "report.write" in block.text and block.language == "python"
+    ]
+    options = sink.options("reports")
+    names = {name: options[name] for name in ("ca", "cert", "key")}
+    text = block.text.replace("/shared/rt", options["ledger"])
+    for name, path in names.items():
+        text = re.sub(rf'"{name}": "[^"]*"', f'"{name}": "{path}"', text)
+    nodes = {name: options[name] for name in ("endpoints", "stream", "path")}
+    code = compile(text, block.where, "exec")
+    for _ in range(2):
+        types.FunctionType(code, {"spark": spark, "nodes": nodes})()
+    assert [(each.value, each.topic) for each in sink.messages("reports", 1)] == [(b"hello", "reports")]
 
 
 @pytest.mark.parametrize(

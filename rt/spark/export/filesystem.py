@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rt.errors import StorageFailed
 from rt.log.disk import storage_errors
+from rt.spark.options import local_path
 from rt.spark.sink.create_once import make_directories, make_once, sync
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 """The errors of a file system without hard links, such as a mounted bucket."""
-_FILE: Final = re.compile(r"^file:(//)?(?=/)")
 
 
 class Filesystem(Protocol):
@@ -72,13 +71,13 @@ class Filesystem(Protocol):
 
 def is_local(target: str) -> bool:
     """Whether it is a directory on this machine."""
-    return "://" not in _FILE.sub("", target)
+    return "://" not in local_path(target)
 
 
 def open_storage(target: str, spark: SparkSession | None) -> Filesystem:
     """`target` is a path, or a Hadoop URL, which requires `spark`."""
     if is_local(target):
-        return LocalFilesystem(os.path.abspath(_FILE.sub("", target)))
+        return LocalFilesystem(os.path.abspath(local_path(target)))
     if spark is None:
         raise ValueError("a target on Hadoop needs a Spark session")
     return HadoopFilesystem(target, spark)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -11,11 +10,10 @@ from rt.errors import InvalidOption
 from rt.log.format.constants import TOPIC_BYTES_MAX
 from rt.spark.options import (
     CLUSTER_OPTIONS,
+    CONNECTION_OPTIONS,
     ClusterSource,
-    check_options,
-    parse_cluster,
-    parse_name,
-    parse_number,
+    GivenOptions,
+    local_path,
     refused,
 )
 
@@ -25,7 +23,7 @@ DELIVERY_TIMEOUT_MS: Final = 600_000
 VERSION_MAX: Final = 2**63 - 1
 
 NAMES: Final = (
-    *CLUSTER_OPTIONS,
+    *CONNECTION_OPTIONS,
     "name",
     "ledger",
     "path",
@@ -54,41 +52,43 @@ class WriteOptions:
 
 def parse_write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """Parse the options. `rt.InvalidOption` for any invalid value."""
-    options = check_options(given, NAMES, hidden=_SPARKS_OWN, verbatim="topic")
-    if streaming and not options.get("ledger"):
-        options["ledger"] = _ledger_in(options.get("checkpointLocation", ""))
-    if missing := [name for name in (*CLUSTER_OPTIONS, "name", "ledger") if not options.get(name)]:
+    options = GivenOptions(given, NAMES, hidden=_SPARKS_OWN, verbatim="topic")
+    ledger = local_path(options.text("ledger"))
+    if streaming and not ledger:
+        ledger = _ledger_in(options.text("checkpointLocation"))
+    missing = options.missing((*CLUSTER_OPTIONS, "name", *(() if ledger else ("ledger",))))
+    if missing:
         hint = (
-            f"A write needs endpoints, stream, ca, cert, key, name and ledger. See the docs on {missing[0]}."
+            "ledger: a directory that the driver and all executors see. "
+            'Spark does not hand over the options of a table: write with df.write.format("rt").'
         )
         raise InvalidOption(f"a write needs {', '.join(missing)} as well", hint=hint)
-    version = parse_number(options, "version", 0, VERSION_MAX)
+    version = options.number("version", 0, VERSION_MAX)
     if streaming and version is not None:
         raise InvalidOption(
             "version is only for batch writes; a stream uses its batch numbers", where="version"
         )
-    if not options["ledger"].startswith("/"):
-        raise refused("ledger", options["ledger"], "an absolute path of a directory that all executors see")
-    topic = options.get("topic")
+    if not ledger.startswith("/"):
+        raise refused("ledger", ledger, "an absolute path of a directory that all executors see")
+    topic = options.text("topic") if "topic" in options else None
     if topic is not None and len(topic.encode()) > TOPIC_BYTES_MAX:
         raise refused("topic", topic, f"at most {TOPIC_BYTES_MAX} bytes of UTF-8")
-    timeout = parse_number(options, "deliveryTimeoutMs", 1, 10**12)
-    name = parse_name(options, "name", "name")
+    name = options.name("name", "name")
     if len(name) > NAME_LENGTH_MAX:
         raise refused("name", name, f"at most {NAME_LENGTH_MAX} characters")
     return WriteOptions(
-        parse_cluster(options),
+        options.cluster(),
         name,
-        options["ledger"],
-        options.get("path") or None,
+        ledger,
+        options.text("path") or None,
         version,
         topic,
-        parse_name(options, "dedupId", "dedupId") if "dedupId" in options else None,
-        (DELIVERY_TIMEOUT_MS if timeout is None else timeout) / 1000,
+        options.name("dedupId", "dedupId") if "dedupId" in options else None,
+        options.seconds("deliveryTimeoutMs", DELIVERY_TIMEOUT_MS),
     )
 
 
 def _ledger_in(checkpoint: str) -> str:
     """In the checkpoint, if that is on a local or mounted file system; otherwise empty."""
-    path = re.sub(r"^file:(//)?(?=/)", "", checkpoint)
+    path = local_path(checkpoint)
     return f"{path.rstrip('/')}/rt" if path.startswith("/") else ""

@@ -35,6 +35,7 @@ from rt.client.publisher import Publisher
 from rt.errors import CertificateError, DirectoryLocked, Fenced, RtError, Timeout, WriteConflict
 from rt.log.disk import storage_errors
 from rt.names import name_from_host
+from rt.spark.options import ClusterSource
 from rt.spark.sink.create_once import make_once
 from rt.spark.sink.ledger import PartitionSpan
 from rt.spark.sink.options import WriteOptions
@@ -50,6 +51,8 @@ _DISK_FILE: Final = "disk"
 _SLOTS: Final = 8
 """How many attempts of a partition may run on a host at once. Earlier ones may still be ending."""
 _POLL_SECONDS: Final = 0.05
+_PROBE_SHARE: Final = 0.2
+"""Of the time to connect: to find out why no node answers."""
 _LAG_SECONDS: Final = 30.0
 """How long the queried nodes may lag behind what is known to be merged."""
 _LOST_LEDGER: Final = (
@@ -79,6 +82,11 @@ class PartitionPublisher:
         self._partition = f"{options.name}.{partition}"
         self._dedup_id = f"{dedup_id}~{self._partition}"
         self._deadline = 0.0
+
+    def check_reachable(self) -> None:
+        """`rt.RtError` that names each node, if none answers within `connectTimeoutMs`."""
+        nodes = self._options.nodes
+        asyncio.run(_check_reachable(nodes, self._tls, self._dedup_id))
 
     def check_untouched(self, first: int) -> None:
         """For a partition that was never started: `rt.WriteConflict` if the nodes have merged more."""
@@ -149,6 +157,7 @@ class PartitionPublisher:
         from rt.net.rest_client import ask_next_number
 
         endpoints, deadline = self._options.nodes.endpoints, self._deadline
+        is_reported = False
         lag_deadline = min(deadline, time.monotonic() + _LAG_SECONDS)
         for at in itertools.cycle(range(len(endpoints))):
             try:
@@ -159,9 +168,12 @@ class PartitionPublisher:
                     where = self._options.nodes
                     raise Timeout("no node reported what is merged", where=where, got=str(error)) from error
                 lag_deadline = max(lag_deadline, min(deadline, time.monotonic() + _LAG_SECONDS))
-                logger.warning("nodes_unreachable error=%r", str(error))
+                level = logging.DEBUG if is_reported else logging.WARNING
+                logger.log(level, "nodes_unreachable error=%r", str(error))
+                is_reported = True
                 time.sleep(_POLL_SECONDS * 10)
                 continue
+            is_reported = False
             if next_number >= least:
                 return next_number
             if time.monotonic() > lag_deadline:
@@ -179,6 +191,34 @@ class PartitionPublisher:
             expected=str(expected),
             hint=hint,
         )
+
+
+async def _check_reachable(nodes: ClusterSource, tls: TLS, dedup_id: str) -> None:
+    from rt.net.no_answer import no_answer
+    from rt.net.rest_client import ask_next_number
+
+    failures: dict[str, RtError] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout((1 - _PROBE_SHARE) * nodes.connect_seconds):
+            while True:
+                for endpoint in nodes.endpoints:
+                    try:
+                        await ask_next_number([endpoint], tls, dedup_id)
+                    except CertificateError:
+                        raise
+                    except RtError as error:
+                        failures[endpoint] = error
+                    else:
+                        return
+                await asyncio.sleep(_POLL_SECONDS * 10)
+    raise await no_answer(
+        nodes.endpoints,
+        nodes.stream,
+        tls,
+        failures,
+        within_seconds=nodes.connect_seconds,
+        probe_seconds=_PROBE_SHARE * nodes.connect_seconds,
+    )
 
 
 def spool_directory(options: WriteOptions) -> str:

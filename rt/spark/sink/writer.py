@@ -14,6 +14,7 @@ Spark's pitfalls handled here:
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from rt.errors import InvalidOption, RtError, WriteConflict
+from rt.spark.plain_errors import plain_errors
 from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
 from rt.spark.sink.options import WriteOptions
 from rt.spark.sink.row_order import order_of
@@ -64,6 +66,19 @@ class _Writer:
     @property
     def ledger(self) -> Ledger:
         return Ledger(self.options.ledger, self.options.name)
+
+    def check_nodes(self) -> None:
+        """`rt.RtError` if no node answers the driver, or its certificate cannot be used to write.
+
+        Not checked if the files of the certificate are on the executors only.
+        """
+        from rt.net.tls import TLS
+        from rt.spark.sink.partition_publisher import PartitionPublisher
+
+        nodes = self.options.nodes
+        if all(map(os.path.exists, (nodes.ca, nodes.cert, nodes.key))):
+            tls = TLS(ca=nodes.ca, cert=nodes.cert, key=nodes.key)
+            PartitionPublisher(self.options, tls, 0).check_reachable()
 
     def write_part(self, query: str, batch: int, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
         """Publish the rows of this task's partition. All are merged on return."""
@@ -120,9 +135,11 @@ class RtWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite=overwrite)
         self.batch = self.ledger.choose_version(options.version)
 
+    @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
         return self.write_part(BATCH_WRITES, self.batch, iterator)
 
+    @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         self.finish(self.batch, messages)
 
@@ -132,6 +149,12 @@ class RtWriter(_Writer, DataSourceArrowWriter):
 
 
 class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was written yet."""
+        return self.ledger.done().batch < 0 and not self.ledger.started()
+
+    @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
         query, batch = (
             _context().getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId")
@@ -142,6 +165,7 @@ class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         return self.write_part(query, int(batch), iterator)
 
+    @plain_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self.finish(batchId, messages)
 

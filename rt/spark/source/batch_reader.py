@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from rt.errors import Gap, InvalidOption
+from rt.errors import Gap, InvalidOption, RtError
 from rt.events import BadMessage, SkipForward
 from rt.log.read.projection import Projection
+from rt.spark.plain_errors import hide_trace, plain_errors
 from rt.spark.source.columns import check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
 from rt.spark.source.log_source import LogSource, find_timestamp, open_log
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
-from rt.spark.source.python_workers import freeze_modules
+from rt.spark.source.python_workers import freeze_modules, quiet_end
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,10 +121,16 @@ class RangesReader:
 
         if not isinstance(partition, RtPartition):
             return
-        with closing(open_log(self.options.where)) as log:
-            freeze_modules()
-            batches = log.read(partition.start, partition.end, self.interest, self.loss.on_loss)
-            yield from gather(batches, self.columns)
+        try:
+            with closing(open_log(self.options.where, is_planned=True)) as log:
+                freeze_modules()
+                batches = log.read(partition.start, partition.end, self.interest, self.loss.on_loss)
+                for batch in gather(batches, self.columns):
+                    with quiet_end():
+                        yield batch
+        except RtError:
+            hide_trace()
+            raise
 
 
 class RtReader(RangesReader, DataSourceReader):
@@ -134,6 +141,7 @@ class RtReader(RangesReader, DataSourceReader):
         self.pushed = PushedFilters(interest=self.interest)
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
+    @plain_errors
     def partitions(self) -> list[InputPartition]:
         options, pushed = self.options, self.pushed
         if options.max_offsets_per_trigger or options.max_bytes_per_trigger:

@@ -28,8 +28,10 @@ the `run` of the publisher, within which a `number` is unique, are read only if 
 
 _ON_REQUEST: Final = frozenset({"timestamp_ns", "run"})
 
-SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items() if name not in _ON_REQUEST)
+DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in _ON_REQUEST)
 """What is read without a user's schema."""
+
+SCHEMA: Final = ", ".join(f"{name} {COLUMNS[name]}" for name in DEFAULT_COLUMNS)
 
 
 def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:

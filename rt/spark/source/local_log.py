@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -39,7 +40,7 @@ class LocalLog:
         self._synced: DurableEnd | None = None
         """The durable end at the last call of `bounds`."""
         if not is_log_directory(disk, path):
-            raise LogNotFound("not a log directory", where=path, hint=_HINT)
+            raise LogNotFound("not a log directory", where=os.path.abspath(path), hint=_HINT)
         if read_identity(disk, path).kind is LogKind.SESSION:
             raise LogNotFound(
                 "the directory holds the log of a session, expected a merged log", where=path, hint=_HINT

@@ -59,8 +59,12 @@ class LogSource(Protocol):
         """Must allow a second call."""
 
 
-def open_log(where: DirectorySource | ClusterSource) -> LogSource:
-    """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`."""
+def open_log(where: DirectorySource | ClusterSource, *, is_planned: bool = False) -> LogSource:
+    """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`.
+
+    `is_planned`: the driver has reached nodes to plan this. If none answers any more, they are waited for
+    longer than `connect_seconds`, as they may be restarting.
+    """
     if isinstance(where, DirectorySource):
         return LocalLog(where.path)
     found = entry_points(group=LOGS_GROUP, name="nodes")
@@ -71,7 +75,12 @@ def open_log(where: DirectorySource | ClusterSource) -> LogSource:
             hint="Install the wheel of rt-transport on the driver and on every executor.",
         )
     source: LogSource = next(iter(found)).load()(
-        where.endpoints, where.stream, ca=where.ca, cert=where.cert, key=where.key
+        where.endpoints,
+        where.stream,
+        ca=where.ca,
+        cert=where.cert,
+        key=where.key,
+        connect_seconds=None if is_planned else where.connect_seconds,
     )
     return source
 

@@ -17,11 +17,10 @@ from rt.errors import InvalidOption
 from rt.log.format.constants import NUMBER_MAX
 from rt.spark.options import (
     CLUSTER_OPTIONS,
+    CONNECTION_OPTIONS,
     ClusterSource,
-    check_options,
-    parse_cluster,
-    parse_name,
-    parse_number,
+    GivenOptions,
+    local_path,
     refused,
 )
 from rt.spark.source.columns import timestamp_ns
@@ -32,7 +31,7 @@ COUNT_MAX: Final = 10**19 - 1
 NAMES: Final = (
     "path",
     "log",
-    *CLUSTER_OPTIONS,
+    *CONNECTION_OPTIONS,
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -45,6 +44,10 @@ NAMES: Final = (
     "maxBytesPerTrigger",
     "minPartitions",
     "maxPartitionBytes",
+)
+_NO_SOURCE_HINT: Final = (
+    "path: a directory with a merged log; endpoints: host:port of the stream's nodes. A table needs them in "
+    "OPTIONS, and no list of columns: Spark does not hand over the options of a table that has one."
 )
 _UNITS: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE: Final = re.compile(r"(\d{1,19})\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
@@ -95,7 +98,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
 
     Raises `rt.InvalidOption` for any invalid value.
     """
-    options = check_options(given, NAMES)
+    options = GivenOptions(given, NAMES)
     if streaming:
         for name in ("endingOffsets", "endingTimestamp"):
             if name in options:
@@ -110,12 +113,12 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         _where(options),
         start,
         end,
-        _choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        options.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
         _topics(options),
-        _choice(options, "failOnDataLoss", ("true", "false")) == "true",
-        parse_number(options, "maxOffsetsPerTrigger", 1, COUNT_MAX, "a number above 0"),
+        options.choice("failOnDataLoss", ("true", "false")) == "true",
+        options.number("maxOffsetsPerTrigger", 1, COUNT_MAX, "a number above 0"),
         _size(options, "maxBytesPerTrigger"),
-        parse_number(options, "minPartitions", 1, COUNT_MAX, "a number above 0") or 1,
+        options.number("minPartitions", 1, COUNT_MAX, "a number above 0") or 1,
         _size(options, "maxPartitionBytes") or MAX_PARTITION_BYTES,
         _consumer(options, streaming),
     )
@@ -130,40 +133,40 @@ def parse_position(name: str, value: object) -> int:
     return value
 
 
-def _where(options: Mapping[str, str]) -> DirectorySource | ClusterSource:
-    path, log = options.get("path"), options.get("log")
+def _where(options: GivenOptions) -> DirectorySource | ClusterSource:
+    path, log = (local_path(options.text(name)) for name in ("path", "log"))
     if path and log and path != log:
         raise InvalidOption(
             "path and log name different directories", got=log, expected=path, hint="Give one."
         )
     path = path or log
-    of_cluster = [name for name in CLUSTER_OPTIONS if options.get(name)]
+    missing = options.missing(CLUSTER_OPTIONS)
+    of_cluster = [name for name in CLUSTER_OPTIONS if name not in missing]
     if path and of_cluster:
         raise InvalidOption(
             f"path and {of_cluster[0]} exclude each other",
             hint="Give a directory, or nodes with their stream and TLS files.",
         )
+    if "://" in path:
+        raise refused("path", path, "a directory of a local or mounted file system")
     if path:
         return DirectorySource(path)
-    if not options.get("endpoints"):
-        raise InvalidOption(
-            "neither path nor endpoints is given",
-            hint="path: a directory with a merged log; endpoints: host:port of the stream's nodes.",
-        )
-    if missing := [name for name in CLUSTER_OPTIONS if name not in of_cluster]:
+    if "endpoints" in missing:
+        raise InvalidOption("neither path nor endpoints is given", hint=_NO_SOURCE_HINT)
+    if missing:
         raise InvalidOption(
             f"endpoints needs {', '.join(missing)} as well", hint="ca, cert and key are paths of PEM files."
         )
-    return parse_cluster(options)
+    return options.cluster()
 
 
-def _bound(options: Mapping[str, str], which: str, default: Literal["earliest", "latest"]) -> Bound:
+def _bound(options: GivenOptions, which: str, default: Literal["earliest", "latest"]) -> Bound:
     """A timestamp takes precedence over an offset, as in the Kafka source."""
     name = f"{which}Timestamp"
     if name in options:
-        return AtTime(_parse_timestamp(name, options[name]), name)
+        return AtTime(_parse_timestamp(name, options.text(name)), name)
     name = f"{which}Offsets"
-    value = options.get(name, default)
+    value = options.text(name, default)
     match value.lower():
         case "earliest":
             return "earliest"
@@ -195,10 +198,10 @@ def _parse_timestamp(name: str, value: str) -> int:
     return nanoseconds
 
 
-def _topics(options: Mapping[str, str]) -> frozenset[str] | None:
-    value = options.get("topics")
-    if value is None:
+def _topics(options: GivenOptions) -> frozenset[str] | None:
+    if "topics" not in options:
         return None
+    value = options.text("topics")
     topics: object = [topic.strip() for topic in value.split(",")]
     if value.startswith("["):
         try:
@@ -210,10 +213,10 @@ def _topics(options: Mapping[str, str]) -> frozenset[str] | None:
     return frozenset(topics)
 
 
-def _consumer(options: Mapping[str, str], streaming: bool | None) -> str | None:
+def _consumer(options: GivenOptions, streaming: bool | None) -> str | None:
     if "consumer" not in options:
         return None
-    if not options.get("endpoints"):
+    if not options.text("endpoints"):
         raise InvalidOption(
             "consumer needs endpoints: only nodes can hold messages",
             hint="Give endpoints, stream, ca, cert and key instead of a directory, or leave consumer out.",
@@ -223,21 +226,13 @@ def _consumer(options: Mapping[str, str], streaming: bool | None) -> str | None:
             "consumer is only for streaming queries: a batch query never releases its hold",
             hint="Leave it out; or use readStream with trigger(availableNow=True), and a checkpoint.",
         )
-    return parse_name(options, "consumer", "subscriber")
+    return options.name("consumer", "subscriber")
 
 
-def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    """The first choice is the default."""
-    value = options.get(name, choices[0]).lower()
-    if value not in choices:
-        raise refused(name, options[name], " or ".join(choices))
-    return value
-
-
-def _size(options: Mapping[str, str], name: str) -> int | None:
-    value = options.get(name)
-    if value is None:
+def _size(options: GivenOptions, name: str) -> int | None:
+    if name not in options:
         return None
+    value = options.text(name)
     found = _SIZE.fullmatch(value)
     if found is None or not int(found[1]):
         raise refused(name, value, "bytes above 0, as 67108864 or 64m")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -35,6 +35,7 @@ from pyspark.sql.streaming.datasource import (
 
 from rt.errors import RtError
 from rt.events import SkipForward
+from rt.spark.plain_errors import plain_errors
 from rt.spark.source.batch_reader import RangesReader, resolve
 from rt.spark.source.log_source import LogSource, open_log
 from rt.spark.source.options import ReadOptions, parse_position
@@ -67,6 +68,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
             self._log = open_log(self.options.where)
         return self._log
 
+    @plain_errors
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         if self._first is None:
             low, high = self.log.bounds()
@@ -84,14 +86,17 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
             return ReadMaxBytes(options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
+    @plain_errors
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """End the query at the current end of the log."""
         self._last = self.log.bounds()[1]
 
+    @plain_errors
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         """The end of the log, for monitoring the query's lag."""
         return _offset(self.log.bounds()[1])
 
+    @plain_errors
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Where the next micro-batch ends, never before `start`."""
         first = _position(start)
@@ -107,6 +112,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
             end = end_within(self.log.outline(first, end), first, end, bytes_max)
         return _offset(max(end, first))
 
+    @plain_errors
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         first, last = _position(start), _position(end)
         low, high = self.log.bounds()
@@ -124,6 +130,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_range(partition)
 
+    @plain_errors
     def commit(self, end: dict[str, int]) -> None:
         """Spark will not ask again for messages before `end`.
 
@@ -144,6 +151,35 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
     def _hold(self, position: int) -> None:
         if self.options.consumer is not None:
             self.log.hold(self.options.consumer, position)
+
+
+class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises `error` at the first call. If `streamReader` itself raises, Spark reports another error."""
+
+    def __init__(self, error: RtError) -> None:
+        self._error = error
+
+    @plain_errors
+    def _refuse(self) -> NoReturn:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        self._refuse()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._refuse()
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802
+        self._refuse()
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002
+        self._refuse()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        self._refuse()
 
 
 def _offset(position: int) -> dict[str, int]:

@@ -1,0 +1,101 @@
+"""Why a node cannot be reached, found by one plain TLS connection to it.
+
+gRPC reports only that it failed to connect. A node that refuses our certificate, the Raft port, and a port on
+which no process listens look alike. So after a failed attempt a client asks here for the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from typing import Final
+
+from rt.endpoints import parse_endpoint
+from rt.errors import CertificateError, RtError, Timeout
+from rt.net.grpc_errors import Unreachable
+from rt.net.tls import TLS
+
+PROBE_SECONDS: Final = 3.0
+_HTTP2: Final = "h2"
+
+
+async def why_unreachable(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SECONDS) -> RtError | None:
+    """Why gRPC calls to the node at `endpoint` fail; None if a connection can be made now.
+
+    `rt.CertificateError`: a certificate, ours or the node's, is at fault.
+    """
+    try:
+        context = tls.ssl_client_context()
+        context.set_alpn_protocols([_HTTP2])
+        async with asyncio.timeout(timeout_s):
+            return await _connect(endpoint, context)
+    except TimeoutError:
+        return Timeout("no connection in time", where=endpoint, expected=f"within {timeout_s:g} s")
+    except RtError as error:
+        return error
+    except ssl.SSLCertVerificationError as error:
+        return CertificateError(
+            "the node's certificate is not of our CA, or not of that host",
+            where=endpoint,
+            got=error.verify_message,
+            hint="Name the node as its certificate does, and check the CA file.",
+        )
+    except ssl.SSLError as error:
+        return _meaning_of(error, endpoint)
+    except socket.gaierror as error:
+        return Unreachable("no such host", where=endpoint, got=error.strerror)
+    except ConnectionRefusedError:
+        return Unreachable("connection refused", where=endpoint, hint="Does the node run, with that port?")
+    except OSError as error:
+        got = os.strerror(error.errno) if error.errno else str(error)
+        return Unreachable("no connection", where=endpoint, got=got)
+
+
+async def _connect(endpoint: str, context: ssl.SSLContext) -> RtError | None:
+    host, port = parse_endpoint(endpoint)
+    reader, writer = await asyncio.open_connection(
+        host, port, ssl=context, server_hostname=host.removesuffix(".")
+    )
+    try:
+        if writer.get_extra_info("ssl_object").selected_alpn_protocol() != _HTTP2:
+            return _wrong_port(endpoint, "TLS without HTTP/2")
+        # With TLS 1.3 our handshake ends before the node has checked our certificate. A node that accepts it
+        # sends its HTTP/2 settings first; one that refuses it closes the connection.
+        try:
+            is_accepted = bool(await reader.read(1))
+        except ConnectionError:
+            is_accepted = False
+        return None if is_accepted else _refused(endpoint, "the end of the connection")
+    finally:
+        writer.transport.abort()
+
+
+def _meaning_of(error: ssl.SSLError, endpoint: str) -> RtError:
+    reason = error.reason or str(error)
+    if "APPLICATION_PROTOCOL" in reason:
+        return _wrong_port(endpoint, "TLS without HTTP/2")
+    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason:
+        return _wrong_port(endpoint, "no TLS")
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return _refused(endpoint, reason)
+    return Unreachable("the TLS handshake failed", where=endpoint, got=reason)
+
+
+def _wrong_port(endpoint: str, got: str) -> RtError:
+    return Unreachable(
+        "that is the Raft port, or the port of another server",
+        where=endpoint,
+        got=got,
+        hint="Name the node's gRPC port (default 5002).",
+    )
+
+
+def _refused(endpoint: str, got: str) -> RtError:
+    return CertificateError(
+        "the node refuses our certificate",
+        where=endpoint,
+        got=got,
+        hint="Is it of the node's CA, and valid now? See `rt certs show`, and the node's clock.",
+    )

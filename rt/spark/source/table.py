@@ -1,0 +1,53 @@
+"""The options of a table: `CREATE TABLE … USING rt OPTIONS (…)`. Pure, but for Spark's types.
+
+Spark hands a table's properties to a Python data source when the table is created, and not when it is read.
+What it does keep is the schema that the source returned. So the options are in the metadata of its first
+column. They are paths and names; keys stay in their files.
+
+Of a table's properties, Spark marks the user's options by a prefix and adds its own: `provider`, `owner`,
+`location`, `external`, `comment`, and all of TBLPROPERTIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from pyspark.sql.types import StructType
+
+from rt.spark.options import local_path
+from rt.spark.source.columns import COLUMNS, DEFAULT_COLUMNS
+
+_PREFIX: Final = "option."
+_METADATA: Final = "rt.options"
+_JSON_NAMES: Final = {"bigint": "long"}
+"""The names of types in a schema, where they differ from those of SQL. Parsing SQL would need a session."""
+
+
+def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
+    """The user's options, if `properties` are those of a table that is created; otherwise None."""
+    given = {name.lower(): value for name, value in properties.items()}
+    if not {"provider", "owner"} <= given.keys():
+        return None
+    options = {name.removeprefix(_PREFIX): value for name, value in given.items() if name.startswith(_PREFIX)}
+    location = given.get("location")
+    if location is not None:
+        options["path"] = local_path(unquote(location))
+    return options
+
+
+def table_schema(options: Mapping[str, str]) -> StructType:
+    """All columns, and the options."""
+    schema = StructType()
+    for name in DEFAULT_COLUMNS:
+        kind = COLUMNS[name]
+        schema.add(name, _JSON_NAMES.get(kind, kind))
+    schema.fields[0].metadata = {_METADATA: dict(options)}
+    return schema
+
+
+def recorded_options(schema: StructType) -> dict[str, str]:
+    """What `table_schema` has recorded; empty for another schema."""
+    found = schema.fields[0].metadata.get(_METADATA) if schema.fields else None
+    return dict(found) if isinstance(found, dict) else {}
