@@ -38,6 +38,8 @@ with rt.Publisher(options.path, options.stream, publisher_id=options.name, **clu
             except rt.DiskFull as error:  # nothing was taken: try again when there is space
                 print(error, file=sys.stderr)
                 time.sleep(1.0)
+            except (rt.CertificateError, rt.ClusterMismatch) as error:  # once: messages wait on the disk
+                print(error, file=sys.stderr)
     publisher.flush()  # on the disk of this machine
     if cluster and number is not None:
         publisher.wait(number, level="replicated", timeout=30)  # on the disks of a majority of the nodes

@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from rt import aio, events
     from rt.client.connection import Client, connect
     from rt.client.publisher import Publisher
+    from rt.client.publisher_status import PublisherStatus
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import LogReader
     from rt.log.scan.message_batch import Message, MessageBatch
     from rt.net.tls import TLS
+    from rt.sidecar.push_protocol import EndpointStatus
 
 __version__ = "0.1.0"
 
@@ -64,6 +66,7 @@ __all__ = [
     "DirectoryLocked",
     "DiskFull",
     "Diverged",
+    "EndpointStatus",
     "Fenced",
     "FormatError",
     "Gap",
@@ -78,6 +81,7 @@ __all__ = [
     "Overloaded",
     "ProtocolViolation",
     "Publisher",
+    "PublisherStatus",
     "RtError",
     "StorageError",
     "StorageFailed",
@@ -97,11 +101,13 @@ __all__ = [
 
 _PLACES: Final = {
     "Client": "rt.client.connection",
+    "EndpointStatus": "rt.sidecar.push_protocol",
     "connect": "rt.client.connection",
     "LogReader": "rt.log.read.reader",
     "Message": "rt.log.scan.message_batch",
     "MessageBatch": "rt.log.scan.message_batch",
     "Publisher": "rt.client.publisher",
+    "PublisherStatus": "rt.client.publisher_status",
     "Subscriber": "rt.client.subscriber",
     "TLS": "rt.net.tls",
 }

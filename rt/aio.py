@@ -57,6 +57,7 @@ class Subscriber:
         on_event: EventHandler | None = None,
         retention: Retention = "follow",
         name: str | None = None,
+        connect_timeout: float | None = 5.0,
     ) -> None:
         self._make = partial(
             rt.client.subscriber.Subscriber,
@@ -69,6 +70,7 @@ class Subscriber:
             on_event=on_event,
             retention=retention,
             name=name,
+            connect_timeout=connect_timeout,
         )
         self._thread = _Thread()
         self._opening: asyncio.Future[rt.client.subscriber.Subscriber] | None = None

@@ -77,6 +77,11 @@ class RtError(Exception):
             text += f"{', expected' if self.got is not None else ': expected'} {self.expected}"
         return f"{text}. {self.hint}" if self.hint else text
 
+    @property
+    def reason(self) -> str:
+        """What happened, without where and without the hint."""
+        return self.what if self.got is None else f"{self.what}: got {self.got}"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_restore, (type(self), self.args, dict(self.__dict__)))
 

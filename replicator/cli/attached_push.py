@@ -12,9 +12,11 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from replicator.push.client import PushClient
+from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.sidecar import SERVED, PushSidecar
 from replicator.send.directory_watch import WatchHub
 from rt.child_process import ForwardedLog, write_line
@@ -22,7 +24,14 @@ from rt.cli import logging_setup
 from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.line_protocol import decode_line, encode_line
 from rt.net.tls import TLS
-from rt.sidecar.push_protocol import PUSH_LOG, FinishRequested, PushEnded, PushLine, PushRequested
+from rt.sidecar.push_protocol import (
+    PUSH_LOG,
+    FinishRequested,
+    PushEnded,
+    PushLine,
+    PushReported,
+    PushRequested,
+)
 
 logger = logging.getLogger("replicator")
 
@@ -38,15 +47,25 @@ async def push_attached(log_format: str = "text") -> None:
     log.setFormatter(logging_setup.formatter(log_format))
     logging.getLogger().handlers[:] = [log, forwarded]
 
-    def make(asked: PushRequested) -> PushClient:
-        tls = TLS(asked.ca, asked.cert, asked.key)
-        return PushClient(asked.directory, asked.stream, asked.endpoints, tls, waits=True, hub=hub)
+    def make(
+        asked: PushRequested, on_report: Callable[[PushReport], None], problems: ProblemLog
+    ) -> PushClient:
+        return PushClient(
+            asked.directory,
+            asked.stream,
+            asked.endpoints,
+            TLS(asked.ca, asked.cert, asked.key),
+            waits=True,
+            on_report=on_report,
+            problems=problems,
+            hub=hub,
+        )
 
     def report() -> None:
         """In a thread: the reader may be slow."""
         with contextlib.suppress(OSError):  # The parent has ended.
             while True:
-                write_line(encode_line(PushEnded(ended.get())))
+                write_line(encode_line(reports.get()))
 
     def hear(line: bytes) -> None:
         match decode_line(line, PushLine):
@@ -60,9 +79,9 @@ async def push_attached(log_format: str = "text") -> None:
         log.adopt(pushes.directories)
         pushes.finish()
 
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[PushEnded | PushReported] = queue.SimpleQueue()
     threading.Thread(target=report, name="reports", daemon=True).start()
-    pushes = PushSidecar(make, ended.put)
+    pushes = PushSidecar(make, reports.put)
     await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(hear, leave))
 
 

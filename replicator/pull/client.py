@@ -49,8 +49,9 @@ from rt.errors import (
     StorageFailed,
     Timeout,
 )
+from rt.net.connect_probe import why_unreachable
 from rt.net.grpc_channel import Channel, open_channel
-from rt.net.grpc_errors import Unreachable, asking
+from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
 
 # isort: split
@@ -102,6 +103,8 @@ class PullClient:
         self.copy = copy
         self._stream = stream
         self._channels: list[Channel] = [open_channel(each, tls, insecure=insecure) for each in endpoints]
+        self._tls = tls
+        self._was_reached = False  # Whether a node has ever accepted a stream.
         self._raises_damage = raises_damage
         self._silence_seconds = silence_seconds
         self._start_seconds = start_seconds
@@ -140,8 +143,11 @@ class PullClient:
                 raise error
             failures = 1 if self._heard_at else failures + 1
             self.switches += 1
+            if not self._was_reached:
+                error = await self._reason_of(error, self._channels[at].target)
             self.left[self._channels[at].target] = error
             self._report_corrupt()
+            self._report_unreached()
             logger.warning("node_left endpoint=%s error=%r", self._channels[at].target, str(error))
             at = (at + 1) % len(self._channels)
             if isinstance(error, DiskFull):
@@ -168,6 +174,21 @@ class PullClient:
             self._corrupt = start, end
             why = "; ".join(f"{target}: {error}" for target, error in sorted(self.left.items()))
             self.copy.on_corrupt(start, end, why)
+
+    async def _reason_of(self, error: RtError, target: str) -> RtError:
+        """A more precise reason, if the node could not be reached."""
+        if type(error) is not Unreachable or self._tls is None:
+            return error
+        return await why_unreachable(target, self._tls) or error
+
+    def _report_unreached(self) -> None:
+        """Report why no node was reached yet. One that has no log yet was reached."""
+        if self._was_reached or not self.has_left_all:
+            return
+        if not any(isinstance(error, NothingMergedYet) for error in self.left.values()):
+            self.copy.on_unreached(
+                "; ".join(f"{target}: {error.reason}" for target, error in sorted(self.left.items()))
+            )
 
     def _is_of_copy(self, error: RtError) -> bool:
         """Whether the error says that a file of the copy is damaged, rather than what a node sent."""
@@ -196,6 +217,7 @@ class PullClient:
             start = await self._read_start(call, channel.target)
             await self._in_thread(lambda: self.copy.start(start))
             self.node = start.node
+            self._was_reached = True
             logger.info(
                 "node_followed endpoint=%s node=%s place=%s", channel.target, start.node, start.offset
             )

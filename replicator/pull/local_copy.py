@@ -153,6 +153,9 @@ class LocalCopy:
         """No node has good bytes of positions `start` to `end` (None: unknown)."""
         logger.warning("no_good_bytes path=%s start=%d end=%s why=%r", self.path, start, end, why)
 
+    def on_unreached(self, why: str) -> None:
+        """No node was reached yet."""
+
     def start(self, start: PullStart) -> None:
         """A node has answered: go on as it says.
 

@@ -20,7 +20,7 @@ from replicator.pull.local_copy import LocalCopy
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
 from rt.errors import Corrupt
 from rt.log.format.segment_table import TrimReason
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes
 
 logger = logging.getLogger("replicator")
 
@@ -33,7 +33,7 @@ class SidecarCopy(LocalCopy):
         path: str | os.PathLike[str],
         stream: str,
         *,
-        report: Callable[[NodeReached | HoldDenied | NoGoodBytes], None],
+        report: Callable[[NodeReached | NodesUnreached | HoldDenied | NoGoodBytes], None],
         subscriber: str | None = None,
         **options: Any,
     ) -> None:
@@ -56,6 +56,9 @@ class SidecarCopy(LocalCopy):
     def on_corrupt(self, start: int, end: int | None, why: str) -> None:
         super().on_corrupt(start, end, why)
         self._report(NoGoodBytes(start, end, why))
+
+    def on_unreached(self, why: str) -> None:
+        self._report(NodesUnreached(why))
 
     def acknowledged(self) -> Acknowledged | None:
         """As the base class. None if the file is corrupt: logged once; the subscriber raises the error."""

@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicator.push.lock import SERVING_FILE, is_awaited, lock_push, wait_for_turn
+from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.session_source import SessionSource
 from replicator.push.stream import UNACKNOWLEDGED_BYTES_MAX, LocalLogFailed, PushStream
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
@@ -25,6 +26,7 @@ from rt.log.disk import REAL, Disk, Lock
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import PushState
+from rt.sidecar.push_protocol import EndpointStatus
 
 logger = logging.getLogger("replicator")
 
@@ -39,6 +41,8 @@ class PushClient:
 
     Without `tls` the endpoints must be on loopback, and `insecure` set. `waits`: wait for another client that
     serves the directory, rather than raise `rt.DirectoryLocked`. Clients of one loop may share `hub`.
+    `on_report` is called with each change of what `report` returns. `problems` logs for the clients that
+    serve the directory one after the other.
     """
 
     def __init__(
@@ -50,6 +54,8 @@ class PushClient:
         *,
         insecure: bool = False,
         waits: bool = False,
+        on_report: Callable[[PushReport], None] = lambda _: None,
+        problems: ProblemLog | None = None,
         hub: WatchHub | None = None,
         unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
         disk: Disk = REAL,
@@ -60,6 +66,9 @@ class PushClient:
         self._tls = tls
         self._insecure = insecure
         self._waits = waits
+        self._on_report = on_report
+        self._last_report = PushReport(None, ())
+        self._problems = ProblemLog(self.directory) if problems is None else problems
         self._hub = WatchHub() if hub is None else hub
         self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._disk = disk
@@ -74,6 +83,14 @@ class PushClient:
             return False
         drained = {stream.node for stream in self._streams if stream.is_drained}
         return len(drained) >= self._source.quorum.majority
+
+    @property
+    def report(self) -> PushReport:
+        """The connection to each node, and what blocks the session."""
+        endpoints = [
+            EndpointStatus(stream.target, _is_serving(stream), stream.failure) for stream in self._streams
+        ]
+        return PushReport(self._blocking(), tuple(endpoints))
 
     def finish(self) -> None:
         """The publisher has ended: `run` returns when everything that is there now is replicated."""
@@ -107,7 +124,12 @@ class PushClient:
                 channels.append(channel)
                 self._streams.append(
                     PushStream(
-                        log, endpoint, channel, unacknowledged_bytes_max=self._unacknowledged_bytes_max
+                        log,
+                        endpoint,
+                        channel,
+                        tls=self._tls,
+                        on_change=self._report,
+                        unacknowledged_bytes_max=self._unacknowledged_bytes_max,
                     )
                 )
             tasks.append(asyncio.create_task(self._wait_until_done(log, lock)))
@@ -167,17 +189,39 @@ class PushClient:
         logger.error("session_directory_removed path=%s", self.directory)
         raise error
 
+    def _report(self) -> None:
+        report = self.report
+        if str(report) != str(self._last_report):  # Each attempt has an error of its own.
+            self._last_report = report
+            self._on_report(report)
+        self._problems.record_report(report)
+
     def _raise_if_refused(self, log: SessionSource) -> None:
         """If all nodes refuse, or enough of them fence the session: tell the publisher, and end."""
+        error = self._blocking()
+        is_fenced = isinstance(error, Fenced)
+        if error is None or not (is_fenced or all(stream.refused for stream in self._streams)):
+            return
+        log.give_up(PushState.FENCED if is_fenced else PushState.REFUSED)
+        raise error
+
+    def _blocking(self) -> RtError | None:
+        """Why no byte of the session can be replicated until somebody mends the cause; None if one can.
+
+        A majority refuses and no other node serves the session: then no other could replicate it alone. Or
+        enough of the nodes fence it.
+        """
+        nodes = len(self._streams)
         refusals = [stream.refused for stream in self._streams if stream.refused is not None]
         fenced = [error for error in refusals if isinstance(error, Fenced)]
-        serving = sum(stream.node is not None for stream in self._streams)
-        if len(refusals) < len(self._streams) and not _is_fenced(len(fenced), serving, len(self._streams)):
-            return
-        error: RtError = (fenced or refusals)[0]
-        logger.error("push_refused path=%s reason=%s", self.directory, error)
-        log.give_up(PushState.FENCED if fenced else PushState.REFUSED)
-        raise error
+        serving = sum(map(_is_serving, self._streams))
+        if _is_fenced(len(fenced), serving, nodes) or (fenced and len(refusals) == nodes):
+            return fenced[0]
+        return refusals[0] if 2 * len(refusals) > nodes and not serving else None
+
+
+def _is_serving(stream: PushStream) -> bool:
+    return stream.node is not None and stream.refused is None
 
 
 def _is_fenced(fenced: int, serving: int, nodes: int) -> bool:

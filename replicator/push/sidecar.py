@@ -14,12 +14,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeAlias
 
 from replicator.push.client import PushClient
+from replicator.push.problem_log import ProblemLog, PushReport
 from rt.child_process import RestartBackoff
-from rt.errors import Fenced, LogNotFound
-from rt.sidecar.push_protocol import FinishRequested, PushRequested
+from rt.errors import DirectoryLocked, Fenced, LogNotFound, RtError
+from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushReported, PushRequested
 
 logger = logging.getLogger("replicator")
 
@@ -27,12 +28,19 @@ SERVED: Final[ContextVar[str]] = ContextVar("SERVED", default="")
 """The session directory that the current task serves; empty outside of all."""
 
 
-class PushSidecar:
-    """`on_end` is called with the number of each session that has ended."""
+_GIVEN_UP_HINT: Final = "What was not sent stays: open its publisher again, or run `rt push`."
+MakeClient: TypeAlias = Callable[[PushRequested, Callable[[PushReport], None], ProblemLog], PushClient]
 
-    def __init__(self, make: Callable[[PushRequested], PushClient], on_end: Callable[[int], None]) -> None:
+
+class PushSidecar:
+    """`make` makes the client of a session, with the callback and the log that it is to use.
+
+    `say` is called with each report for the publishers' process.
+    """
+
+    def __init__(self, make: MakeClient, say: Callable[[PushEnded | PushReported], None]) -> None:
         self._make = make
-        self._on_end = on_end
+        self._say = say
         self._sessions: dict[int, _Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_finishing = False
@@ -46,7 +54,7 @@ class PushSidecar:
     def handle(self, asked: PushRequested | FinishRequested) -> None:
         match asked:
             case PushRequested(number):
-                session = self._sessions[number] = _Session(asked)
+                session = self._sessions[number] = _Session(asked, self._say)
                 task = asyncio.create_task(self._serve(session))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -80,39 +88,70 @@ class PushSidecar:
             try:
                 await session.push(self._make)
                 break
-            except Fenced:
-                break  # The client has logged it.
+            except Fenced as error:
+                session.report_failure(error)  # The client has logged it.
+                break
             except LogNotFound as error:  # There is nothing to push any more.
+                session.report_failure(error)
                 logger.error("push_ended path=%s reason=%s", directory, error)
                 break
             except Exception as error:  # noqa: BLE001 - the others go on
-                logger.error("push_failed path=%s reason=%s", directory, error)
+                session.report_failure(error)
             if is_last:
+                logger.error("push_given_up path=%s hint=%r", directory, _GIVEN_UP_HINT)
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(restarts.record_end(clock())):
                     await session.finishing.wait()
         del self._sessions[number]
-        self._on_end(number)
+        self._say(PushEnded(number))
         self._changed.set()
 
 
 class _Session:
-    def __init__(self, asked: PushRequested) -> None:
+    def __init__(self, asked: PushRequested, say: Callable[[PushReported], None]) -> None:
         self.asked = asked
         self.finishing = asyncio.Event()
+        self._say = say
         self._client: PushClient | None = None
+        self._problems = ProblemLog(asked.directory)
+        self._report = PushReport(None, ())
+        """What the client reported last."""
+        self._error: RtError | None = None
+        """What blocks the push. A client that tries again does not clear it; success does."""
+        self._is_of_client = False
+        """Whether the client reported it; else it could not even begin."""
 
     def finish(self) -> None:
         self.finishing.set()
         if self._client is not None:
             self._client.finish()
 
-    async def push(self, make: Callable[[PushRequested], PushClient]) -> None:
-        self._client = make(self.asked)
+    def report_failure(self, error: Exception) -> None:
+        """The client failed. What a retry mends by itself, as another client in the directory, is no news."""
+        is_of_client = error is self._report.error
+        if not is_of_client and not isinstance(error, Fenced):
+            self._problems.record("push_failed", error)
+        if isinstance(error, RtError) and not error.retriable and not isinstance(error, DirectoryLocked):
+            self._error, self._is_of_client = error, is_of_client
+            self._tell()
+
+    async def push(self, make: MakeClient) -> None:
+        self._client = make(self.asked, self._on_report, self._problems)
         try:
             if self.finishing.is_set():
                 self._client.finish()
             await self._client.run()
         finally:
             self._client = None
+
+    def _on_report(self, report: PushReport) -> None:
+        self._report = report
+        if report.error is not None:
+            self._error, self._is_of_client = report.error, True
+        elif report.is_connected or not self._is_of_client:
+            self._error = None
+        self._tell()
+
+    def _tell(self) -> None:
+        self._say(PushReported.of(self.asked.number, self._error, self._report.endpoints))

@@ -38,6 +38,8 @@ from rt.errors import (
     ClusterMismatch,
     Diverged,
     Fenced,
+    FormatError,
+    InvalidMessage,
     InvalidName,
     ProtocolViolation,
     RtError,
@@ -46,8 +48,10 @@ from rt.errors import (
 )
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.scan.directory import list_segments, read_table
+from rt.net.connect_probe import why_unreachable
 from rt.net.grpc_channel import Channel, end_call
 from rt.net.grpc_errors import Unreachable, asking
+from rt.net.tls import TLS
 
 # isort: split
 import grpc.aio
@@ -68,6 +72,12 @@ REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
 """Rejections that no retry changes. One node may be configured wrongly: it is asked again, until all of them
 say so, or enough of them that the session is fenced.
 """
+BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
+"""These end a stream, and the next one too if they come from what is sent. So the second one that ends a
+stream at the same place is a rejection.
+"""
+PROBE_AGAIN_SECONDS: Final = 5.0
+"""How often to find out why a node cannot be reached."""
 
 
 class LocalLogFailed(Exception):
@@ -87,12 +97,24 @@ class PushStream:
         target: str,
         channel: Channel,
         *,
+        tls: TLS | None = None,
+        on_change: Callable[[], None] = lambda: None,
         unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
     ) -> None:
         self.target = target
         self.refused: RtError | None = None
         """Why the node rejects this session; None if it does not, or was not asked yet."""
+        self.failure: RtError | None = None
+        """Why the last stream ended; None while one runs, and before the first."""
         self.node: str | None = None  # The name of the connected node.
+        self._tls = tls
+        self._on_change = on_change
+        self._place: LogOffset | None = None
+        """Where the current or last stream started; None if the node did not say."""
+        self._blocked: tuple[LogOffset | None] | None = None
+        """The place of the last stream if it ended with one of `BLOCKING`."""
+        self._probe_at = 0.0
+        self._is_refused_once = False
         self._source = log
         self._channel = channel
         self._changed = log.changed()
@@ -118,16 +140,19 @@ class PushStream:
     async def run(self) -> None:
         """Stream until cancelled. Only `LocalLogFailed` ends it."""
         while True:
+            self._place = None
+            error: RtError = Unreachable("the stream ended", where=self.target)
             try:
                 with asking(self.target):
                     await self._stream()
-            except RtError as error:
-                self._record_failure(error)
+            except RtError as ended:
+                error = ended
             finally:
                 if self.node is not None:
                     self._source.remove(self.node)
                 self.node = None
                 self._found_nothing_at = -1
+            self._record_failure(await self._reason_of(error))
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
@@ -136,23 +161,40 @@ class PushStream:
         longest = min(BACKOFF_SECONDS_MIN * 2 ** min(self._failures - 1, 10), BACKOFF_SECONDS_MAX)
         return random.uniform(longest / 2, longest)
 
+    async def _reason_of(self, error: RtError) -> RtError:
+        """A more precise reason, if the node could not be reached.
+
+        A certificate that is refused in the handshake must be refused twice: a node that stops may end a
+        connection at the same moment.
+        """
+        now = asyncio.get_running_loop().time()
+        if not isinstance(error, Unreachable) or self._tls is None:
+            return error
+        if now < self._probe_at:
+            return error if self.failure is None else self.failure
+        reason = await why_unreachable(self.target, self._tls)
+        is_refused = isinstance(reason, CertificateError)
+        if is_refused and not self._is_refused_once:
+            self._is_refused_once = True
+            return error
+        self._is_refused_once = is_refused
+        self._probe_at = now + PROBE_AGAIN_SECONDS
+        return error if reason is None else reason
+
     def _record_failure(self, error: RtError) -> None:
-        is_new = self._failures == 0 or (isinstance(error, REFUSALS) and self.refused is None)
-        logger.log(
-            logging.WARNING if is_new else logging.DEBUG,
-            "push_stream_ended endpoint=%s path=%s reason=%s",
-            self.target,
-            self._source.path,
-            error,
-        )
-        if isinstance(error, REFUSALS):
+        logger.debug("push_stream_ended endpoint=%s path=%s reason=%s", self.target, self._source.path, error)
+        self.failure = error
+        blocked = (self._place,) if isinstance(error, BLOCKING) else None
+        if isinstance(error, REFUSALS) or (blocked is not None and blocked == self._blocked):
             self.refused = error
             self._source.progressed.set()
+        self._blocked = blocked
+        self._on_change()
 
     async def _stream(self) -> None:
         call: Any = self._channel.get().stream_stream(PUSH_METHOD)()
         try:
-            start = await self._start(call)
+            start = await self._read_start(call)
             self.node = start.node
             self._source.start(start)
             self._check_is_wanted(start.offset)
@@ -188,7 +230,7 @@ class PushStream:
                 hint="Open the publisher again.",
             )
 
-    async def _start(self, call: Any) -> PushStart:
+    async def _read_start(self, call: Any) -> PushStart:
         try:
             async with asyncio.timeout(self._start_seconds):
                 await call.write(encode_push_request(self._source.hello))
@@ -210,7 +252,9 @@ class PushStream:
             self._source.path,
             start.offset,
         )
-        self.refused = None
+        self._place = start.offset or NOWHERE
+        if self._blocked != (self._place,):
+            self._unblock()
         self._failures = 0
         self._start_seconds = START_SECONDS_MIN
         self._unacknowledged.clear()
@@ -219,6 +263,13 @@ class PushStream:
         # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
         place = start.offset or NOWHERE
         self._sent = place if place.offset > SEGMENT_HEADER_BYTES else NOWHERE
+
+    def _unblock(self) -> None:
+        """The node accepts what is sent."""
+        self.refused = self.failure = self._blocked = None
+        self._is_refused_once = False
+        self._probe_at = 0.0
+        self._on_change()
 
     async def _read(self, call: Any) -> None:
         assert self.node is not None
@@ -234,6 +285,8 @@ class PushStream:
             self._answered.set()
 
     def _acknowledge(self, durable: LogOffset) -> None:
+        if self._blocked is not None and durable > (self._blocked[0] or NOWHERE):
+            self._unblock()
         while self._unacknowledged and self._unacknowledged[0][0] <= durable:
             self._unacknowledged_bytes -= self._unacknowledged.popleft()[1]
 

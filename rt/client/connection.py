@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import rt.aio
     from rt.client.publisher import Publisher
     from rt.client.publisher_settings import FsyncPolicy
+    from rt.client.replication_problem import ErrorHandler
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import EventHandler, Place
     from rt.net.identity import Role
@@ -52,6 +53,7 @@ class PublisherOptions(TypedDict, total=False):
     fsync: FsyncPolicy
     compression: Literal["zstd"] | None
     local_persistence: float
+    on_error: ErrorHandler | None
 
 
 class SubscriberOptions(TypedDict, total=False):
@@ -61,6 +63,7 @@ class SubscriberOptions(TypedDict, total=False):
     topics: Collection[str] | None
     on_event: EventHandler | None
     retention: Retention
+    connect_timeout: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from time import time_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
 
@@ -30,10 +30,12 @@ from rt.client.batch_writer import BatchWriter
 from rt.client.fork_safety import open_publishers
 from rt.client.local_retention import LocalRetention
 from rt.client.publisher_settings import FsyncPolicy, PublisherSettings
+from rt.client.publisher_status import PublisherStatus, ReplicationState, unsent
+from rt.client.replication_problem import ErrorHandler, ReplicationProblem
 from rt.client.session_log import SessionLog
 from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.endpoints import check_endpoints
-from rt.errors import DiskFull, InvalidOption, StorageFailed
+from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
 from rt.log.format.batch import Int64s
 from rt.log.format.segment import LogKind
@@ -49,12 +51,17 @@ from rt.log.write.batcher import (
     checked_stamps,
 )
 from rt.names import check_name, check_session_name, name_from_host
-from rt.sidecar.progress_file import PublisherProgress
+from rt.sidecar.progress_file import NO_LEVEL, PublisherProgress
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
 
 logger = logging.getLogger("rt.client.publisher")
+
+CLOSE_SECONDS: Final = 30.0
+"""How long `close` waits for the nodes."""
+INTERRUPTED_SECONDS: Final = 2.0
+"""How long the end of a `with` block waits for them after an exception, such as Ctrl-C."""
 
 
 class Publisher:
@@ -74,6 +81,15 @@ class Publisher:
     is deleted `local_persistence` seconds after it was sealed, if all its messages are merged. Without
     endpoints all segments stay.
 
+    Nodes that cannot be reached stop nothing: messages wait on the disk, and `status` says why. What blocks
+    replication until somebody mends it (the nodes refuse the certificate, its role or the stream, belong to
+    another cluster, fenced the session, or reject its bytes) is raised, with its type and reason, by the next
+    `publish`, `publish_many` or `flush`, and given to `on_error`, once for each problem. The same call may
+    then be repeated: messages are accepted and stay on the disk, and are sent when the cause is mended, for
+    example when the certificate file was renewed. `wait` and `close` raise it as long as it lasts. After
+    `rt.Fenced` every call raises: open the publisher again. `on_error` is called in a thread of its own and
+    may call the publisher.
+
     Thread-safe. Not usable in a forked child: open a new one there.
     """
 
@@ -92,6 +108,7 @@ class Publisher:
         fsync: FsyncPolicy = "interval",
         compression: Literal["zstd"] | None = None,
         local_persistence: float = 0.0,
+        on_error: ErrorHandler | None = None,
         disk: Disk = REAL,
     ) -> None:
         self.stream = check_name(stream, kind="stream")
@@ -112,7 +129,10 @@ class Publisher:
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._last_ns = 0
+        self._since_ns = time_ns()
+        """When it was opened, or closed."""
         self._replication: WaitHandle | None = None
+        self._problem = ReplicationProblem(self.directory, on_error)
         self._log = SessionLog.open(
             self.directory,
             LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id),
@@ -148,6 +168,7 @@ class Publisher:
                     tls,
                     incarnation=self._log.writer.identity.origin,
                     on_progress=trimming.on_progress,
+                    problem=self._problem,
                 )
             self._duties.start()
         except BaseException:
@@ -169,8 +190,8 @@ class Publisher:
 
         `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
         must be `next_number`; the first message of a dedup session may set it. Durable after `flush`. Raises
-        `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed` or `rt.Closed`; then the
-        message was not accepted.
+        `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what
+        blocks replication; then the message was not accepted.
         """
         if type(value) is not bytes:
             value = as_bytes(value)
@@ -181,8 +202,8 @@ class Publisher:
         size = len(value) + MESSAGE_COST_BYTES
         writer = self._writer
         with self._lock:
-            if writer.pending_error is not None or number is not None:
-                writer.resolve_pending_error(number)
+            if writer.pending_error is not None or number is not None or self._problem.unraised is not None:
+                self._check(number)
             batch = writer.batch
             index = batch.topics.get(topic)
             if index is None or batch.bytes + size > self._batch_bytes:
@@ -223,8 +244,7 @@ class Publisher:
         check_topic(topic)
         writer = self._writer
         with self._lock:
-            if writer.pending_error is not None:
-                writer.resolve_pending_error(None)
+            self._check(None)
             first = writer.batch.end
             if stamps is None:
                 self._last_ns = max(time_ns(), self._last_ns)
@@ -236,7 +256,8 @@ class Publisher:
     def flush(self) -> None:
         """Return when everything published so far is written and on the medium.
 
-        Raises `rt.DiskFull` (the messages stay in memory; flush again) or `rt.StorageFailed`.
+        Raises `rt.DiskFull` (the messages stay in memory; flush again) or `rt.StorageFailed`. What blocks
+        replication is raised when all is on the medium.
         """
         with self._lock:
             if self._writer.pending_error is not None:
@@ -248,13 +269,16 @@ class Publisher:
         except StorageFailed as error:
             self._writer.pending_error = error
             raise
+        self._problem.raise_once()
 
     def wait(self, number: int, level: WaitLevel = "merged", timeout: float | None = None) -> None:
         """Return when message `number` is synced by a majority of the nodes ("replicated"), or "merged".
 
-        `timeout` is in seconds; None waits indefinitely. Raises `rt.Timeout` (the call may be repeated),
-        `rt.Fenced` if a newer publisher of the name took over, `rt.DiskFull` if the message does not fit on
-        the local disk, `ValueError` for a number that was never published or a publisher without endpoints.
+        `timeout` is in seconds; None waits indefinitely. Raises `rt.Timeout` with the reason for each node
+        that cannot be reached (the call may be repeated), what blocks replication (`rt.CertificateError`,
+        `rt.ClusterMismatch`, `rt.Fenced` if a newer publisher of the name took over, …), `rt.DiskFull` if the
+        message does not fit on the local disk, `ValueError` for a number that was never published or a
+        publisher without endpoints.
         """
         if level not in {"replicated", "merged"}:
             raise ValueError(f"level={level!r}: use 'replicated' or 'merged'")
@@ -278,26 +302,46 @@ class Publisher:
         numbers = [max(level.number, first) if level.run == run else first for level in levels]
         return PublisherProgress(written, *(numbers or (first, first)))
 
-    def close(self, linger: float = 30.0) -> None:
+    def status(self) -> PublisherStatus:
+        """How replication stands: the state of each node's connection, and what is not replicated yet."""
+        progress = self.progress
+        replication, error = self._replication, self._problem.error
+        with self._lock:
+            state: ReplicationState = "local" if replication is None else replication.state
+            if isinstance(self._writer.pending_error, Closed):
+                state = "closed"
+            replicated = max(replication.replicated, replication.merged) if replication else NO_LEVEL
+            messages, size_bytes = unsent(self._log.extents(), replicated)
+            batch = self._writer.batch
+            return PublisherStatus(
+                state,
+                replication.since_ns if replication and state != "closed" else self._since_ns,
+                error,
+                replication.endpoints if replication else (),
+                messages + len(batch.values),
+                size_bytes + batch.bytes,
+                progress,
+            )
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Flush and release the directory. On `rt.DiskFull` it stays open: free space and close again.
 
-        With endpoints, first wait up to `linger` seconds until all is replicated. The push process continues
-        to push the rest. A failed publisher is released without a flush. Closing twice is allowed.
+        With endpoints, first wait up to `timeout` seconds until all is replicated. The push process continues
+        to push the rest, and the log says how much that is. What blocks replication is raised after the
+        release, unless all is replicated. A failed publisher is released without a flush. Closing twice is
+        allowed.
+
+        The end of a `with` block closes. If an exception ends the block, it waits at most 2 seconds, and the
+        exception remains the one that is raised.
         """
-        try:
-            self._writer.finish()
-            self._linger(linger)
-        except DiskFull:
-            raise
-        except BaseException:
-            self._abandon()
-            raise
-        self._abandon()
+        if (blocked := self._close(timeout)) is not None:
+            raise blocked
 
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
         self._lock = threading.Lock()
         self._writer.disown(self._lock)
+        self._problem.disown()
         self._log.disown()
         if self._replication is not None:
             self._replication.disown()
@@ -308,13 +352,37 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        elif (blocked := self._close(INTERRUPTED_SECONDS)) is not None:
+            logger.error("replication_blocked session=%s reason=%s", self.session, blocked)
 
-    def _linger(self, seconds: float) -> None:
-        """Wait until the messages of this run are replicated. Call without `_lock`."""
+    def _check(self, number: int | None) -> None:
+        """Raise what keeps a message from being accepted. Call with `_lock`."""
+        if self._writer.pending_error is not None or number is not None:
+            self._writer.resolve_pending_error(number)
+        self._problem.raise_once()
+
+    def _close(self, timeout: float) -> RtError | None:
+        """Close. Returns what blocks the replication of the rest."""
+        try:
+            self._writer.finish()
+            blocked = self._wait_for_nodes(timeout)
+        except DiskFull:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
+        self._abandon()
+        return blocked
+
+    def _wait_for_nodes(self, seconds: float) -> RtError | None:
+        """Wait until the messages of this run are replicated. Returns what blocks that. Without `_lock`."""
         is_empty = self._writer.batch.end == self._log.run_first
-        if self._replication is not None and not self._duties.is_stopping and not is_empty and seconds > 0:
-            self._replication.linger(self._log.run, self._writer.batch.end - 1, seconds, self.session)
+        if self._replication is None or self._duties.is_stopping or is_empty:
+            return None
+        number = self._writer.batch.end - 1
+        return self._replication.linger(self._log.run, number, seconds, self.session, self.status)
 
     def _abandon(self) -> None:
         """Stop and release everything, without a flush."""
@@ -324,4 +392,5 @@ class Publisher:
         with self._lock:
             self._writer.close()
             self._log.close()
+            self._since_ns = time_ns()
         open_publishers.discard(self)

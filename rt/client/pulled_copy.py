@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Literal
 
-from rt.errors import Corrupt, Gap, RtError
+from rt.errors import Corrupt, Gap, RtError, Timeout
 from rt.events import CorruptPositions
 from rt.log.disk import Disk
 from rt.log.format.segment import SegmentId, parse_segment_name
@@ -33,9 +34,13 @@ class PulledCopy:
         pulling: PullSidecar,
         on_event: EventHandler | None,
         wake: Callable[[], None],
+        connect_timeout: float | None,
     ) -> None:
         self._disk, self._directory, self._pulling = disk, directory, pulling
         self._on_event, self._wake = on_event, wake
+        self._connect_timeout = connect_timeout
+        """None once it was raised: then the reader waits."""
+        self._opened_at = time.monotonic()
         self._noticed: tuple[CorruptPositions | None, RtError | None] = None, None
         """What the pull client had reported at the last check."""
         self._repair: tuple[tuple[SegmentId, int], bool] | None = None
@@ -77,6 +82,22 @@ class PulledCopy:
             self._emit_corrupt(corrupt)
         if failure is not None and not is_closed:
             raise copy.copy(failure)
+        if (why := self._pulling.unreached) is not None and not is_closed:
+            self._check_connected(why)
+
+    def _check_connected(self, why: str) -> None:
+        """Raise `rt.Timeout`, once, if no node was reached in time."""
+        seconds = self._connect_timeout
+        if seconds is None or time.monotonic() < self._opened_at + seconds:
+            return
+        self._connect_timeout = None
+        raise Timeout(
+            "no node was reached",
+            where=self._directory,
+            got=why,
+            expected=f"one within {seconds:g} s",
+            hint="Reading again waits for them. connect_timeout sets the time; None waits indefinitely.",
+        )
 
     def emit_hold_refused(self) -> None:
         refused, self._pulling.refused = self._pulling.refused, None

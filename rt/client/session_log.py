@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Final, Self
 
 from rt.client.publisher_settings import PublisherSettings
+from rt.client.publisher_status import SegmentExtent
 from rt.errors import Closed, DirectoryLocked
 from rt.log.disk import Disk
 from rt.log.format.batch import CODECS, BatchDraft, encode_batch
@@ -166,6 +167,14 @@ class SessionLog:
         self._lock, self._syncing = threading.Lock(), threading.Lock()
         self._is_closed = True
         self.writer.close()
+
+    def extents(self) -> Iterator[SegmentExtent]:
+        """The segments that hold bytes, in log order, with what was written to them."""
+        for sealed in self.writer.table.segments:
+            if not sealed.is_trimmed:
+                yield SegmentExtent(sealed.id, sealed.first, sealed.end, sealed.size_bytes)
+        if (active := self.writer.active) is not None:
+            yield SegmentExtent(active.id, active.first, self.writer.end, self.writer.offset)
 
     def _roll_before(self, size: int) -> None:
         offset = self.writer.offset

@@ -66,6 +66,10 @@ class Subscriber:
     Reading raises permanent failures (all nodes reject the certificate, the copy is not of this log, the disk
     failed) after the messages that are already in the copy.
 
+    If no node was reached `connect_timeout` seconds after the opening, a read that would wait raises
+    `rt.Timeout`, once, with the reason for each endpoint. Later reads wait, and the pull client goes on
+    trying. None waits indefinitely.
+
     With endpoints, the reader waits while corrupt parts of the copy are repaired from the nodes. What no node
     can repair is raised as `rt.Corrupt`, with the file, the range and the next step. If no node has valid
     bytes itself, it reports `rt.events.CorruptPositions`, and the subscriber waits there.
@@ -85,6 +89,7 @@ class Subscriber:
         on_event: EventHandler | None = None,
         retention: Retention = "follow",
         name: str | None = None,
+        connect_timeout: float | None = 5.0,
         disk: Disk = REAL,
     ) -> None:
         self.stream = check_name(stream, kind="stream")
@@ -94,6 +99,7 @@ class Subscriber:
             raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._on_event = on_event
+        self._connect_timeout = connect_timeout
         self._retention = retention
         self._disk = disk
         self._gate = DeliveryGate(self._wake)
@@ -287,7 +293,9 @@ class Subscriber:
         except BaseException:
             self.close()
             raise
-        self._copy = PulledCopy(self._disk, self.directory, pulling, self._on_event, self._wake)
+        self._copy = PulledCopy(
+            self._disk, self.directory, pulling, self._on_event, self._wake, self._connect_timeout
+        )
 
     def _ready(self, deadline: float) -> FollowReader | None:
         """The reader, when there is a log; None at the deadline, or when closed."""

@@ -12,8 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from rt.client.publisher_status import PublisherStatus, ReplicationState, reasons, state_of
+from rt.client.replication_problem import ReplicationProblem
 from rt.errors import Closed, Fenced, RtError, Timeout, UnknownVersion
 from rt.log.disk import storage_errors
 from rt.sidecar import push_pool
@@ -23,11 +25,10 @@ from rt.sidecar.progress_file import (
     PROGRESS_FILE,
     Level,
     ProgressRecord,
-    PushState,
     decode_progress,
     read_progress,
 )
-from rt.sidecar.push_protocol import PUSH_LOG, PushRequested
+from rt.sidecar.push_protocol import PUSH_LOG, EndpointStatus, PushReported, PushRequested
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -38,11 +39,18 @@ WaitLevel: TypeAlias = Literal["replicated", "merged"]
 OnProgress: TypeAlias = Callable[[ProgressRecord], None]
 """Called with each new record, in the thread that polls for all publishers. It must not block."""
 
+SILENT_SECONDS: Final = 2.0
+"""How long `linger` waits before it logs for what."""
+LEFT_HINT: Final = (
+    "It stays on the disk. The push process sends it; if that is stopped, the next publisher of the "
+    "directory or `rt push` does."
+)
+
 
 class WaitHandle:
     """Has the session in `directory` pushed. After `leave`, the rest is pushed to its end.
 
-    Levels count for `incarnation` only. Thread-safe.
+    Levels count for `incarnation` only. What blocks the push is recorded in `problem`. Thread-safe.
     """
 
     def __init__(
@@ -54,11 +62,17 @@ class WaitHandle:
         *,
         incarnation: bytes,
         on_progress: OnProgress,
+        problem: ReplicationProblem,
     ) -> None:
         self.directory = directory
         self._log = os.path.join(directory, PUSH_LOG)
         self._incarnation = incarnation
         self._on_progress = on_progress
+        self._problem = problem
+        self.endpoints = tuple(EndpointStatus(endpoint, is_connected=False) for endpoint in endpoints)
+        """The connection to each node, as the push process reported it last."""
+        self.since_ns = time.time_ns()
+        """When the state of the replication changed last."""
         self._changed = threading.Condition()
         self._waiting = 0
         self._is_leaving = False
@@ -71,7 +85,6 @@ class WaitHandle:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 self._note(read_progress(directory))
-                self._stale_sequence = self._record.sequence
                 self._pushing = push_pool.shared()
                 self._number = self._pushing.start(
                     PushRequested(0, directory, stream, tuple(endpoints), *map(os.fspath, files)), self
@@ -92,16 +105,14 @@ class WaitHandle:
         return self._record.merged
 
     @property
-    def state(self) -> PushState:
-        record = self._record
-        # Levels of an older record count; its state was that of another push client.
-        return PushState.RUNNING if record.sequence == self._stale_sequence else record.state
+    def state(self) -> ReplicationState:
+        return state_of(self._problem.error, self.endpoints)
 
     def wait(self, run: int, number: int, level: WaitLevel, timeout: float | None) -> None:
         """Return when `number` of run `run` has reached `level`.
 
-        Raises `rt.Timeout`, `rt.Fenced` if the cluster rejects this session, `rt.RtError` if no node accepts
-        it, `rt.Closed` if `leave` is called meanwhile.
+        Raises `rt.Timeout`, `rt.Fenced` if the cluster rejects this session, the error that blocks its push
+        otherwise, `rt.Closed` if `leave` is called meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -113,24 +124,47 @@ class WaitHandle:
             with self._changed:
                 self._waiting -= 1
 
-    def linger(self, run: int, number: int, seconds: float, session: str) -> None:
-        """Wait up to `seconds` until `number` is replicated. If it is not, the push process has the rest."""
+    def linger(
+        self, run: int, number: int, seconds: float, session: str, status: Callable[[], PublisherStatus]
+    ) -> RtError | None:
+        """Wait up to `seconds` until `number` is replicated. If it is not, the push process has the rest.
+
+        Returns what blocks its replication. Logs what it waits for, and what it leaves.
+        """
         try:
-            self.wait(run, number, "replicated", seconds)
+            silent = min(seconds, SILENT_SECONDS)
+            try:
+                self.wait(run, number, "replicated", silent)
+            except Timeout as error:
+                if seconds <= silent:
+                    raise
+                logger.warning("closing_waits session=%s seconds=%g reason=%s", session, seconds, error.hint)
+                self.wait(run, number, "replicated", seconds - silent)
+        except Closed:
+            return None
+        except Timeout as error:
+            if seconds > 0:
+                _log_left(session, status(), error)
         except RtError as error:
-            logger.warning("handed_to_push_process session=%s reason=%s", session, error)
+            return error
+        except BaseException as error:
+            _log_left(session, status(), error)
+            raise
+        return None
 
     def _wait(self, run: int, number: int, level: WaitLevel, deadline: float | None) -> None:
         while not self._has_come(run, number, level):
             self._raise_if_vain()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
+                why = reasons(self.endpoints)
                 raise Timeout(
                     f"timed out: number {number} is not {level} yet",
                     where=self.directory,
                     got=getattr(self._record, level).number,
-                    hint="It may still be: wait again."
-                    + (f" {self._log} says what hinders it." if os.path.exists(self._log) else ""),
+                    hint=(f"{why}. " if why else "")
+                    + "It may still be: wait again."
+                    + (f" {self._log} says more." if os.path.exists(self._log) else ""),
                 )
             self._changed.wait(left)
 
@@ -155,22 +189,7 @@ class WaitHandle:
         return reached.run == run and reached.number > number
 
     def _raise_if_vain(self) -> None:
-        match self.state:
-            case PushState.FENCED:
-                raise Fenced(
-                    "the cluster rejects further data of this session",
-                    where=self.directory,
-                    hint="Another publisher, or another copy of this directory, took over its name; or an "
-                    "operator reset the cluster: then open it again.",
-                )
-            case PushState.REFUSED:
-                raise RtError(
-                    "no node accepts this session",
-                    where=self.directory,
-                    hint=f"The reason is in {self._log}.",
-                )
-            case PushState.RUNNING:
-                pass
+        self._problem.raise_always()
         if self._is_leaving:
             raise Closed("the publisher is closed", where=self.directory)
 
@@ -195,6 +214,21 @@ class WaitHandle:
             self._on_progress(self._record)
         return True
 
+    def record_report(self, report: PushReported) -> None:
+        """What the push process reports."""
+        if self._is_leaving:
+            return
+        error = report.error
+        if isinstance(error, Fenced):
+            error = _fenced(self.directory, str(error))
+        with self._changed:
+            state = self.state
+            self.endpoints = report.endpoints or self.endpoints
+            self._problem.record(error)
+            if self.state != state:
+                self.since_ns = time.time_ns()
+            self._changed.notify_all()
+
     def release(self) -> None:
         os.close(self._fd)
 
@@ -206,3 +240,26 @@ class WaitHandle:
             self._record = record
             self._changed.notify_all()
         return True
+
+
+def _log_left(session: str, status: PublisherStatus, error: BaseException) -> None:
+    reason = reasons(status.endpoints) or str(error) or type(error).__name__
+    logger.warning(
+        "handed_to_push_process session=%s unsent_messages=%d unsent_bytes=%d push_pids=%s reason=%s hint=%r",
+        session,
+        status.unsent_messages,
+        status.unsent_bytes,
+        push_pool.shared().pids,
+        reason,
+        LEFT_HINT,
+    )
+
+
+def _fenced(directory: str, got: str) -> Fenced:
+    return Fenced(
+        "the cluster rejects further data of this session",
+        where=directory,
+        got=got,
+        hint="Another publisher, or another copy of this directory, took over its name; or an operator reset "
+        "the cluster: then open it again.",
+    )

@@ -27,7 +27,7 @@ async def why_unreachable(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_S
     `rt.CertificateError`: a certificate, ours or the node's, is at fault.
     """
     try:
-        context = tls.ssl_client_context()
+        context = await asyncio.to_thread(tls.ssl_client_context)  # It reads files, and may wait for them.
         context.set_alpn_protocols([_HTTP2])
         async with asyncio.timeout(timeout_s):
             return await _connect(endpoint, context)

@@ -181,7 +181,7 @@ class MessageSink:
             self._subscription = output.subscribe(self, "publisher")
             self._subscription.start(RESUME)
         except BaseException:
-            self.publisher.close(linger=0)
+            self.publisher.close(timeout=0)
             raise
 
     def on_next(self, sequence_id: int, value: Any, /) -> None:
@@ -213,9 +213,9 @@ class MessageSink:
             self._subscription.acknowledge(end - 1)
             self._acknowledged = end - 1
 
-    def close(self, linger: float = 30.0) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """As `Publisher.close`. The next run publishes again what is not acknowledged."""
-        self.publisher.close(linger)
+        self.publisher.close(timeout)
 
     def _check_session_numbers(self) -> None:
         """Without a dedup id, the numbers are the session's: they must match the output's ids."""

@@ -30,7 +30,14 @@ from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes, PullFailed, PullReport
+from rt.sidecar.pull_protocol import (
+    HoldDenied,
+    NodeReached,
+    NodesUnreached,
+    NoGoodBytes,
+    PullFailed,
+    PullReport,
+)
 from rt.sidecar.pull_settings import PullSettings
 
 logger = logging.getLogger("rt.client.subscriber")
@@ -60,6 +67,8 @@ class PullSidecar:
         """The log end when a node was first reached."""
         self.is_shared = False
         """Whether another pull client fills the copy."""
+        self.unreached: str | None = None
+        """Why no node was reached yet; None if one was, or not each was tried."""
         self.refused: HoldRefused | None = None
         """The nodes hold back no data for this subscriber; set until the reader takes it."""
         self.corrupt: CorruptPositions | None = None
@@ -187,8 +196,11 @@ class PullSidecar:
                 break
             for line in process.exchange():
                 match decode_line(line, PullReport):
-                    case NodeReached(end) if self.log_end is None:
-                        self.log_end = end
+                    case NodeReached(end):
+                        self.unreached = None
+                        self.log_end = end if self.log_end is None else self.log_end
+                    case NodesUnreached(why) if self.log_end is None:
+                        self.unreached = why
                     case HoldDenied(name, why):
                         self.refused = HoldRefused(name, why)
                     case NoGoodBytes(start, end, why):

@@ -26,6 +26,12 @@ class NodeReached(Struct, frozen=True, tag="reached"):
     end: _Position
 
 
+class NodesUnreached(Struct, frozen=True, tag="unreached"):
+    """No node was reached yet, although each was tried."""
+
+    why: str
+
+
 class HoldDenied(Struct, frozen=True, tag="refused"):
     """The nodes hold back no data for the subscriber of that name."""
 
@@ -70,4 +76,4 @@ class PullFailed(Struct, frozen=True, tag="failed"):
         return kind(**texts) if has_texts_only and kind is not None else RtError(**texts)
 
 
-PullReport: TypeAlias = NodeReached | HoldDenied | NoGoodBytes | PullFailed
+PullReport: TypeAlias = NodeReached | NodesUnreached | HoldDenied | NoGoodBytes | PullFailed

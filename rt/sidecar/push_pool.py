@@ -28,7 +28,7 @@ from rt.line_protocol import encode_line
 from rt.sidecar.progress_file import PROGRESS_FILE
 from rt.sidecar.progress_watch import ProgressWatch
 from rt.sidecar.push_process import PushProcess, choose
-from rt.sidecar.push_protocol import PushRequested
+from rt.sidecar.push_protocol import PushReported, PushRequested
 
 logger = logging.getLogger("rt.client.publisher")
 
@@ -51,6 +51,9 @@ class Follower(Protocol):
 
     def poll(self) -> bool:
         """Read `.progress`; return whether it changed. Must be quick: it delays all other sessions."""
+
+    def record_report(self, report: PushReported) -> None:
+        """The push process reports the state of the push. Must be quick."""
 
     def release(self) -> None:
         """The session is not polled any more. Called once."""
@@ -206,9 +209,13 @@ class PushPool:
         processes = [process for process in self._processes if not process.is_dismissed]
         at = choose([process.load for process in processes], processes_max=len(os.sched_getaffinity(0)))
         if at == len(processes):
-            processes.append(PushProcess())
+            processes.append(PushProcess(self._report))
             self._processes.append(processes[at])
         return processes[at]
+
+    def _report(self, report: PushReported) -> None:
+        if (follower := self._followers.get(report.number)) is not None:
+            follower.record_report(report)
 
     def _drop(self, number: int) -> None:
         self._watch.remove(number)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rt.child_process import ChildProcess, RestartBackoff, child_environment
 from rt.line_protocol import decode_line, encode_line
-from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushLine, PushRequested
+from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushLine, PushReported, PushRequested
 
 logger = logging.getLogger("rt.client.publisher")
 
@@ -41,9 +41,13 @@ def choose(loads: Sequence[int], *, processes_max: int) -> int:
 
 
 class PushProcess:
-    """Serves sessions. Its process runs from the first one on. Call `step` after each wait."""
+    """Serves sessions. Its process runs from the first one on. Call `step` after each wait.
 
-    def __init__(self, command: Sequence[str] = _COMMAND) -> None:
+    `on_report` is called with what the process reports on the state of a push.
+    """
+
+    def __init__(self, on_report: Callable[[PushReported], None], command: Sequence[str] = _COMMAND) -> None:
+        self._on_report = on_report
         self._command = command
         self._sessions: dict[int, PushRequested] = {}
         self._finishing: set[int] = set()
@@ -143,6 +147,8 @@ class PushProcess:
                 case PushEnded(number):
                     self._sessions.pop(number, None)
                     self._finishing.discard(number)
+                case PushReported() as report:
+                    self._on_report(report)
         if status is not None:
             if not self._is_dismissed:
                 logger.warning("push_process_ended exit_status=%d sessions=%d", status, self.load)

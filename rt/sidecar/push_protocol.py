@@ -5,9 +5,14 @@ The end of the stream finishes all sessions. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+
+from rt.errors import RtError
+from rt.sidecar.pull_protocol import PullFailed
 
 PUSH_LOG: Final = "push.log"
 """The log records of the push processes that concern a session: a file in its directory."""
@@ -43,4 +48,54 @@ class PushEnded(Struct, frozen=True, tag="ended"):
     number: int
 
 
-PushLine: TypeAlias = PushRequested | FinishRequested | PushEnded
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """A publisher's connection to one node.
+
+    `endpoint` is "host:port". `is_connected`: the node accepts the session now. `error`: why the last attempt
+    failed or the node refuses the session; None if nothing failed.
+    """
+
+    endpoint: str
+    is_connected: bool
+    error: RtError | None = None
+
+    @property
+    def reason(self) -> str:
+        """The endpoint and why it failed, in one short line; empty if it is connected, or nothing failed."""
+        if self.is_connected or self.error is None:
+            return ""
+        return f"{self.endpoint}: {self.error.reason}"
+
+
+class PushReported(Struct, frozen=True, tag="reported"):
+    """From the push process: the state of a push. Made by `of`."""
+
+    number: int
+    failed: PullFailed | None
+    connections: tuple[tuple[str, bool, PullFailed | None], ...]
+    """Endpoint, whether it is connected, and why it failed."""
+
+    @classmethod
+    def of(cls, number: int, error: RtError | None, endpoints: Iterable[EndpointStatus]) -> PushReported:
+        """`error` blocks the push until somebody mends it; None: nothing does."""
+        connections = ((one.endpoint, one.is_connected, _failed(one.error)) for one in endpoints)
+        return cls(number, _failed(error), tuple(connections))
+
+    @property
+    def error(self) -> RtError | None:
+        return None if self.failed is None else self.failed.error
+
+    @property
+    def endpoints(self) -> tuple[EndpointStatus, ...]:
+        return tuple(
+            EndpointStatus(endpoint, is_connected, None if failed is None else failed.error)
+            for endpoint, is_connected, failed in self.connections
+        )
+
+
+def _failed(error: RtError | None) -> PullFailed | None:
+    return None if error is None else PullFailed.of(error)
+
+
+PushLine: TypeAlias = PushRequested | FinishRequested | PushEnded | PushReported

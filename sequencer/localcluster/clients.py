@@ -43,5 +43,5 @@ def open_subscriber(settings: dict[str, Any], **options: Any) -> rt.Subscriber:
         settings["stream"],
         endpoints=settings["endpoints"],
         tls=rt.TLS(*settings["tls"]),
-        **options,
+        **{"connect_timeout": None, **options},
     )

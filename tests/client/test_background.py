@@ -15,7 +15,7 @@ import pytest
 from rt.sidecar import progress_watch, push_pool
 from rt.sidecar.progress_file import PROGRESS_FILE
 from rt.sidecar.push_pool import PushPool
-from rt.sidecar.push_protocol import PushRequested
+from rt.sidecar.push_protocol import PushReported, PushRequested
 
 WAIT_SECONDS = 120
 
@@ -26,7 +26,8 @@ class FakeProcess:
     made: list[FakeProcess]
     is_open = True
 
-    def __init__(self) -> None:
+    def __init__(self, on_report: Callable[[PushReported], None]) -> None:
+        self.on_report = on_report
         self.made.append(self)
         self.served: list[str] = []
         self.load = 0
@@ -73,6 +74,7 @@ class FakeFollower:
         self.directory = str(directory)
         self.is_awaited = False
         self.seen: list[bytes] = []
+        self.reports: list[PushReported] = []
         self.is_released = False
         self.fails = False
 
@@ -84,6 +86,9 @@ class FakeFollower:
         is_new = now != self.seen[-1:]
         self.seen.append(now)
         return is_new
+
+    def record_report(self, report: PushReported) -> None:
+        self.reports.append(report)
 
     def release(self) -> None:
         self.is_released = True

@@ -29,7 +29,7 @@ def publish(disk: Disk, count: int, what: bytes, *, is_synced: bool) -> str:
     publisher = rt.Publisher("/root", "stream", publisher_id="feed", **settings)
     for number in range(count):
         assert publisher.publish(what + b"%d" % number) == number
-        publisher._write_batch()
+        publisher._writer.write_batch()
     if is_synced:
         publisher.close()
     else:

@@ -597,7 +597,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_batch_loses_only_that_batch(tmp_pat
         end = (session_of(whole) / "log.0.0").stat().st_size
         publisher.publish(b"torn", topic="t")
         publisher._lock.acquire()
-        publisher._write_batch()
+        publisher._writer.write_batch()
         publisher._lock.release()
         publisher._abandon()
     size = (session_of(whole) / "log.0.0").stat().st_size

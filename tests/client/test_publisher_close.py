@@ -89,14 +89,14 @@ def test_two_closes_at_once_both_return() -> None:
     disk = MemoryDisk()
     publisher = on_memory(disk)
     publisher.publish(b"x")
-    finish = publisher._finish
+    finish = publisher._writer.finish
 
     def finish_second() -> None:
-        publisher._finish = finish  # type: ignore[method-assign]
+        publisher._writer.finish = finish  # type: ignore[method-assign]
         publisher.close()
         finish()
 
-    publisher._finish = finish_second  # type: ignore[method-assign]
+    publisher._writer.finish = finish_second  # type: ignore[method-assign]
     publisher.close()
     assert numbers(disk) == [0]
 
@@ -207,7 +207,7 @@ def test_a_background_thread_that_fails_is_told_to_the_caller(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(rt.client.session_log, "encode_batch", fail_to_encode)
         publisher.publish(b"x")
-        wait_until(lambda: isinstance(publisher._pending_error, rt.StorageFailed))
+        wait_until(lambda: isinstance(publisher._writer.pending_error, rt.StorageFailed))
     with pytest.raises(rt.StorageFailed):
         publisher.publish(b"y")
     with pytest.raises(rt.StorageFailed):

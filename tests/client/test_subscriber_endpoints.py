@@ -277,6 +277,20 @@ def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
         assert source.acknowledged[-1] == ("sub", 2)
 
 
+def test_a_subscriber_that_reaches_no_node_in_time_is_told_why_once_and_goes_on(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"one")
+    source.stop()
+    with subscriber_of(tmp_path, pki, source, connect_timeout=0) as subscriber:
+        with pytest.raises(rt.Timeout, match="no node was reached") as raised:
+            subscriber.poll(timeout=WAIT_SECONDS)
+        assert f"{source.endpoint}: connection refused" in str(raised.value)
+        assert subscriber.poll(timeout=0.01) == []
+        source.start()
+        assert take(subscriber, 1) == [b"one"]
+
+
 def test_a_subscriber_gets_an_event_if_its_hold_is_refused_also_while_it_never_waits(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:

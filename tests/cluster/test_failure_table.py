@@ -106,7 +106,7 @@ def test_an_idle_publisher_whose_name_another_directory_takes_over_on_other_node
                 older.wait(older.publish(b"more"), "replicated", timeout=WAIT_S)
             newer.wait(newer.publish(b"again"), "merged", timeout=WAIT_S)
         with contextlib.suppress(rt.Fenced):
-            older.close(linger=0)
+            older.close(timeout=0)
     faults.verdict(others={session: 3})
 
 

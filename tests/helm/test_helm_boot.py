@@ -75,11 +75,11 @@ def grown() -> Iterator[tuple[Pods, Feed]]:
             checksum = pods.checksum
             grow(pods, feed)
             assert pods.checksum == checksum, "members are no part of what restarts nodes"
-            feed.publisher.close(linger=0)
+            feed.publisher.close(timeout=0)
             after = Feed(pods, root / "feed")
             after.sent = feed.sent
             yield pods, after
-            after.publisher.close(linger=0)
+            after.publisher.close(timeout=0)
         finally:
             pods.close()
             shutil.rmtree(root)

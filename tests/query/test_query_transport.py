@@ -26,7 +26,7 @@ class Machine(RunningQueries):
 
     def crash(self) -> None:
         """A crash may lose or keep messages that were not flushed. Here they are kept."""
-        self.sink.publisher.close(linger=0)
+        self.sink.publisher.close(timeout=0)
         self.source.dispose()
 
 

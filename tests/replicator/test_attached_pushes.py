@@ -14,8 +14,9 @@ import rt
 from replicator.cli import attached_push
 from replicator.cli.attached_push import SessionLog
 from replicator.push.client import PushClient
+from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.sidecar import SERVED, PushSidecar
-from rt.sidecar.push_protocol import FinishRequested, PushRequested
+from rt.sidecar.push_protocol import EndpointStatus, FinishRequested, PushEnded, PushReported, PushRequested
 
 WAIT_SECONDS = 120
 
@@ -52,9 +53,20 @@ class Pushes:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.ended: list[int] = []
-        self.pushes = PushSidecar(self._make, self.ended.append)
+        self.reports: list[PushReported] = []
+        self.on_report: dict[str, Callable[[PushReport], None]] = {}
+        self.pushes = PushSidecar(self._make, self._hear)
 
-    def _make(self, asked: PushRequested) -> PushClient:
+    def _hear(self, report: PushEnded | PushReported) -> None:
+        if isinstance(report, PushEnded):
+            self.ended.append(report.number)
+        else:
+            self.reports.append(report)
+
+    def _make(
+        self, asked: PushRequested, on_report: Callable[[PushReport], None], problems: ProblemLog
+    ) -> PushClient:
+        self.on_report[asked.directory] = on_report
         return cast(PushClient, FakeClient(asked, self.log))
 
     def serve(self, number: int, directory: str) -> None:
@@ -135,7 +147,39 @@ def test_one_that_fails_is_tried_again_and_only_once_more_when_its_publisher_has
         made.pushes.handle(FinishRequested(1))
 
     assert run(test).ended == [2, 1]
-    assert caplog.text.count("push_failed path=bad") == 2
+    assert caplog.text.count("push_failed path=bad") == 1
+    assert caplog.text.count("push_given_up path=broken") == 1
+
+
+def test_what_blocks_a_session_is_reported_until_a_node_serves_it() -> None:
+    """A client that tries again does not clear it: only a node that accepts the session does."""
+    refused = rt.CertificateError("the node refuses our certificate")
+    waiting = EndpointStatus("n1:5002", is_connected=False, error=refused)
+    serving = EndpointStatus("n1:5002", is_connected=True)
+
+    async def test(made: Pushes) -> None:
+        made.serve(1, "a")
+        await made.until(lambda: "a" in made.on_report)
+        for report in (
+            PushReport(refused, (waiting,)),
+            PushReport(None, (waiting,)),
+            PushReport(None, (serving,)),
+        ):
+            made.on_report["a"](report)
+
+    reports = run(test).reports
+    assert [repr(report.error) for report in reports] == [repr(refused), repr(refused), "None"]
+    assert [report.endpoints[0].is_connected for report in reports] == [False, False, True]
+
+
+def test_a_client_that_cannot_begin_is_reported_until_the_next_one_begins() -> None:
+    async def test(made: Pushes) -> None:
+        made.serve(1, "bad")
+        await made.until(lambda: made.log == ["bad begins"] * 3)
+        made.on_report["bad"](PushReport(None, ()))
+
+    reports = run(test).reports
+    assert [str(report.error) for report in reports] == ["a disk fails", "a disk fails", "None"]
 
 
 def test_what_is_finished_before_it_began_is_pushed_all_the_same() -> None:

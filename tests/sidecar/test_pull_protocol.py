@@ -16,7 +16,14 @@ from rt.events import SkipForward
 from rt.line_protocol import decode_line, encode_line
 from rt.log.disk import REAL
 from rt.sidecar.pull_process import lasting
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NoGoodBytes, PullFailed, PullReport
+from rt.sidecar.pull_protocol import (
+    HoldDenied,
+    NodeReached,
+    NodesUnreached,
+    NoGoodBytes,
+    PullFailed,
+    PullReport,
+)
 from rt.sidecar.pull_settings import PullSettings
 
 KINDS = [
@@ -53,7 +60,7 @@ def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
     gap = decode_line(encode_line(PullFailed.of(rt.Gap("gone", event=SkipForward(0, 1, "time")))), PullReport)
     assert isinstance(gap, PullFailed)
     assert type(gap.error) is rt.RtError
-    for report in (NodeReached(12), HoldDenied("sub", 'a "why"\n')):
+    for report in (NodeReached(12), NodesUnreached("n1:1: no such host"), HoldDenied("sub", 'a "why"\n')):
         assert decode_line(encode_line(report), PullReport) == report
 
 

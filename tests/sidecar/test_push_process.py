@@ -90,7 +90,9 @@ def told(heard: Path) -> list[str]:
 
 @pytest.fixture
 def running(heard: Path, request: pytest.FixtureRequest) -> Iterator[PushProcess]:
-    process = PushProcess([sys.executable, "-S", "-c", ECHO, str(heard), *getattr(request, "param", ())])
+    process = PushProcess(
+        lambda _: None, [sys.executable, "-S", "-c", ECHO, str(heard), *getattr(request, "param", ())]
+    )
     yield process
     pid = process.pid
     process.disown()
@@ -154,7 +156,7 @@ def test_one_that_dies_is_started_again_after_a_pause_and_told_of_all_that_are_l
 
 @pytest.mark.slow
 def test_one_that_cannot_be_started_is_tried_again(heard: Path) -> None:
-    process = PushProcess(["/no/such/program"])
+    process = PushProcess(lambda _: None, ["/no/such/program"])
     process.serve(a_session(1))
     process.step(now := time.monotonic())
     assert process.pid is None

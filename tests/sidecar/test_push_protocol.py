@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rt
 from rt.line_protocol import LINE_BYTES_MAX, LineBuffer, decode_line, encode_line
-from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushLine, PushRequested
+from rt.sidecar.push_protocol import (
+    EndpointStatus,
+    FinishRequested,
+    PushEnded,
+    PushLine,
+    PushReported,
+    PushRequested,
+)
 
 texts = st.text(max_size=8)
 lines_said = st.one_of(
@@ -24,6 +32,26 @@ lines_said = st.one_of(
     st.builds(FinishRequested, st.integers(0)),
     st.builds(PushEnded, st.integers(0)),
 )
+errors = st.none() | st.builds(
+    lambda kind, what, hint: kind(what, hint=hint),
+    st.sampled_from([rt.CertificateError, rt.Fenced, rt.RtError]),
+    texts,
+    st.none() | texts,
+)
+reports = st.builds(
+    PushReported.of,
+    st.integers(0),
+    errors,
+    st.lists(st.builds(EndpointStatus, texts, st.booleans(), errors), max_size=3),
+)
+
+
+@given(reports)
+def test_a_report_arrives_with_the_types_and_texts_of_its_errors(report: PushReported) -> None:
+    arrived = decode_line(encode_line(report), PushLine)
+    assert arrived == report
+    assert (type(arrived.error), str(arrived.error)) == (type(report.error), str(report.error))
+    assert list(map(str, arrived.endpoints)) == list(map(str, report.endpoints))
 
 
 @settings(max_examples=20)

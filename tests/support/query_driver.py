@@ -100,7 +100,7 @@ class RunningQueries:
         """Run until the output of `count` messages is acknowledged, and close."""
         self.runner.run(lambda: self.watermark >= count - 1 and not len(self.output.buffer))
         self.engine.unload()
-        self.sink.close(linger=0)
+        self.sink.close(timeout=0)
 
 
 def gate(phase: str, queries: RunningQueries) -> None:

@@ -251,7 +251,7 @@ def _linger(publisher: Publisher, interrupts: Interrupts) -> None:
         with interrupts.waiting():
             publisher.close()
     finally:
-        publisher.close(linger=0)
+        publisher.close(timeout=0)
 
 
 def _ignore(size: int) -> None:

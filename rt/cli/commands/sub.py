@@ -56,6 +56,15 @@ _MOST = 2**62
     "gRPC endpoints of the nodes, separated by commas. Empty: read only logs on this machine.",
 )
 @option(
+    "--connect-timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="With --endpoints: end with an error that names the reasons if no node is reached in this time. "
+    "Seconds. 0: wait indefinitely.",
+)
+@option(
     "--position",
     type=PLACE,
     help="Position to start at. Default: earliest, or the position that --name acknowledged.",
@@ -122,6 +131,7 @@ def sub(
     no_header: bool,
     output: str | None,
     as_json: bool,
+    connect_timeout: float,
 ) -> None:
     """Write the messages of the log in DIR, or of the merged log of a stream.
 
@@ -166,6 +176,7 @@ def sub(
                 topics=topics or None,
                 on_event=printer,
                 name=name,
+                connect_timeout=connect_timeout or None,
             )
             kind = NamedSubscriber if tls is None else PulledLog
             source = kind(subscriber, is_following=follow)

@@ -122,11 +122,12 @@ class PartitionPublisher:
             publisher.wait(last, "merged", max(0.0, self._deadline - time.monotonic()))
         except Fenced:
             logger.warning("session_abandoned path=%s", publisher.directory)
-            publisher.close(linger=0)
+            with contextlib.suppress(Fenced):
+                publisher.close(timeout=0)
             shutil.rmtree(publisher.directory, ignore_errors=True)
             raise
         finally:
-            publisher.close(linger=0)
+            publisher.close(timeout=0)
 
     def _open(self) -> Publisher:
         """A session of this executor that no other attempt has open."""

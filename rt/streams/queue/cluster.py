@@ -184,6 +184,7 @@ class ClusterReceiver:
             position=beginning if start is None else _position(start, split),
             on_event=self._gaps,
             name=cluster.name,
+            connect_timeout=None,
         )
 
     async def open(self) -> None:

@@ -66,7 +66,7 @@ class Publishing:
                 self._note_progress()
                 return {"is_merged": self._publisher.progress.merged == self._publisher.next_number}
             case "close":
-                self._publisher.close(linger=float(arguments["linger_s"]))
+                self._publisher.close(timeout=float(arguments["linger_s"]))
         return {}
 
     def _run(self) -> None:

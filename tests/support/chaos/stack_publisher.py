@@ -45,7 +45,7 @@ class StackPublisherProcess:
                 self._finishing.set()
                 self._thread.join()
             case "close":
-                self._publisher.close(linger=5)
+                self._publisher.close(timeout=5)
                 return {}
         flushed, progress = self._flushed, self._publisher.progress
         return {"flushed": flushed, "replicated": progress.replicated, "merged": progress.merged}

@@ -1,0 +1,92 @@
+"""What blocks the replication of a publisher, and which calls raise it.
+
+A problem begins when the push reports an error that no retry mends, and ends when a node accepts the session
+again. Messages are published nevertheless: they stay on the disk, and the push tries again and again.
+
+Invariants:
+- A problem is raised by the next call that publishes or flushes, once, so that a program that goes on loses
+  no message; after a final error, by each call. Waiting raises it as long as it lasts.
+- `on_error` is called once for each problem, in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from rt.errors import Fenced, LogNotFound, RtError
+
+logger = logging.getLogger("rt.client.publisher")
+
+ErrorHandler: TypeAlias = Callable[[RtError], None]
+
+_FINAL: Final = (Fenced, LogNotFound)
+"""Nothing more of this run is ever replicated."""
+
+
+class ReplicationProblem:
+    """The problem of the session in `directory`, if there is one. Thread-safe."""
+
+    def __init__(self, directory: str, on_error: ErrorHandler | None) -> None:
+        self.error: RtError | None = None
+        """What blocks replication now."""
+        self.unraised: RtError | None = None
+        """What the next call must raise."""
+        self._directory = directory
+        self._on_error = on_error
+        self._lock = threading.Lock()
+
+    def record(self, error: RtError | None) -> None:
+        """The push reports what blocks it now; None: nothing does. Never blocks."""
+        with self._lock:
+            if isinstance(self.error, _FINAL):
+                return
+            if error is None:
+                self.error = self.unraised = None
+                return
+            if self.error is not None and (type(error), error.what) == (type(self.error), self.error.what):
+                return
+            self.error = self.unraised = self._with_hint(error)
+        if self._on_error is not None:
+            name = f"rt-publisher-error-{type(error).__name__}"
+            threading.Thread(target=self._notify, args=(self.error,), name=name, daemon=True).start()
+
+    def raise_once(self) -> None:
+        """Raise the problem unless a call has raised it. A final one is raised each time."""
+        if (error := self.unraised) is not None:
+            self.mark_raised()
+            raise copy.copy(error)
+
+    def raise_always(self) -> None:
+        """Raise the problem as long as it lasts."""
+        if (error := self.error) is not None:
+            self.mark_raised()
+            raise copy.copy(error)
+
+    def mark_raised(self) -> None:
+        if not isinstance(self.unraised, _FINAL):
+            self.unraised = None
+
+    def disown(self) -> None:
+        """In a forked child: another thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+
+    def _notify(self, error: RtError) -> None:
+        assert self._on_error is not None
+        try:
+            self._on_error(error)
+        except Exception:
+            logger.exception("error_handler_failed path=%s", self._directory)
+
+    def _with_hint(self, error: RtError) -> RtError:
+        error = copy.copy(error)
+        kept = f"What was published stays in {self._directory}"
+        if isinstance(error, _FINAL):
+            kept += ", but is not accepted any more."
+        else:
+            kept += ". Once the cause is mended it is sent, by this publisher, the next one or `rt push`."
+        error.hint = f"{error.hint} {kept}" if error.hint else kept
+        return error

@@ -1,0 +1,468 @@
+"""What keeps a publisher's messages from the nodes: how the program, its operator and the log learn of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from push_node import NodesInThread, PushNode
+
+import rt
+from rt.client import publisher as publishing
+from rt.client.publisher_status import SegmentExtent, reasons, state_of, unsent
+from rt.client.replication_problem import ReplicationProblem
+from rt.client.wait_handle import WaitHandle
+from rt.log.format.segment import SegmentId
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
+from rt.net.tls import TLS
+from rt.sidecar.progress_file import Level
+from rt.sidecar.push_protocol import EndpointStatus
+from sequencer.localcluster.loopback import free_port
+
+WAIT_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the nodes. The CA file of the publisher names a second CA too, as while CAs rotate."""
+    directory, foreign = tmp_path_factory.mktemp("pki"), tmp_path_factory.mktemp("foreign")
+    for one in (directory, foreign):
+        init_ca(one)
+        issue(one, Identity("s", "publisher", "feed"))
+    issue(directory, Identity("s", "node", "n1"), loopback=True)
+    shutil.copytree(foreign, directory / "foreign")
+    both = (directory / "ca.crt").read_bytes() + (foreign / "ca.crt").read_bytes()
+    (directory / "both.crt").write_bytes(both)
+    return directory
+
+
+def tls_of(pki: Path, name: str = "feed") -> TLS:
+    return TLS(pki / "ca.crt", pki / f"{name}.crt", pki / f"{name}.key")
+
+
+@contextlib.contextmanager
+def three_nodes(pki: Path) -> Iterator[NodesInThread]:
+    """They are overloaded at first, so that a test can publish before they `refuse`, or not."""
+    nodes = [PushNode(f"n{index}") for index in (1, 2, 3)]
+    with NodesInThread(*nodes, tls=tls_of(pki, "n1")) as running:
+        refuse(running, rt.Overloaded("try again"))
+        yield running
+    assert [node.faults for node in nodes] == [[], [], []]
+
+
+def refuse(nodes: NodesInThread, refusal: rt.RtError | None) -> None:
+    for node in nodes.nodes:
+        node.refusal = refusal
+
+
+def publisher_of(root: Path, pki: Path, nodes: NodesInThread, **options: Any) -> rt.Publisher:
+    endpoints = [node.endpoint for node in nodes.nodes]
+    settings = {"publisher_id": "feed", "linger_ms": 0, "endpoints": endpoints, "tls": tls_of(pki)}
+    return rt.Publisher(root, "s", **(settings | options))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def published(publisher: rt.Publisher) -> int:
+    """The number of a message. The push may have found the problem before: then the first call raises it."""
+    with contextlib.suppress(rt.CertificateError):
+        return publisher.publish(b"one")
+    return publisher.publish(b"one")
+
+
+def wait_until_mended(publisher: rt.Publisher, number: int) -> None:
+    """Return when `number` is merged, although waiting raises what blocks that until it is mended."""
+    while True:
+        with contextlib.suppress(rt.CertificateError):
+            publisher.wait(number, timeout=WAIT_SECONDS)
+            return
+
+
+def endpoints_without_nodes() -> list[str]:
+    return [f"127.0.0.1:{free_port()}" for _ in range(3)]
+
+
+REFUSALS = [
+    rt.CertificateError("only a publisher can push", got="rt://s/subscriber/feed", expected="role publisher"),
+    rt.ClusterMismatch("another stream is served here", got="s", expected="t"),
+    rt.ProtocolViolation("a second hello"),
+    rt.BadContents("the batch cannot be decoded"),
+    rt.InvalidName("not a valid name"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: type(refusal).__name__)
+def test_what_blocks_replication_is_raised_typed_by_each_kind_of_call(
+    tmp_path: Path, pki: Path, refusal: rt.RtError
+) -> None:
+    told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes, on_error=told.put)
+        number = publisher.publish(b"one")
+        refuse(nodes, refusal)
+        for _ in range(2):
+            with pytest.raises(type(refusal)) as raised:
+                publisher.wait(number, timeout=WAIT_SECONDS)
+            assert raised.value.what == refusal.what
+            assert f"stays in {publisher.directory}" in str(raised.value)
+        error = told.get(timeout=WAIT_SECONDS)
+        assert (type(error), error.what) == (type(refusal), refusal.what)
+        status = publisher.status()
+        assert (status.state, status.unsent_messages) == ("blocked", 1)
+        assert status.error is not None
+        assert {one.endpoint for one in status.endpoints} == {node.endpoint for node in nodes.nodes}
+        assert not any(one.is_connected for one in status.endpoints)
+        with pytest.raises(type(refusal), match=refusal.what):
+            publisher.close()
+        publisher.close()
+        assert told.empty()
+        assert publisher.status().state == "closed"
+
+
+@pytest.mark.slow
+def test_the_end_of_a_with_block_raises_what_blocks_replication(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes)
+        with pytest.raises(rt.CertificateError, match="only a publisher"), publisher:
+            publisher.publish(b"one")
+            refuse(nodes, rt.CertificateError("only a publisher can push"))
+        with rt.LogReader(publisher.directory, position=0) as reader:
+            assert [message.value for message in reader.poll()] == [b"one"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["publish", "publish_many", "flush"])
+def test_the_next_call_raises_it_once_and_then_messages_are_accepted(
+    tmp_path: Path, pki: Path, call: str
+) -> None:
+    noticed = threading.Event()
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes, on_error=lambda _: noticed.set())
+        publisher.publish(b"one")
+        refuse(nodes, rt.CertificateError("only a publisher can push"))
+        assert noticed.wait(WAIT_SECONDS)
+        act = {
+            "publish": lambda: publisher.publish(b"two"),
+            "publish_many": lambda: publisher.publish_many([b"two"]),
+            "flush": publisher.flush,
+        }[call]
+        with pytest.raises(rt.CertificateError):
+            act()
+        assert publisher.next_number == 1
+        act()
+        assert publisher.publish(b"more") == (1 if call == "flush" else 2)
+        refuse(nodes, None)
+        wait_until_mended(publisher, publisher.next_number - 1)
+        publisher.close()
+
+
+@pytest.mark.slow
+def test_a_program_may_go_on_until_the_cause_is_mended_and_a_second_problem_is_raised_again(
+    tmp_path: Path, pki: Path
+) -> None:
+    told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
+    with (
+        three_nodes(pki) as nodes,
+        publisher_of(tmp_path, pki, nodes, on_error=told.put) as publisher,
+    ):
+        refuse(nodes, rt.CertificateError("the certificate has expired"))
+        told.get(timeout=WAIT_SECONDS)
+        with pytest.raises(rt.CertificateError):
+            publisher.publish(b"one")
+        assert publisher.publish(b"one") == 0
+        refuse(nodes, None)
+        wait_until_mended(publisher, 0)
+        until(lambda: publisher.status().state == "replicating")
+        assert (publisher.status().error, publisher.status().unsent_messages) == (None, 0)
+        for node in nodes.nodes:
+            node.refusal = rt.CertificateError("only a publisher can push")
+            nodes.do(node.stop)
+            nodes.do(lambda node=node: node.start(tls_of(pki, "n1")))
+        assert isinstance(told.get(timeout=WAIT_SECONDS), rt.CertificateError)
+        with pytest.raises(rt.CertificateError):
+            publisher.publish(b"two")
+        assert publisher.publish(b"two") == 1
+        refuse(nodes, None)
+        wait_until_mended(publisher, 1)
+
+
+@pytest.mark.slow
+def test_a_certificate_that_the_nodes_refuse_in_the_handshake_is_raised_until_it_is_renewed_on_disk(
+    tmp_path: Path, pki: Path
+) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(pki / "foreign", files)
+    shutil.copy(pki / "both.crt", files / "ca.crt")
+    with (
+        three_nodes(pki) as nodes,
+        publisher_of(tmp_path, pki, nodes, tls=tls_of(files)) as publisher,
+    ):
+        refuse(nodes, None)
+        number = published(publisher)
+        with pytest.raises(rt.CertificateError, match="the node refuses our certificate"):
+            publisher.wait(number, timeout=WAIT_SECONDS)
+        assert not any(node.hellos for node in nodes.nodes)
+        for name in ("feed.key", "feed.crt"):
+            shutil.copy2(pki / name, files / f"new.{name}")
+            os.replace(files / f"new.{name}", files / name)
+        wait_until_mended(publisher, number)
+        assert publisher.status().error is None
+        publisher.publish(b"two")
+
+
+@pytest.mark.slow
+def test_files_that_the_push_process_cannot_use_are_raised_until_they_can_be_used(
+    tmp_path: Path, pki: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in ("ca.crt", "feed.crt", "feed.key"):
+        shutil.copy2(pki / name, files / name)
+    tls = tls_of(files)
+    (files / "feed.key").unlink()
+    with three_nodes(pki) as nodes, publisher_of(tmp_path, pki, nodes, tls=tls) as publisher:
+        refuse(nodes, None)
+        number = published(publisher)
+        with pytest.raises(rt.CertificateError, match=r"feed\.key"):
+            publisher.wait(number, timeout=WAIT_SECONDS)
+        shutil.copy2(pki / "feed.key", files / "feed.key")
+        wait_until_mended(publisher, number)
+
+
+@pytest.mark.slow
+def test_after_fencing_each_call_raises_and_what_was_published_stays(tmp_path: Path, pki: Path) -> None:
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes)
+        number = publisher.publish(b"one")
+        refuse(nodes, rt.Fenced("a newer incarnation took over"))
+        with pytest.raises(rt.Fenced, match="a newer incarnation took over"):
+            publisher.wait(number, timeout=WAIT_SECONDS)
+        for _ in range(2):
+            with pytest.raises(rt.Fenced, match="rejects further data of this session"):
+                publisher.publish(b"two")
+            with pytest.raises(rt.Fenced):
+                publisher.flush()
+        with pytest.raises(rt.Fenced):
+            publisher.close()
+        with rt.LogReader(publisher.directory, position=0) as reader:
+            assert [message.value for message in reader.poll()] == [b"one"]
+
+
+@pytest.mark.slow
+def test_a_node_that_refuses_while_others_accept_stops_nothing_and_status_names_it(
+    tmp_path: Path, pki: Path
+) -> None:
+    with three_nodes(pki) as nodes:
+        refuse(nodes, None)
+        nodes.nodes[2].refusal = rt.CertificateError("only a publisher can push")
+        with publisher_of(tmp_path, pki, nodes) as publisher:
+            for _ in range(20):
+                publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+            until(lambda: publisher.status().state == "replicating")
+            until(lambda: nodes.nodes[2].endpoint in reasons(publisher.status().endpoints))
+            assert publisher.status().error is None
+
+
+@pytest.mark.slow
+def test_the_error_handler_may_close_the_publisher(tmp_path: Path, pki: Path) -> None:
+    closed: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def close(error: rt.RtError) -> None:
+        try:
+            publisher.close()
+        except rt.RtError as raised:
+            closed.put((type(error), type(raised)))
+
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes, on_error=close)
+        publisher.publish(b"one")
+        refuse(nodes, rt.CertificateError("only a publisher can push"))
+        assert closed.get(timeout=WAIT_SECONDS) == (rt.CertificateError, rt.CertificateError)
+        with pytest.raises((rt.Closed, rt.CertificateError)):
+            publisher.publish(b"two")
+
+
+@pytest.mark.slow
+def test_nodes_that_cannot_be_reached_are_named_in_status_in_timeouts_and_in_one_log_line(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoints = endpoints_without_nodes()
+    publisher = rt.Publisher(tmp_path, "s", publisher_id="feed", endpoints=endpoints, tls=tls_of(pki))
+    number = publisher.publish(bytes(1000))
+    publisher.flush()
+    while publisher.status().state != "waiting":
+        with pytest.raises(rt.Timeout):
+            publisher.wait(number, timeout=0.05)
+    while not all(one.error for one in publisher.status().endpoints):
+        with pytest.raises(rt.Timeout):
+            publisher.wait(number, timeout=0.05)
+    status = publisher.status()
+    assert (status.unsent_messages, status.error) == (1, None)
+    assert status.unsent_bytes >= 1000
+    assert all("connection refused" in str(one.error) for one in status.endpoints)
+    with pytest.raises(rt.Timeout) as late:
+        publisher.wait(number, timeout=0)
+    assert all(f"{endpoint}: connection refused" in str(late.value) for endpoint in endpoints)
+    seen = status.since_ns
+    for _ in range(10):
+        with pytest.raises(rt.Timeout):
+            publisher.wait(number, timeout=0.2)
+    assert publisher.status().since_ns == seen
+    publisher.close(timeout=0)
+    (line,) = (line for line in caplog.messages if "push_" in line and publisher.directory in line)
+    assert "push_waits" in line
+    assert all(f"{endpoint}: connection refused" in line for endpoint in endpoints)
+
+
+def test_an_exception_in_the_block_waits_two_seconds_at_most_and_stays_the_one_that_is_raised(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def linger(_: object, run: int, number: int, seconds: float, *others: object) -> rt.RtError:
+        assert (run, number, len(others)) == (0, 0, 2)
+        waited.append(seconds)
+        return rt.CertificateError("only a publisher can push")
+
+    monkeypatch.setattr(WaitHandle, "linger", linger)
+    for error in (KeyboardInterrupt, AssertionError):
+        with (
+            pytest.raises(error),
+            rt.Publisher(
+                tmp_path / error.__name__,
+                "s",
+                publisher_id="feed",
+                endpoints=endpoints_without_nodes(),
+                tls=tls_of(pki),
+            ) as publisher,
+        ):
+            publisher.publish(b"one")
+            raise error
+    assert waited == [publishing.INTERRUPTED_SECONDS] * 2 == [2.0, 2.0]
+
+
+PROGRAM = """
+import signal, sys, rt
+root, ca, cert, key, *endpoints = sys.argv[1:]
+with rt.Publisher(
+    root, "s", publisher_id="feed", endpoints=endpoints, tls=rt.TLS(ca, cert, key)
+) as publisher:
+    publisher.publish_many([bytes(100)] * 7)
+    print("published", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_what_stays_on_the_disk_and_who_sends_it(tmp_path: Path, pki: Path) -> None:
+    files = [pki / name for name in ("ca.crt", "feed.crt", "feed.key")]
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, tmp_path, *files, *endpoints_without_nodes()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "published\n"
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == -signal.SIGINT
+    (line,) = (line for line in text.splitlines() if "handed_to_push_process" in line)
+    assert "session=feed unsent_messages=7 unsent_bytes=" in line
+    assert "The push process sends it; if that is stopped, the next publisher" in line
+    (session,) = (tmp_path / "s" / "sessions").iterdir()
+    with rt.LogReader(session, position=0) as reader:
+        assert len(reader.poll()) == 7
+
+
+# Without nodes
+
+
+def test_a_publisher_without_endpoints_is_local(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        publisher.publish(b"one")
+        status = publisher.status()
+        assert (status.state, status.endpoints, status.error) == ("local", (), None)
+        assert (status.unsent_messages, status.progress) == (1, publisher.progress)
+    closed = publisher.status()
+    assert closed.state == "closed"
+    assert closed.since_ns >= status.since_ns
+
+
+@pytest.mark.parametrize(
+    ("connected", "failed", "error", "state"),
+    [
+        (0, 0, None, "connecting"),
+        (0, 1, None, "waiting"),
+        (1, 2, None, "waiting"),
+        (2, 1, None, "replicating"),
+        (3, 0, None, "replicating"),
+        (0, 3, rt.CertificateError("refused"), "blocked"),
+    ],
+)
+def test_the_state_follows_from_the_connections(
+    connected: int, failed: int, error: rt.RtError | None, state: str
+) -> None:
+    endpoints = [EndpointStatus(f"n{index}:1", is_connected=True) for index in range(connected)]
+    endpoints += [
+        EndpointStatus(f"m{index}:1", is_connected=False, error=rt.RtError("x")) for index in range(failed)
+    ]
+    endpoints += [EndpointStatus(f"l{index}:1", is_connected=False) for index in range(3 - len(endpoints))]
+    assert state_of(error, tuple(endpoints)) == state
+
+
+def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
+    segments = [
+        SegmentExtent(SegmentId(0, 0), 0, 10, 1000),
+        SegmentExtent(SegmentId(0, 1), 10, 20, 1000),
+        SegmentExtent(SegmentId(1, 0), 20, 20, 64),
+        SegmentExtent(SegmentId(1, 1), 20, 30, 500),
+    ]
+    assert unsent(segments, Level(0, 0)) == (30, 2500)
+    assert unsent(segments, Level(0, 15)) == (15, 1000)
+    assert unsent(segments, Level(1, 20)) == (10, 500)
+    assert unsent(segments, Level(1, 29)) == (1, 50)
+    assert unsent(segments, Level(1, 99)) == (0, 0)
+    assert unsent(segments, Level(2, 0)) == (0, 0)
+
+
+def test_a_problem_that_is_mended_before_a_call_is_not_raised() -> None:
+    problem = ReplicationProblem("/session", None)
+    problem.record(rt.CertificateError("refused"))
+    problem.record(None)
+    problem.raise_once()
+    problem.raise_always()
+
+
+def test_another_problem_is_raised_although_the_first_one_lasts() -> None:
+    problem = ReplicationProblem("/session", None)
+    problem.record(rt.CertificateError("refused"))
+    with pytest.raises(rt.CertificateError):
+        problem.raise_once()
+    problem.record(rt.CertificateError("refused", where="another node"))
+    problem.raise_once()
+    problem.record(rt.Fenced("taken over"))
+    for _ in range(2):
+        with pytest.raises(rt.Fenced, match="not accepted any more"):
+            problem.raise_once()
+    problem.record(None)
+    with pytest.raises(rt.Fenced):
+        problem.raise_always()
