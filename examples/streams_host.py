@@ -8,6 +8,7 @@ Topics are namespace/key: `publisher_service.py --topic trades/AAPL`.
 
 import argparse
 import asyncio
+import os
 
 import rt
 from rt.streams import (
@@ -60,6 +61,7 @@ async def main() -> None:
         nodes = options.endpoints.split(",")
         cluster = Cluster(options.stream, options.path, nodes, tls)
         balancer = LeaseBalancer(ClusterLeases(nodes, tls, "hosts"))
+    os.makedirs(options.subscriptions, exist_ok=True)
     stores = directory_stores(options.subscriptions)
     provider = StreamProvider("printer", ClusterQueues({"all": cluster}), balancer=balancer, stores=stores)
     provider.implicit("printer", options.pattern, Printer)

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import rt.client.subscriber
 from rt.endpoints import check_endpoints
-from rt.errors import Closed
+from rt.errors import Closed, InvalidOption
 from rt.log.read.reader import EventHandler, Place
 from rt.log.scan.message_batch import Message, MessageBatch
+from rt.option_checks import check_count, check_position, check_timeout
 from rt.sidecar.pull_settings import Retention
 
 if TYPE_CHECKING:
@@ -119,16 +120,19 @@ class Subscriber:
         self, timeout: float | None = None, max_messages: int | None = None
     ) -> MessageBatch | None:
         """The next messages in columns; None after `timeout` seconds (None: no limit), or `close`."""
-        now = asyncio.get_running_loop().time()
-        return await self._next(math.inf if timeout is None else now + timeout, max_messages)
+        if max_messages is not None:
+            check_count(max_messages, name="max_messages", least=1)
+        return await self._next(_deadline(timeout), max_messages)
 
     async def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
         """Up to `max_messages`, waiting at most `timeout` seconds (None: no limit) for the first.
 
         Empty while paused, or before there is a log.
         """
-        now = asyncio.get_running_loop().time()
-        batch = await self._next(math.inf if timeout is None else now + timeout, max_messages)
+        deadline = _deadline(timeout)
+        if check_count(max_messages, name="max_messages") == 0:
+            return []
+        batch = await self._next(deadline, max_messages)
         return [] if batch is None else list(batch.messages())
 
     def pause(self) -> None:
@@ -239,8 +243,8 @@ class Subscriber:
             self._left.appendleft(given.slice(len(given) - left, len(given)))
 
     def _check_handed_out(self, position: int) -> None:
-        if not 0 <= position <= self.position:
-            raise ValueError(f"position {position} was not delivered yet: the next is {self.position}")
+        if not 0 <= check_position(position) <= self.position:
+            raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
 
     async def _do(self, act: Callable[[rt.client.subscriber.Subscriber], _Result]) -> _Result:
         """Run `act` in the thread; interrupts its wait."""
@@ -249,6 +253,12 @@ class Subscriber:
         if self._reading is not None and not self._reading.done():
             subscriber.call_off()
         return await asyncio.shield(done)
+
+
+def _deadline(timeout: float | None) -> float:
+    """In the time of the running loop."""
+    timeout = check_timeout(timeout)
+    return math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
 
 
 class _Thread:

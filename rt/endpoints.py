@@ -34,6 +34,8 @@ class Endpoint(NamedTuple):
 
 def parse_endpoint(text: str, *, where: str | None = None) -> Endpoint:
     """The endpoint; `rt.InvalidOption`, which names the option `where`, if it is malformed."""
+    if not isinstance(text, str):
+        raise InvalidOption("an endpoint is not a text", where=where, got=repr(text)[:200], expected=_FORM)
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if "://" in text:

@@ -30,8 +30,8 @@ _LEASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9][A-Za-z0
 _HINT = "Use 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit."
 
 
-def is_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
+def is_name(text: object) -> bool:
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def check_name(text: str, *, kind: str) -> str:
@@ -81,8 +81,12 @@ def check_lease_owner(text: str) -> str:
     return _check_joined(text, "lease's owner")
 
 
+def _parts(text: object) -> tuple[str, str, str]:
+    return text.partition("~") if isinstance(text, str) else ("", "", "")
+
+
 def _check_joined(text: str, kind: str) -> str:
-    owner, tilde, suffix = text.partition("~")
+    owner, tilde, suffix = _parts(text)
     if not is_name(owner) or (tilde and not is_name(suffix)) or len(text) > SESSION_NAME_BYTES_MAX:
         hint = f"{_HINT} A suffix may follow '~'; at most {SESSION_NAME_BYTES_MAX} in all."
         raise InvalidName(f"not a valid name for a {kind}", got=repr(text)[:200], hint=hint)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Final
 
 from replicator.push.client import PushClient
+from replicator.push.control import listen as listen_for_control
+from replicator.push.control import show_in_ps
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.sidecar import SERVED, PushSidecar
 from replicator.send.directory_watch import WatchHub
@@ -82,7 +84,13 @@ async def push_attached(log_format: str = "text") -> None:
     reports: queue.SimpleQueue[PushEnded | PushReported] = queue.SimpleQueue()
     threading.Thread(target=report, name="reports", daemon=True).start()
     pushes = PushSidecar(make, reports.put)
-    await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(hear, leave))
+    pushes.on_change = lambda: show_in_ps(pushes.summaries())
+    control = await listen_for_control(pushes)
+    try:
+        await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(hear, leave))
+    finally:
+        if control is not None:
+            control.close()
 
 
 class SessionLog(logging.Handler):

@@ -23,7 +23,7 @@ from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.endpoints import check_endpoints
 from rt.errors import Fenced, LogNotFound, RtError
 from rt.log.disk import REAL, Disk, Lock
-from rt.net.grpc_channel import Channel, open_channel
+from rt.net.grpc_channel import Channel, check_target, open_channel
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import PushState
 from rt.sidecar.push_protocol import EndpointStatus
@@ -63,6 +63,8 @@ class PushClient:
         self.directory = os.path.abspath(os.fspath(directory))
         self._stream = stream
         self._endpoints = check_endpoints(endpoints, is_required=True)
+        for endpoint in self._endpoints:
+            check_target(endpoint, tls, insecure=insecure)
         self._tls = tls
         self._insecure = insecure
         self._waits = waits

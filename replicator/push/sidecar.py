@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, TypeAlias
@@ -20,6 +21,7 @@ from replicator.push.client import PushClient
 from replicator.push.problem_log import ProblemLog, PushReport
 from rt.child_process import RestartBackoff
 from rt.errors import DirectoryLocked, Fenced, LogNotFound, RtError
+from rt.sidecar.push_control import PushSummary
 from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushReported, PushRequested
 
 logger = logging.getLogger("replicator")
@@ -45,6 +47,8 @@ class PushSidecar:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_finishing = False
         self._changed = asyncio.Event()
+        self.on_change: Callable[[], None] = _ignore
+        """Called when a session is served that was not, or no longer is."""
 
     @property
     def directories(self) -> list[str]:
@@ -57,7 +61,9 @@ class PushSidecar:
                 session = self._sessions[number] = _Session(asked, self._say)
                 task = asyncio.create_task(self._serve(session))
                 self._tasks.add(task)
+                session.task = task
                 task.add_done_callback(self._tasks.discard)
+                self._changed.set()
             case FinishRequested(number) if number in self._sessions:
                 self._sessions[number].finish()
 
@@ -67,11 +73,30 @@ class PushSidecar:
             session.finish()
         self._changed.set()
 
+    def summaries(self) -> list[PushSummary]:
+        """The sessions that are served, for `rt pushes`."""
+        asked = [(session.asked, session.ended_at) for session in self._sessions.values()]
+        return [PushSummary(one.directory, one.stream, one.endpoints, at) for one, at in asked]
+
+    async def stop(self, directory: str) -> str | None:
+        """Stop pushing a session whose publisher has ended; its files stay. Returns why it goes on."""
+        served = [session for session in self._sessions.values() if session.asked.directory == directory]
+        if not served:
+            return "it is not pushed by this process"
+        if not all(session.finishing.is_set() for session in served):
+            return "its publisher is open: close it first"
+        for session in served:
+            logger.warning("push_stopped path=%s", directory)
+            await session.cancel()
+            self._end(session)
+        return None
+
     async def run(self) -> None:
         """Returns after `finish`, when all sessions have ended."""
         try:
             while self._sessions or not self._is_finishing:
                 self._changed.clear()
+                self.on_change()
                 await self._changed.wait()
         finally:
             for task in self._tasks:
@@ -79,7 +104,7 @@ class PushSidecar:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, session: _Session) -> None:
-        number, directory = session.asked.number, session.asked.directory
+        directory = session.asked.directory
         SERVED.set(directory)
         restarts, clock = RestartBackoff(), asyncio.get_running_loop().time
         while True:
@@ -103,8 +128,12 @@ class PushSidecar:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(restarts.record_end(clock())):
                     await session.finishing.wait()
-        del self._sessions[number]
-        self._say(PushEnded(number))
+        self._end(session)
+
+    def _end(self, session: _Session) -> None:
+        number = session.asked.number
+        if self._sessions.pop(number, None) is not None:
+            self._say(PushEnded(number))
         self._changed.set()
 
 
@@ -113,6 +142,9 @@ class _Session:
         self.asked = asked
         self.finishing = asyncio.Event()
         self._say = say
+        self.ended_at: float | None = None
+        """When its publisher ended, in seconds since 1970."""
+        self.task: asyncio.Task[None] | None = None
         self._client: PushClient | None = None
         self._problems = ProblemLog(asked.directory)
         self._report = PushReport(None, ())
@@ -123,6 +155,8 @@ class _Session:
         """Whether the client reported it; else it could not even begin."""
 
     def finish(self) -> None:
+        if self.ended_at is None:
+            self.ended_at = time.time()
         self.finishing.set()
         if self._client is not None:
             self._client.finish()
@@ -135,6 +169,12 @@ class _Session:
         if isinstance(error, RtError) and not error.retriable and not isinstance(error, DirectoryLocked):
             self._error, self._is_of_client = error, is_of_client
             self._tell()
+
+    async def cancel(self) -> None:
+        """Returns when its client has released the directory."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
 
     async def push(self, make: MakeClient) -> None:
         self._client = make(self.asked, self._on_report, self._problems)
@@ -155,3 +195,7 @@ class _Session:
 
     def _tell(self) -> None:
         self._say(PushReported.of(self.asked.number, self._error, self._report.endpoints))
+
+
+def _ignore() -> None:
+    """Nothing follows the changes."""

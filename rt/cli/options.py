@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from typing import Any
@@ -34,6 +35,16 @@ class _Option(click.Option):
 option = partial(click.option, cls=_Option)
 
 json_option = option("--json", "as_json", is_flag=True, help="Write one JSON object a line to stdout.")
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range. Unlike its base it rejects NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]

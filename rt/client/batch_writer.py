@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from rt.client.publisher_settings import PublisherSettings
 from rt.client.session_log import SessionLog
-from rt.errors import Closed, DiskFull, RtError, StorageFailed
+from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.format.batch import BatchDraft
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.write.batcher import (
@@ -154,9 +154,9 @@ class BatchWriter:
         """Start a dedup session at the number with which its source continues."""
         is_fresh = self._log.end == self._log.run_first and not self.batch.values
         if self._log.writer.identity.dedup_id is None or not is_fresh:
-            raise ValueError(f"numbers are dense: got {number}, expected {self.batch.end}")
+            raise InvalidOption(f"numbers are dense: got {number}, expected {self.batch.end}")
         if not 0 <= number < NUMBER_MAX // 2:
-            raise ValueError(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
+            raise InvalidOption(f"number {number} is out of range: 0 to {NUMBER_MAX // 2 - 1}")
         self.pending_error = _WRITE_INTERRUPTED
         self._log.start_run(number)
         self.batch = PendingBatch(number)

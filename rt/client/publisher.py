@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import socket
 import threading
@@ -51,6 +50,7 @@ from rt.log.write.batcher import (
     checked_stamps,
 )
 from rt.names import check_name, check_session_name, name_from_host
+from rt.option_checks import check_path, check_position, check_timeout
 from rt.sidecar.progress_file import NO_LEVEL, PublisherProgress
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Publisher:
         endpoints = check_endpoints(endpoints)
         if endpoints and tls is None:
             raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
-        self.directory = os.path.abspath(session_directory(path, self.stream, self.session))
+        self.directory = os.path.abspath(session_directory(check_path(path), self.stream, self.session))
         self._batch_bytes = batch_bytes
 
         self._lock = threading.Lock()
@@ -198,7 +198,7 @@ class Publisher:
         if timestamp_ns is not None:
             timestamp_ns = checked_stamp(timestamp_ns)
         if number is not None:
-            number = operator.index(number)
+            number = check_position(number)
         size = len(value) + MESSAGE_COST_BYTES
         writer = self._writer
         with self._lock:
@@ -277,17 +277,20 @@ class Publisher:
         `timeout` is in seconds; None waits indefinitely. Raises `rt.Timeout` with the reason for each node
         that cannot be reached (the call may be repeated), what blocks replication (`rt.CertificateError`,
         `rt.ClusterMismatch`, `rt.Fenced` if a newer publisher of the name took over, …), `rt.DiskFull` if the
-        message does not fit on the local disk, `ValueError` for a number that was never published or a
+        message does not fit on the local disk, `rt.InvalidOption` for a number that was never published or a
         publisher without endpoints.
         """
-        if level not in {"replicated", "merged"}:
-            raise ValueError(f"level={level!r}: use 'replicated' or 'merged'")
+        timeout = check_timeout(timeout)
+        if level not in ("replicated", "merged"):
+            raise InvalidOption(f"level={level!r}: use 'replicated' or 'merged'")
         if self._replication is None:
-            raise ValueError("cannot wait: a publisher without endpoints does not replicate. Set endpoints.")
+            raise InvalidOption(
+                "cannot wait: a publisher without endpoints does not replicate. Set endpoints."
+            )
         with self._lock:
             batch = self._writer.batch
-            if not 0 <= number < batch.end:
-                raise ValueError(f"number {number} was never published: the next one is {batch.end}")
+            if not 0 <= check_position(number) < batch.end:
+                raise InvalidOption(f"number {number} was never published: the next one is {batch.end}")
             if number >= batch.first and self._writer.pending_error is not None:
                 self._writer.resolve_pending_error(None)
             run = self._log.run

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from rt.errors import InvalidOption
 from rt.log.format.batch import CODECS
 from rt.log.format.constants import BATCH_BYTES_MAX
+from rt.option_checks import TIMEOUT_SECONDS_MAX, check_range
 
 FsyncPolicy = Literal["batch", "interval", "never"]
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherSettings:
-    """Options of `Publisher`, described there. Raises `ValueError` if one is out of range."""
+    """Options of `Publisher`, described there. Raises `rt.InvalidOption` if one is out of range."""
 
     batch_bytes: int
     linger_ms: float
@@ -24,21 +26,16 @@ class PublisherSettings:
     """Seconds."""
 
     def __post_init__(self) -> None:
-        _check_range("batch_bytes", self.batch_bytes, 4096, BATCH_BYTES_MAX)
-        _check_range("linger_ms", self.linger_ms, 0, 60_000)
-        _check_range("roll_bytes", self.roll_bytes, 4096, 2**40)
+        check_range(self.batch_bytes, 4096, BATCH_BYTES_MAX, name="batch_bytes", is_whole=True)
+        check_range(self.linger_ms, 0, 60_000, name="linger_ms")
+        check_range(self.roll_bytes, 4096, 2**40, name="roll_bytes", is_whole=True)
         if self.fsync not in {"batch", "interval", "never"}:
-            raise ValueError(f"fsync={self.fsync!r}: use 'batch', 'interval' or 'never'")
+            raise InvalidOption(f"fsync={self.fsync!r}: use 'batch', 'interval' or 'never'")
         if self.compression not in CODECS:
-            raise ValueError(f"compression={self.compression!r}: use None or 'zstd'")
-        _check_range("local_persistence", self.local_persistence, 0, 10 * 366 * 86_400)
+            raise InvalidOption(f"compression={self.compression!r}: use None or 'zstd'")
+        check_range(self.local_persistence, 0, TIMEOUT_SECONDS_MAX, name="local_persistence")
 
     @property
     def persistence_ns(self) -> int:
         """How long a merged segment stays, in ns."""
         return int(self.local_persistence * 1e9)
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value} is out of range: use {low} to {high}")

@@ -27,6 +27,7 @@ from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
+from rt.option_checks import check_count, check_path, check_position, check_timeout, check_topics
 from rt.sidecar.pull_process import PullSidecar
 from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
 
@@ -97,7 +98,8 @@ class Subscriber:
         endpoints = check_endpoints(endpoints)
         if endpoints and tls is None:
             raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
-        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
+        self._topics = check_topics(topics)
+        _check_choices(on_event, retention)
         self._on_event = on_event
         self._connect_timeout = connect_timeout
         self._retention = retention
@@ -110,13 +112,15 @@ class Subscriber:
         """Whether a thread uses `_watch`; then that thread closes it."""
         self._copy: PulledCopy | None = None
         """Set with endpoints."""
-        root = os.path.abspath(os.fspath(path))
+        root = os.path.abspath(check_path(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
         """Positions of a named subscriber."""
+        self._acknowledged = 0
+        """The position that was acknowledged last. An explicit start may be lower than the stored one."""
         self._requested_start = self._resumed() if position is None else position
         if endpoints and tls is not None:
             self._start_pull(endpoints, tls)
@@ -158,6 +162,7 @@ class Subscriber:
         Empty while paused, or before there is a log.
         """
         deadline = _deadline(timeout)
+        check_count(max_messages, name="max_messages")
         try:
             if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                 return []
@@ -170,6 +175,8 @@ class Subscriber:
     ) -> MessageBatch | None:
         """The next messages in columns; None after `timeout` seconds (None: no limit), or `close`."""
         deadline = _deadline(timeout)
+        if max_messages is not None:
+            check_count(max_messages, name="max_messages", least=1)
         try:
             while True:
                 if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
@@ -197,13 +204,26 @@ class Subscriber:
         self._gate.change(is_paused=False)
 
     def ack(self, position: int) -> None:
-        """Record durably that everything below `position` is done. A named subscriber resumes there."""
+        """Record durably that everything below `position` is done. A named subscriber resumes there.
+
+        Raises `rt.InvalidOption` for a position that was not delivered yet, or is below the one acknowledged
+        last: to read messages again, open a subscriber with `position`.
+        """
         if self._cursor is None:
-            raise ValueError("only a named subscriber can acknowledge. Open it with name=")
+            raise InvalidOption("only a named subscriber can acknowledge. Open it with name=")
         self._check_handed_out(position)
+        if position < self._acknowledged:
+            raise InvalidOption(
+                "a lower position was acknowledged after a higher one",
+                where="ack",
+                got=position,
+                expected=f"{self._acknowledged} or more",
+                hint="To read messages again, open the subscriber with position=.",
+            )
         if self._reader is not None:
             self._reader.make_durable()
         self._cursor.acknowledge(position)
+        self._acknowledged = position
 
     def trim(self, position: int) -> None:
         """Let the pull client delete the sealed segments of the copy that end at or below `position`.
@@ -212,7 +232,7 @@ class Subscriber:
         subscribers of the same copy that need more will skip forward.
         """
         if self._retention != "own":
-            raise ValueError(
+            raise InvalidOption(
                 f"retention={self._retention!r}: only a copy with retention='own' can be trimmed"
             )
         self._check_handed_out(position)
@@ -271,9 +291,9 @@ class Subscriber:
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
         start = self._requested_start
         if not isinstance(start, int) and start not in {"earliest", "latest"}:
-            raise ValueError(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
+            raise InvalidOption(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
         if isinstance(start, int) and start < 0:
-            raise ValueError(f"position {start} is negative")
+            raise InvalidOption(f"position {start} is negative")
         settings = PullSettings(
             self.stream,
             tuple(endpoints),
@@ -378,8 +398,8 @@ class Subscriber:
             watch.close()
 
     def _check_handed_out(self, position: int) -> None:
-        if not 0 <= position <= self.position:
-            raise ValueError(f"position {position} was not delivered yet: the next is {self.position}")
+        if not 0 <= check_position(position) <= self.position:
+            raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
 
     def _record_start(self, position: int) -> None:
         if self._cursor is not None:
@@ -387,10 +407,19 @@ class Subscriber:
 
     def _resumed(self) -> Place:
         acknowledged = None if self._cursor is None else self._cursor.acknowledged
+        self._acknowledged = acknowledged or 0
         return "earliest" if acknowledged is None else acknowledged
 
 
+def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:
+    if on_event is not None and not callable(on_event):
+        raise InvalidOption("not callable", where="on_event", got=repr(on_event)[:200])
+    if retention not in ("follow", "own"):
+        raise InvalidOption(f"retention={retention!r}: use 'follow' or 'own'")
+
+
 def _deadline(timeout: float | None) -> float:
+    timeout = check_timeout(timeout)
     return math.inf if timeout is None else time.monotonic() + timeout
 
 

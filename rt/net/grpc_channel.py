@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from rt.errors import Closed, RtError
+from rt.errors import Closed, InvalidOption, RtError
 from rt.net.cert_files import CertFiles
 from rt.net.grpc_auth import GrpcAuthenticator, Roles, StreamCaps, caller, peer_identity
 from rt.net.grpc_credentials import ReloadingCredentials, server_credentials
@@ -93,9 +93,9 @@ async def serve(
     (`ValueError`). Raises `rt.RtError` if the port is in use, `rt.CertificateError` for bad certificates.
     """
     if (tls is None) == (insecure_as is None):
-        raise ValueError("a server has either tls or insecure_as")
+        raise InvalidOption("a server has either tls or insecure_as")
     if tls is None and not _is_loopback(address):
-        raise ValueError(f"without TLS a server listens on loopback only, not on {address!r}")
+        raise InvalidOption(f"without TLS a server listens on loopback only, not on {address!r}")
     keep_freed_memory()
     gate = GrpcAuthenticator(roles, tls, insecure_as, caps or StreamCaps())
     server = grpc.aio.server(interceptors=(gate,), options=server_options() if options is None else options)
@@ -126,14 +126,19 @@ def open_channel(
     """A channel to `target`, host:port, where the host is the node's own name. Connects at the first call.
 
     Received messages may have `message_bytes_max`. Up to `window_bytes` arrive ahead of the reader of each
-    call. With `insecure` instead of `tls` the host must be loopback (`ValueError`).
+    call. With `insecure` instead of `tls` the host must be loopback (`rt.InvalidOption`).
     """
-    if (tls is None) != insecure:
-        raise ValueError("a channel has either tls or insecure=True")
-    if insecure and not _is_loopback(target):
-        raise ValueError(f"without TLS a channel leads to loopback only, not to {target!r}")
+    check_target(target, tls, insecure=insecure)
     keep_freed_memory()
     return Channel(target, tls, message_bytes_max, window_bytes)
+
+
+def check_target(target: str, tls: TLS | None, *, insecure: bool) -> None:
+    """`rt.InvalidOption` if `open_channel` would refuse the target."""
+    if (tls is None) != insecure:
+        raise InvalidOption("a channel has either tls or insecure=True")
+    if insecure and not _is_loopback(target):
+        raise InvalidOption(f"without TLS a channel leads to loopback only, not to {target!r}")
 
 
 class Channel:

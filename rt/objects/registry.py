@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
+from rt.errors import InvalidOption
 from rt.objects.collections.dictionary import PersistedDictionary, PersistedSortedDictionary
 from rt.objects.collections.linked_list import PersistedLinkedList
 from rt.objects.collections.list import PersistedArray, PersistedList
@@ -98,7 +99,7 @@ class Registry(ABC):
     def create_array(self, object_id: str, length: int, fill: T, *, of: Of[T] = ANY) -> PersistedArray[T]:
         """Create an array of `length` items, each `fill`. `ValueError` for a negative length."""
         if length < 0:
-            raise ValueError(f"the length of an array must be 0 or more, got {length}")
+            raise InvalidOption(f"the length of an array must be 0 or more, got {length}")
         return self._create(PersistedArray, object_id, of, initialize=lambda made: made._fill(length, fill))
 
     def get_array(self, object_id: str, *, of: Of[T] = ANY) -> PersistedArray[T]:
@@ -113,7 +114,7 @@ class Registry(ABC):
                 return self.create_array(object_id, length, fill, of=of)
             found = self.get_array(object_id, of=of)
             if len(found) != length:
-                raise ValueError(f"the array {object_id!r} has {len(found)} items, not {length}")
+                raise InvalidOption(f"the array {object_id!r} has {len(found)} items, not {length}")
             return found
 
     def create_list(self, object_id: str, *, of: Of[T] = ANY) -> PersistedList[T]:
@@ -292,9 +293,9 @@ def check_id(object_id: object) -> None:
     try:
         size = len(object_id.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"an id must be valid Unicode, got {object_id!r}") from None
+        raise InvalidOption(f"an id must be valid Unicode, got {object_id!r}") from None
     if not 0 < size <= ID_BYTES_MAX:
-        raise ValueError(f"an id must have 1 to {ID_BYTES_MAX} bytes, got {size}")
+        raise InvalidOption(f"an id must have 1 to {ID_BYTES_MAX} bytes, got {size}")
 
 
 def require_kind(object_id: str, asked: Kind, kind: str) -> None:

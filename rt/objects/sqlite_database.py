@@ -22,7 +22,16 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from rt.errors import Closed, DirectoryLocked, DiskFull, FormatError, RtError, StorageFailed, UnknownVersion
+from rt.errors import (
+    Closed,
+    DirectoryLocked,
+    DiskFull,
+    FormatError,
+    RtError,
+    StorageError,
+    StorageFailed,
+    UnknownVersion,
+)
 from rt.log.disk import REAL, storage_errors
 from rt.log.format.checksum import crc32c
 from rt.objects.core.errors import CommitUnknown, StateDamaged
@@ -42,6 +51,16 @@ _SCHEMA: Final = (
 _RESTORE: Final = "Restore the file from a backup. It was not changed."
 
 
+def _require_directory(directory: str) -> None:
+    """A directory made for a mistyped path would hold an empty store, which looks like lost state."""
+    if not os.path.isdir(directory):
+        raise StorageError(
+            "the directory of the object store does not exist",
+            where=directory,
+            hint="Correct the path of the store, or create the directory.",
+        )
+
+
 class SqliteDatabase:
     """The rows in the file `path`. Any thread may read; one thread at a time may use the rest."""
 
@@ -53,7 +72,7 @@ class SqliteDatabase:
         self._is_closed = False
         with contextlib.ExitStack() as undo:
             with storage_errors(path, "opening an object store"):
-                REAL.make_directory(os.path.dirname(path))
+                _require_directory(os.path.dirname(path))
                 lock = REAL.lock(f"{path}.lock")
                 undo.callback(lock.close)
                 self._sync_files()

@@ -9,25 +9,27 @@ from typing import Final
 from rt.objects.core.errors import OutOfTurn
 from rt.objects.core.store import CheckpointKind
 from rt.objects.sqlite_database import SqliteDatabase, category_checksum, row_checksum
+from rt.option_checks import check_path
 
 _READ_AT_ONCE: Final = 4096
 _WRITE_AT_ONCE: Final = 4096
 
 
 class SqliteStore:
-    """The rows in the file `path`. The file and its directory are created if missing.
+    """The rows in the file `path`. The file is created if missing; its directory must exist.
 
     `check` verifies every row when the store is opened (a few seconds for a million rows). Without it rows
     are verified when they are read, and a row with a damaged key only seems to be missing. Raises
     `rt.DirectoryLocked` if another process has the store open, `StateDamaged`, `rt.UnknownVersion`,
-    `rt.FormatError` for a file that is not a store, `rt.StorageError` if the disk fails.
+    `rt.FormatError` for a file that is not a store, `rt.StorageError` if there is no such directory or the
+    disk fails.
 
     Any thread may use readers; one thread at a time may use the writer. A forked child must not use the
     store.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, check: bool = True) -> None:
-        self.path: Final = os.path.abspath(os.fspath(path))
+        self.path: Final = os.path.abspath(check_path(path))
         self._database = SqliteDatabase(self.path, check=check)
         self.store_id: Final = self._database.store_id
         self._writer: SqliteWriter | None = None

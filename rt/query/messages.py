@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from rt.client.publisher import Publisher
 from rt.client.subscriber import Subscriber
-from rt.errors import RtError, Timeout, WriteConflict
+from rt.errors import InvalidOption, RtError, Timeout, WriteConflict
 from rt.log.scan.message_batch import Message
 from rt.log.write.batcher import as_bytes, check_size, check_topic, checked_stamp
 from rt.query.checkpoint.edge import OutputEdge
@@ -51,7 +51,7 @@ class MessageSource:
         **options: Any,
     ) -> None:
         if first not in {"earliest", "latest", None}:
-            raise ValueError(f"first must be 'earliest', 'latest' or None (position 0), got {first!r}")
+            raise InvalidOption(f"first must be 'earliest', 'latest' or None (position 0), got {first!r}")
         self._first: Final[Any] = 0 if first is None else first
         self.is_dense: Final = topics is None
         if self.is_dense:
@@ -167,7 +167,7 @@ class MessageSink:
         self._output: Final = output
         self._is_pushed: Final = bool(options.get("endpoints"))
         if self._is_pushed and dedup_id is None:
-            raise ValueError("endpoints need a dedup_id: without it messages could be merged twice")
+            raise InvalidOption("endpoints need a dedup_id: without it messages could be merged twice")
         if self._is_pushed and check_timeout is not None:
             tls, endpoints = options["tls"], tuple(options["endpoints"])
             _check_next_number(output, endpoints, tls, str(dedup_id), check_timeout)

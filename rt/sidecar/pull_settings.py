@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rt.endpoints import check_endpoints
+from rt.errors import InvalidOption
 from rt.log.read.reader import Place
 from rt.log.scan.directory import merged_directory
 
@@ -35,10 +36,10 @@ class PullSettings:
     def __post_init__(self) -> None:
         check_endpoints(self.endpoints, is_required=True)
         if self.retention not in {"follow", "own"}:
-            raise ValueError(f"retention={self.retention!r}: use 'follow' or 'own'")
+            raise InvalidOption(f"retention={self.retention!r}: use 'follow' or 'own'")
         for text in self.topics:
             if "\0" in text:
-                raise ValueError(f"{text!r} contains a NUL")
+                raise InvalidOption(f"{text!r} contains a NUL")
 
     def command(self, directory: str) -> Sequence[str]:
         """The command line of the pull client."""

@@ -26,7 +26,8 @@ logger = logging.getLogger("rt.client.publisher")
 
 IDLE_SECONDS: Final = 5.0
 """How long an idle process is kept for the next session: starting one costs a second of a core."""
-_COMMAND: Final = (sys.executable, "-m", "rt", "push", "--attached")
+_COMMAND: Final = (sys.executable, "-m", "rt", "push", "--attached", " " * 256)
+"""The last argument is room for the names of the sessions, which the process writes there for `ps`."""
 
 
 def choose(loads: Sequence[int], *, processes_max: int) -> int:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rt.errors import Closed, InvalidOption, Timeout
+from rt.errors import Closed, InvalidOption, StorageError, Timeout
 from rt.exposition import exposition
 from rt.names import check_name, name_from_host
 from rt.objects import MemoryStore, SqliteStore, Store
+from rt.option_checks import check_path
 from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
 from rt.streams.agent.options import StreamOptions
@@ -50,8 +51,17 @@ def memory_stores() -> Stores:
 
 
 def directory_stores(directory: str | os.PathLike[str]) -> Stores:
-    """One subscription store file per queue in `directory`, which hosts on one machine may share."""
-    root = os.path.abspath(os.fspath(directory))
+    """One subscription store file per queue in `directory`, which hosts on one machine may share.
+
+    Raises `rt.StorageError` if there is no such directory.
+    """
+    root = os.path.abspath(check_path(directory, name="directory"))
+    if not os.path.isdir(root):
+        raise StorageError(
+            "the directory of the subscription stores does not exist",
+            where=root,
+            hint="Correct the path, or create the directory.",
+        )
     return lambda queue: SqliteStore(os.path.join(root, f"{queue.name}.db"))
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self, TypeAlias
 
+from rt.errors import InvalidOption
 from rt.log.disk import REAL, Disk
 from rt.log.format.block import BlockHeader, BlockKind, Declaration, encode_block_header, encode_declaration
 from rt.log.format.checksum import batch_seed
@@ -106,7 +107,7 @@ class MergedLogBuilder:
         )
         if self.writer.last_id is not None:
             self.writer.close()
-            raise ValueError(f"{self.path} already holds a log")
+            raise InvalidOption(f"{self.path} already holds a log")
         self.writer.start(SegmentId(run, 0), first=0, created_ns=self._now())
 
     @property
@@ -134,7 +135,7 @@ class MergedLogBuilder:
         if end is not None:
             batches = [batch for batch in batches if batch.offset < end]
         if not batches or batches[0].offset != start or end not in {None, _end(batches)}:
-            raise ValueError(
+            raise InvalidOption(
                 f"the range {start} to {end} does not end between batches: {segment} of {os.fspath(session)}"
             )
         return self._merge(source, session, segment, batches, skip)
@@ -191,7 +192,7 @@ class MergedLogBuilder:
     def _source(self, session: StrPath) -> _Session:
         identity = read_identity(self._disk, os.fspath(session))
         if identity.kind is not LogKind.SESSION:
-            raise ValueError(f"{os.fspath(session)} is not a session")
+            raise InvalidOption(f"{os.fspath(session)} is not a session")
         known = self._sessions.get(identity.origin)
         if known is None:
             declaration = Declaration(identity.name, identity.origin, identity.dedup_id)
@@ -209,7 +210,7 @@ class MergedLogBuilder:
                         batch.offset >= at for batch in self._batches(session, found)
                     ):
                         return found, at if start is None else start
-            raise ValueError(f"nothing is left to merge in {os.fspath(session)}")
+            raise InvalidOption(f"nothing is left to merge in {os.fspath(session)}")
         if start is None:
             start = source.offset if source.segment == segment else SEGMENT_HEADER_BYTES
         return segment, start

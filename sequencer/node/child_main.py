@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import logging
 import os
 import resource
@@ -17,7 +18,7 @@ import sys
 from typing import Final, NoReturn
 
 from rt.child_process import die_with_stdin, spare_what_is_loaded, stdin_lines
-from rt.errors import ClusterMismatch, Diverged, FormatError, InvalidName, RtError
+from rt.errors import CertificateError, ClusterMismatch, Diverged, FormatError, InvalidName, RtError
 from sequencer.config import logging_setup
 from sequencer.config.config import BadSetting, NodeConfig
 from sequencer.config.restart_policy import ExitStatus, RestartLater
@@ -31,9 +32,11 @@ STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (InvalidName, ExitStatus.FAILED),
     (RestartLater, ExitStatus.RESET),
 )
-"""The first match counts. Any other error (a failed or full disk, a port or directory that an earlier child
-still holds, a certificate during its rotation, a bug) may be gone after a restart: FELL.
+"""The first match counts. A missing permission (`_FORBIDDEN`) is FAILED too, except for certificates, which
+may be replaced at this moment. Any other error (a failed or full disk, a port or directory that an earlier
+child still holds, a bug) may be gone after a restart: FELL.
 """
+_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -42,7 +45,19 @@ logger = logging.getLogger("sequencer.node.child_main")
 
 def exit_status(error: BaseException) -> ExitStatus:
     """The exit status of a process that `error` has stopped."""
-    return next((status for kind, status in STATUSES if isinstance(error, kind)), ExitStatus.FELL)
+    known = next((status for kind, status in STATUSES if isinstance(error, kind)), None)
+    if known is not None:
+        return known
+    is_forbidden = not isinstance(error, CertificateError) and _errno(error) in _FORBIDDEN
+    return ExitStatus.FAILED if is_forbidden else ExitStatus.FELL
+
+
+def _errno(error: BaseException) -> int | None:
+    """That of the error, or of the system's error that caused it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return None if cause is None else cause.errno
 
 
 def main() -> NoReturn:

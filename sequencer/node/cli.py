@@ -24,6 +24,7 @@ from sequencer.config.config import (
     NodeConfig,
 )
 from sequencer.config.config_loader import MEMBER_FORM, node_config
+from sequencer.node.startup_check import check_directories, check_ports
 from sequencer.node.supervisor import lock_directory, supervise
 
 # `config_loader` reads the variables, and names them in its errors.
@@ -128,6 +129,8 @@ def node(ctx: click.Context, /, **flags: Any) -> None:
     check_certificate(config)
     lock = lock_directory(config)
     try:
+        check_directories(config)
+        check_ports(config)
         ctx.exit(supervise(config))
     finally:
         lock.close()

@@ -31,6 +31,7 @@ from sequencer.config.restart_policy import (
     SignalChild,
     StartChild,
 )
+from sequencer.node.startup_check import unwritable
 
 # In the order in which they are started. They stop in reverse order.
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
@@ -185,20 +186,11 @@ def lock_directory(config: NodeConfig) -> Lock:
         with storage_errors(config.lock_file, "locking the node's directory"):
             return REAL.lock(config.lock_file)
     except OSError as error:
-        raise _unwritable(config, error) from error
+        raise unwritable(config.directory, error.strerror) from error
     except StorageError as error:
         if isinstance(error.__cause__, PermissionError):
-            raise _unwritable(config, error.__cause__) from error
+            raise unwritable(config.directory, error.__cause__.strerror) from error
         raise
-
-
-def _unwritable(config: NodeConfig, error: OSError) -> StorageError:
-    return StorageError(
-        "the node's directory cannot be written",
-        where=config.directory,
-        got=error.strerror,
-        hint="Change its owner to the user that runs the node, or set another directory.",
-    )
 
 
 def supervise(config: NodeConfig) -> ExitStatus:

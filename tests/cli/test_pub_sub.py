@@ -38,6 +38,7 @@ from rt.log.disk import REAL
 from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
+from rt.log.scan.directory import is_log_directory
 from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.leftovers import nothing_left
@@ -167,10 +168,18 @@ def test_the_summary_says_what_was_published(log: Log) -> None:
         "first": 1,
         "last": 2,
         "is_flushed": True,
+        "level": "flushed",
+        "is_reached": True,
+        "replicated": 0,
+        "merged": 0,
+        "reason": None,
+        "push_pid": None,
         "session": "feed",
         "directory": str(log.directory),
     }
-    assert result.stderr.startswith("Published 2 messages, numbers 1 to 2, 4 B in ")
+    assert result.stderr.startswith("2 messages flushed, numbers 1 to 2, 4 B in ")
+    assert log.pub_well(stdin=b"a\n").stderr.startswith("1 message flushed, number 3, 1 B in ")
+    assert log.pub_well(stdin=b"").stderr.startswith("0 messages flushed, 0 B in ")
     quiet = log.pub_well("--quiet", stdin=b"a\n")
     assert (quiet.stdout, quiet.stderr) == ("", "")
 
@@ -768,7 +777,7 @@ def test_pub_and_sub_are_joined_by_pipes(log: Log, processes: Callable[..., subp
     done = processes("pub", "--path", log.root, "--stream", "s", "--name", "feed")
     out, err = done.communicate(text)
     assert (done.returncode, out) == (0, b"")
-    assert err.startswith(b"Published 50,000 messages, numbers 0 to 49999")
+    assert err.startswith(b"50,000 messages flushed, numbers 0 to 49999, ")
     done = processes("sub", log.directory)
     out, err = done.communicate()
     assert (done.returncode, err) == (0, b"")
@@ -803,7 +812,7 @@ def test_interrupted_pub_flushes_the_lines_it_has_read(
     out, err = process.communicate()
     assert json.loads(out)["messages"] == 2
     assert json.loads(out)["is_flushed"] is True
-    assert err.startswith(b"Published 2 messages, numbers 0 to 1, ")
+    assert err.startswith(b"2 messages flushed, numbers 0 to 1, ")
     assert log.sub_well() == b"one\ntwo\n"
 
 
@@ -832,22 +841,34 @@ def test_a_bar_is_shown_on_a_terminal_only(
     log: Log, tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]], options: list[str]
 ) -> None:
     (tmp_path / "in").write_bytes(b"a\n")
-    terminal, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    try:
+    with terminal() as (shown, slave):
         process = processes(
             "pub", "--path", log.root, "--stream", "s", *options, tmp_path / "in", stderr=slave
         )
         os.close(slave)
-        shown = b""
-        with contextlib.suppress(OSError):
-            while data := os.read(terminal, 4096):
-                shown += data
+        text = shown()
         assert process.wait(DEADLINE_SECONDS) == 0
+    assert (b"publishing" in text) is not bool(options)
+    assert (b"1 message flushed" in text) is not bool(options)
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[tuple[Callable[[], bytes], int]]:
+    """A function that reads to the end what a terminal shows, and the descriptor to write to."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def shown() -> bytes:
+        text = b""
+        with contextlib.suppress(OSError):
+            while data := os.read(master, 4096):
+                text += data
+        return text
+
+    try:
+        yield shown, slave
     finally:
-        os.close(terminal)
-    assert (b"publishing" in shown) is not bool(options)
-    assert (b"Published 1 messages" in shown) is not bool(options)
+        os.close(master)
 
 
 # With nodes
@@ -914,33 +935,137 @@ def test_sub_writes_what_the_nodes_have_and_ends_there(
         assert b"rt: this role may not call" in err
 
 
+@pytest.mark.parametrize("level", ["replicated", "merged"])
+def test_a_level_of_nodes_needs_endpoints(log: Log, level: str) -> None:
+    result = log.pub("--level", level, stdin=b"a\n")
+    assert (result.exit_code, f"--level {level} needs --endpoints" in result.stderr) == (2, True)
+    assert not log.directory.exists()
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e10", "soon"])
+def test_a_timeout_that_is_no_duration_is_misuse(log: Log, seconds: str) -> None:
+    result = log.pub("--timeout", seconds, stdin=b"a\n")
+    assert (result.exit_code, "'--timeout'" in result.stderr) == (2, True)
+
+
+class Cluster:
+    """A node that accepts pushes, which a test may stop, and the command that publishes to it."""
+
+    def __init__(self, root: Path, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+        self.root, self._start = root, start
+        self.pki = make_pki(root / "pki")
+        self.tls = tls_of(self.pki, "n1")
+        self.node = PushNode("n1", members=1)
+
+    def start(self, *options: object, **pipes: Any) -> subprocess.Popen[bytes]:
+        arguments = ["pub", "--path", self.root, "--stream", "s", "--name", "feed", *options]
+        endpoints = ["--endpoints", self.node.endpoint, *tls_options(self.pki, "feed")]
+        return self._start(*arguments, *endpoints, **pipes)
+
+    def pub(self, text: bytes, *options: object) -> tuple[int, dict[str, Any], str]:
+        """Exit status, summary, and what is on stderr."""
+        process = self.start("--json", *options)
+        out, err = process.communicate(text, timeout=DEADLINE_SECONDS)
+        return process.returncode, json.loads(out), err.decode()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]) -> Cluster:
+    return Cluster(tmp_path, processes)
+
+
 @pytest.mark.slow
-def test_pub_waits_until_the_nodes_have_it_or_a_signal_ends_that(
-    tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
+def test_pub_waits_until_all_is_merged_and_says_so(cluster: Cluster) -> None:
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        status, summary, said = cluster.pub(b"one\ntwo\nthree\n")
+        assert status == 0
+        assert said.startswith("3 messages merged, numbers 0 to 2, 11 B in ")
+        assert (summary["level"], summary["is_reached"], summary["reason"]) == ("merged", True, None)
+        assert (summary["replicated"], summary["merged"]) == (3, 3)
+        assert cluster.node.holds(cluster.root / DATA)
+        status, summary, said = cluster.pub(b"four\n", "--level", "replicated")
+        assert (status, said.startswith("1 message replicated, number 3, ")) == (0, True)
+        status, summary, said = cluster.pub(b"")
+        assert (status, said.startswith("0 messages merged, 0 B in ")) == (0, True)
+
+
+@pytest.mark.slow
+def test_pub_fails_if_no_node_was_reached_and_says_what_stays_where_and_who_sends_it(
+    cluster: Cluster,
 ) -> None:
-    pki = make_pki(tmp_path / "pki")
-    tls = tls_of(pki, "n1")
-    with NodesInThread(PushNode("n1"), tls=tls) as nodes:
-        [node] = nodes.nodes
-        options = ["pub", "--path", tmp_path, "--stream", "s", "--name", "feed", "--quiet"]
-        options += ["--endpoints", node.endpoint, *tls_options(pki, "feed")]
-        done = processes(*options)
-        assert done.communicate(b"one\n", timeout=DEADLINE_SECONDS) == (b"", b"")
-        assert done.returncode == 0
-        assert node.holds(tmp_path / DATA)
-        nodes.do(node.stop)
-        held = processes(*options, "--json", stderr=subprocess.DEVNULL)
-        assert held.stdin is not None
-        held.stdin.write(b"two\n")
-        held.stdin.close()
-        held.stdin = None
-        wait_for(lambda: b"two" in kept_values(tmp_path / DATA))
-        held.send_signal(signal.SIGINT)
-        out, _ = held.communicate(timeout=DEADLINE_SECONDS)
-        assert held.returncode in {0, 130}
-        assert json.loads(out)["is_flushed"] is True
-        nodes.do(lambda: node.start(tls))
-        wait_for(lambda: b"two" in node.segments.get(SegmentId(1, 0), b""))
+    status, summary, said = cluster.pub(b"one\ntwo\n", "--timeout", "0.5")
+    assert status == 1
+    assert "2 messages flushed, 0 replicated, 0 merged, numbers 0 to 1, " in said
+    assert "rt: 2 of 2 messages are not merged: timed out after 0.5 s. All are on disk, in " in said
+    assert f"in {cluster.root / DATA}. Process {summary['push_pid']} continues to send them." in said
+    assert (summary["level"], summary["is_reached"], summary["reason"]) == ("merged", False, "timeout")
+    assert (summary["replicated"], summary["merged"], summary["is_flushed"]) == (0, 0, True)
+    assert kept_values(cluster.root / DATA) == [b"one", b"two"]
+    with NodesInThread(cluster.node, tls=cluster.tls):  # The process still runs, and sends them.
+        wait_for(lambda: cluster.node.holds(cluster.root / DATA))
+
+
+@pytest.mark.slow
+def test_pub_fails_if_what_is_replicated_is_not_merged_in_time(cluster: Cluster) -> None:
+    cluster.node.merges = False
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        assert cluster.pub(b"one\n", "--level", "replicated")[0] == 0
+        status, summary, said = cluster.pub(b"two\n", "--timeout", "3", "--quiet")
+    assert (status, summary["merged"], summary["reason"]) == (1, 0, "timeout")
+    assert said.startswith("rt: 1 of 1 message is not merged: ")
+
+
+@pytest.mark.slow
+def test_pub_that_need_only_be_flushed_does_not_wait_for_nodes(cluster: Cluster) -> None:
+    status, summary, said = cluster.pub(b"one\n", "--level", "flushed")
+    assert (status, summary["level"], summary["is_reached"]) == (0, "flushed", True)
+    assert "1 message flushed, number 0, " in said
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        wait_for(lambda: cluster.node.holds(cluster.root / DATA))
+
+
+@pytest.mark.slow
+def test_pub_fails_at_once_if_the_nodes_refuse_the_session(cluster: Cluster) -> None:
+    cluster.node.refusal = rt.InvalidName("another stream is served here")
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        status, summary, said = cluster.pub(b"one\n", "--timeout", "3600")
+    assert (status, summary["reason"]) == (1, "refused")
+    assert said.count("rt: 1 of 1 message is not merged: another stream is served here") == 1
+    assert said.count("another stream is served here") == 2  # and the line of the push process
+    assert "No process sends them." in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_wait_as_a_timeout_does(cluster: Cluster, number: int, status: int) -> None:
+    process = cluster.start("--json", "--timeout", "3600")
+    assert process.stdin is not None
+    process.stdin.write(b"one\n")
+    process.stdin.close()
+    process.stdin = None
+    wait_for(lambda: is_log_directory(REAL, str(cluster.root / DATA)))
+    wait_for(lambda: kept_values(cluster.root / DATA) == [b"one"])
+    process.send_signal(number)
+    out, err = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == status
+    summary = json.loads(out)
+    assert (summary["is_flushed"], summary["is_reached"], summary["reason"]) == (True, False, "interrupted")
+    assert "rt: 1 of 1 message is not merged: interrupted. All are on disk, in " in err.decode()
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        wait_for(lambda: cluster.node.holds(cluster.root / DATA))
+
+
+@pytest.mark.slow
+def test_the_wait_has_a_bar_on_a_terminal(cluster: Cluster) -> None:
+    (cluster.root / "in").write_bytes(b"a\n")
+    with terminal() as (shown, slave):
+        process = cluster.start("--timeout", "2", cluster.root / "in", stderr=slave)
+        os.close(slave)
+        text = shown()
+        assert process.wait(DEADLINE_SECONDS) == 1
+    assert b"waiting until merged" in text
+    with NodesInThread(cluster.node, tls=cluster.tls):
+        wait_for(lambda: cluster.node.holds(cluster.root / DATA))
 
 
 def kept_values(directory: Path) -> list[bytes]:

@@ -309,8 +309,8 @@ def test_a_clock_that_goes_back_never_takes_the_timestamps_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.chain([100, 50, 120], itertools.repeat(60))
-    monkeypatch.setattr("rt.client.publisher.time_ns", lambda: next(clock))
     with open_publisher(tmp_path) as publisher:
+        monkeypatch.setattr("rt.client.publisher.time_ns", lambda: next(clock))
         for _ in range(4):
             publisher.publish(b"")
         publisher.publish_many([b""])

@@ -195,10 +195,10 @@ def test_only_a_copy_of_its_own_is_trimmed_by_a_subscriber(publisher: rt.Publish
 def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) -> None:
     """The pull client may have stored messages, and reported the problem after them, since the first look."""
     corrupt = rt.events.CorruptPositions(9, None, "no node has them")
-    pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None)
+    pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None, unreached=None)
     events: list[rt.events.Event] = []
     wakes: list[bool] = []
-    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: wakes.append(True))
+    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: wakes.append(True), None)
     copy.check(is_closed=False)
     assert (events, wakes) == ([], [True])
     copy.check(is_closed=False)
@@ -216,7 +216,7 @@ def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_ne
     corrupt = rt.events.CorruptPositions(9, None, "no node has them")
 
     class Pulling:
-        refused = failure = None
+        refused = failure = unreached = None
         looks = 0
 
         @property
@@ -227,7 +227,7 @@ def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_ne
 
     pulling: Any = Pulling()
     events: list[rt.events.Event] = []
-    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: None)
+    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: None, None)
     copy.check(is_closed=False)
     copy.check(is_closed=False)
     assert events == []

@@ -19,7 +19,7 @@ def memory_store(_: Path) -> Store:
 
 
 def sqlite_store(directory: Path) -> Store:
-    return SqliteStore(directory / "deep" / "state.db")
+    return SqliteStore(directory / "state.db")
 
 
 @pytest.fixture(params=[memory_store, sqlite_store])

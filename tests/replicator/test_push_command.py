@@ -68,6 +68,13 @@ def test_no_endpoints_and_endpoints_elsewhere_without_tls_are_misuse(tmp_path: P
         assert isinstance(result.exception, ValueError)
 
 
+def test_endpoints_elsewhere_without_tls_are_misuse_also_for_all_sessions_of_a_root(tmp_path: Path) -> None:
+    published(tmp_path, "feed", b"one")
+    result = run(tmp_path, "--stream", "s", "--endpoints", "n1.example:1", "--insecure")
+    assert isinstance(result.exception, rt.InvalidOption)
+    assert "loopback only, not to 'n1.example:1'" in str(result.exception)
+
+
 def test_all_sessions_of_a_root_are_pushed_also_those_that_come_later_and_one_that_fails_ends_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ def test_each_topic_is_a_stream_and_each_position_a_token(log: Log, tmp_path: Pa
         log.publish(("n/a", b"0"), ("n/b", b"1"), ("n/a", b"2"), ("plain", b"3"))
         queues = ClusterQueues({"q": log.cluster(name="host")})
         a, b, late = Collector(), Collector(), Collector()
+        (tmp_path / "stores").mkdir()
         async with StreamProvider("p", queues, stores=directory_stores(tmp_path / "stores")) as provider:
             await provider.stream("n", "a").subscribe(a, start=EARLIEST)
             provider.implicit("b", "n/b", lambda _: b)

@@ -65,6 +65,7 @@ async def main(config: dict[str, Any]) -> None:
     first = config["clusters"][config["leases"]]
     leases = ClusterLeases(first["endpoints"], rt.TLS(*first["tls"]), "streams")
     balancer = LeaseBalancer(leases, times=LeaseTimes(lease_s=10.0, look_s=0.3))
+    os.makedirs(config["stores"], exist_ok=True)
     provider = StreamProvider(
         "load",
         ClusterQueues(clusters),

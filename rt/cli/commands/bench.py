@@ -14,7 +14,7 @@ import click
 
 from rt.bench.measure import Figure, one_core, scratch_directory
 from rt.cli.main import EntryPointGroup
-from rt.cli.options import json_option, option
+from rt.cli.options import FiniteRange, json_option, option
 from rt.errors import RtError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ def show_all(figures: Generator[Figure, None, None], *, as_json: bool) -> None:
 
 def number_option(name: str, default: float, least: float, most: int, text: str) -> Callable[[F], F]:
     """An option for a number from `least` to `most`; a whole one if `default` and `least` are."""
-    kind: click.IntRange | click.FloatRange = click.FloatRange(least, most)
+    kind: click.IntRange | FiniteRange = FiniteRange(least, most)
     if isinstance(default, int) and isinstance(least, int):
         kind = click.IntRange(least, most)
     return option(name, default=default, type=kind, help=text)

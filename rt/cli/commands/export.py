@@ -15,7 +15,7 @@ import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.tables import escape
-from rt.cli.options import STREAM_NAME, json_option, option
+from rt.cli.options import STREAM_NAME, FiniteRange, json_option, option
 from rt.cli.signals import Interrupts
 from rt.errors import RtError
 from rt.units import format_time
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--linger-seconds",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=60.0,
     help="Longest time that a smaller part waits for new messages. Seconds.",
 )

@@ -1,8 +1,9 @@
 """`rt pub`: publish lines, CSV, JSON lines or files.
 
 Invariants:
-- Exit status 0 means that everything that was read is synced to disk, once and in order.
-- However the command ends, it reports which numbers were published.
+- Exit status 0 means that everything that was read is synced to disk, once and in order, and has reached the
+  level that was asked for.
+- However the command ends, it reports which numbers were published and what they have reached.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats import parsers
+from rt.cli.formats.console import report
+from rt.cli.formats.level_wait import Level, Reached, wait_for_level
 from rt.cli.formats.parsers import STDIN, Fields, Parser
 from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
-from rt.cli.formats.tables import escape, format_size
-from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, json_option, option
+from rt.cli.formats.tables import count_of, escape, format_size
+from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, FiniteRange, json_option, option
 from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.client.publisher_settings import FsyncPolicy
+from rt.errors import RtError
 from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.names import session_owner
+from rt.option_checks import TIMEOUT_SECONDS_MAX
 
 Format = Literal["lines", "csv", "json", "files"]
 Feeding = Callable[[str, Parser, PublishLoop], None]
@@ -89,7 +94,7 @@ def _choice(kind: object) -> click.Choice[str]:
 )
 @option(
     "--linger-ms",
-    type=click.FloatRange(0, 60_000),
+    type=FiniteRange(0, 60_000),
     default=1.0,
     help="Write a batch at this age, if it is smaller. Milliseconds. 0: write each message at once.",
 )
@@ -113,7 +118,19 @@ def _choice(kind: object) -> click.Choice[str]:
     default="wait",
     help="What to do if the disk is full: wait for space, or fail.",
 )
-@option("--quiet", is_flag=True, help="No progress bar and no summary on stderr.")
+@option(
+    "--level",
+    type=_choice(Level),
+    help="What to wait for: flushed is synced on this machine, replicated is synced on a majority of the "
+    "nodes, merged is in the merged log. Default: merged with --endpoints, flushed without.",
+)
+@option(
+    "--timeout",
+    type=FiniteRange(0, TIMEOUT_SECONDS_MAX),
+    default=30.0,
+    help="Longest wait for --level after the end of the input. Seconds.",
+)
+@option("--quiet", is_flag=True, help="No progress bar and no summary on stderr. Errors are shown.")
 @json_option
 def pub(
     paths: tuple[str, ...],
@@ -129,6 +146,8 @@ def pub(
     no_header: bool,
     compression: Literal["none", "zstd"],
     on_full: OnFull,
+    level: Level | None,
+    timeout: float,
     quiet: bool,
     as_json: bool,
     **settings: Any,
@@ -144,8 +163,10 @@ def pub(
     A malformed record ends the command: the records before it are published, those after it are not. If
     the command is interrupted, it publishes what it has read, without an unfinished line.
 
-    With --endpoints a separate process pushes the messages to the nodes. The command waits up to 30 seconds
-    until they are replicated. If it ends earlier, that process continues.
+    With --endpoints a separate process pushes the messages to the nodes. The command waits until they have
+    reached --level. If that takes longer than --timeout, the command reports what they have reached, and its
+    exit status is 1. An interrupt ends the wait in the same way. The messages stay on disk, and that process
+    continues to send them after the command has ended: `rt pushes list` shows it.
     """  # noqa: D301 - click's mark of a block that is not wrapped
     fields = Fields(topic, topic_field, timestamp_field)
     feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
@@ -154,6 +175,9 @@ def pub(
     endpoints, tls = nodes.parse(None if publisher_id is None else session_owner(publisher_id))
     if publisher_id is None and tls is not None:
         publisher_id = tls.identity.name
+    if level in {"replicated", "merged"} and not endpoints:
+        raise click.UsageError(f"--level {level} needs --endpoints: without nodes nothing is {level}.")
+    level = level or ("merged" if endpoints else "flushed")
     with Interrupts() as interrupts:
         publisher = Publisher(
             root,
@@ -164,20 +188,28 @@ def pub(
             compression="zstd" if compression == "zstd" else None,
             **settings,
         )
-        fed, started = PublishedCount(), time.monotonic()
+        fed, reached, started = PublishedCount(), Reached(level), time.monotonic()
         try:
-            _publish(
-                publisher,
-                feeding,
-                paths,
-                interrupts,
-                fed,
-                has_nodes=bool(endpoints),
-                on_full=on_full,
-                is_quiet=quiet,
-            )
+            try:
+                _publish(publisher, feeding, paths, interrupts, fed, on_full=on_full, is_quiet=quiet)
+            finally:
+                if fed.is_flushed:
+                    wait_for_level(publisher, fed, reached, timeout, interrupts, is_quiet=quiet)
+                _close(publisher, reached)
         finally:
-            _report(fed, publisher, time.monotonic() - started, as_json=as_json, is_quiet=quiet)
+            seconds = time.monotonic() - started
+            _report(fed, reached, publisher, seconds, as_json=as_json, is_quiet=quiet)
+        if not reached.is_reached:
+            raise click.exceptions.Exit(1)
+
+
+def _close(publisher: Publisher, reached: Reached) -> None:
+    """Leave the rest to the push process. What blocks it is in `reached` already."""
+    try:
+        publisher.close(timeout=0)
+    except RtError:
+        if reached.problem is None:
+            raise
 
 
 def _feeding(style: Format, fields: Fields, *, envelope: bool, has_header: bool) -> Feeding:
@@ -225,11 +257,10 @@ def _publish(
     interrupts: Interrupts,
     fed: PublishedCount,
     *,
-    has_nodes: bool,
     on_full: OnFull,
     is_quiet: bool,
 ) -> None:
-    """Publish all input; then flush and close, also after an error or a signal."""
+    """Publish all input; then flush, also after an error or a signal."""
     total = parsers.total_bytes(paths)
     unit = "msg" if total is None else "B"
     with progress("publishing", total=total, unit=unit, is_quiet=is_quiet) as bar:
@@ -240,18 +271,6 @@ def _publish(
                 feeding(path, reading, feed)
         finally:
             feed.finish()
-            if has_nodes:
-                _linger(publisher, interrupts)
-            publisher.close()
-
-
-def _linger(publisher: Publisher, interrupts: Interrupts) -> None:
-    """Close the publisher, after a wait for the nodes; a signal ends the wait."""
-    try:
-        with interrupts.waiting():
-            publisher.close()
-    finally:
-        publisher.close(timeout=0)
 
 
 def _ignore(size: int) -> None:
@@ -259,10 +278,15 @@ def _ignore(size: int) -> None:
 
 
 def _report(
-    fed: PublishedCount, publisher: Publisher, seconds: float, *, as_json: bool, is_quiet: bool
+    fed: PublishedCount,
+    reached: Reached,
+    publisher: Publisher,
+    seconds: float,
+    *,
+    as_json: bool,
+    is_quiet: bool,
 ) -> None:
     last = None if fed.end is None else fed.end - 1
-    rate = fed.size_bytes / max(seconds, 1e-9)
     directory = os.path.abspath(publisher.directory)
     if as_json:
         summary = {
@@ -272,15 +296,38 @@ def _report(
             "first": fed.first,
             "last": last,
             "is_flushed": fed.is_flushed,
+            "level": reached.level,
+            "is_reached": reached.is_reached,
+            "replicated": reached.replicated,
+            "merged": reached.merged,
+            "reason": reached.reason,
+            "push_pid": reached.push_pid,
             "session": publisher.session,
             "directory": directory,
         }
         click.echo(json.dumps(summary))
     if not is_quiet:
-        numbers = "" if fed.first is None else f", numbers {fed.first} to {last}"
-        flushed = "" if fed.is_flushed else "; the last of them may not be synced to disk"
-        click.echo(
-            f"Published {fed.message_count:,} messages{numbers}{flushed}, {format_size(fed.size_bytes)} "
-            f"in {seconds:.2f} s ({format_size(rate)}/s), in {escape(directory)}",
-            err=True,
-        )
+        click.echo(_summary(fed, reached, seconds, directory), err=True)
+    if reached.problem is not None:
+        report(reached.problem)
+
+
+def _summary(fed: PublishedCount, reached: Reached, seconds: float, directory: str) -> str:
+    """One line: "3 messages merged, numbers 0 to 2, 12 B in 0.02 s (600 B/s), in DIR"."""
+    counts = [(fed.message_count, "flushed" if fed.is_flushed else "published")]
+    if reached.is_reached:
+        counts = [(fed.message_count, reached.level)]
+    elif fed.is_flushed:
+        counts += [(reached.replicated, "replicated"), (reached.merged, "merged")]
+    (first, level), *more = counts
+    text = f"{count_of(first, 'message')} {level}" + "".join(f", {count:,} {name}" for count, name in more)
+    if fed.first is not None and fed.end is not None:
+        last = fed.end - 1
+        text += f", number {last}" if fed.first == last else f", numbers {fed.first} to {last}"
+    if not fed.is_flushed:
+        text += "; the last of them may not be synced to disk"
+    rate = fed.size_bytes / max(seconds, 1e-9)
+    return (
+        f"{text}, {format_size(fed.size_bytes)} in {seconds:.2f} s ({format_size(rate)}/s), "
+        f"in {escape(directory)}"
+    )

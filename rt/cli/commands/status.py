@@ -14,7 +14,7 @@ import click
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
 from rt.cli.formats.console import report, show
-from rt.cli.options import json_option, option
+from rt.cli.options import FiniteRange, json_option, option
 from rt.errors import RtError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 @click.command()
 @option(
     "--watch",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     metavar="SECONDS",
     help="Repeat at this interval until interrupted. Seconds. Default: show the state once.",
 )

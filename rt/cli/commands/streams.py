@@ -16,7 +16,7 @@ import click
 
 from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, table
-from rt.cli.options import json_option, option
+from rt.cli.options import FiniteRange, json_option, option
 from rt.errors import RtError
 
 _SAMPLE: Final = re.compile(r'(rt_streams_\w+)\{((?:\w+="[^"]*",?)*)\} (\S+)')
@@ -143,7 +143,7 @@ def as_table(rows: Sequence[QueueRow]) -> str:
 
 @click.command()
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST:PORT...")
-@option("--timeout", default=5.0, type=click.FloatRange(0.1, 300), help="Timeout for each host. Seconds.")
+@option("--timeout", default=5.0, type=FiniteRange(0.1, 300), help="Timeout for each host. Seconds.")
 @json_option
 @click.pass_context
 def streams(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: bool) -> None:

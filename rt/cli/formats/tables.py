@@ -51,6 +51,11 @@ def parse_time(text: str) -> int:
     return time_ns
 
 
+def count_of(count: int, noun: str) -> str:
+    """A number with its noun: "1 message", "3,000 messages"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_size(size: float) -> str:
     """Bytes with a decimal unit, three digits or more."""
     for unit in _UNITS:

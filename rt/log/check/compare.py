@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rt.errors import FormatError
+from rt.errors import FormatError, InvalidOption
 from rt.log.check.status import LogStatus, SegmentState, SegmentStatus, read_status
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.segment import SegmentId
@@ -74,7 +74,7 @@ def compare(
 ) -> Comparison:
     """Compare two or more log directories. Raises `ValueError` for fewer, or `rt.LogNotFound`."""
     if len(paths) < 2:
-        raise ValueError(f"a comparison needs at least two log directories: got {len(paths)}")
+        raise InvalidOption(f"a comparison needs at least two log directories: got {len(paths)}")
     logs = [read_status(path, disk=disk) for path in paths]
     work = _Comparison(logs, disk, on_progress)
     with storage_errors(logs[0].path, "comparing logs"):

@@ -6,7 +6,7 @@ import operator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from rt.errors import Corrupt
+from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, File
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import LogIdentity
@@ -87,14 +87,14 @@ def find_place(
     if not isinstance(place, str | bool) and hasattr(place, "__index__"):
         position = operator.index(place)
         if position < 0:
-            raise ValueError(f"position {position} is negative")
+            raise InvalidOption(f"position {position} is negative")
         return FoundStart(position, None) if may_be_ahead else _checked(disk, directory, identity, position)
     catalog = read_catalog(disk, directory)
     if place == "earliest":
         return FoundStart(catalog.start, None)
     if place == "latest":
         return _end(disk, directory, identity, catalog)
-    raise ValueError(f"invalid position: got {place!r}, expected a number, 'earliest' or 'latest'")
+    raise InvalidOption(f"invalid position: got {place!r}, expected a number, 'earliest' or 'latest'")
 
 
 def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
@@ -103,7 +103,7 @@ def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -
         return FoundStart(position, None)
     end = _end(disk, directory, identity, catalog)
     if position > end.position:
-        raise ValueError(f"position {position} is beyond the end, {end.position}, of {directory}")
+        raise InvalidOption(f"position {position} is beyond the end, {end.position}, of {directory}")
     return FoundStart(position, end.run)
 
 

@@ -32,6 +32,7 @@ from rt.log.scan.directory import check_log_directory, read_identity
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import ScanResult
+from rt.option_checks import check_count, check_path, check_timeout, check_topics
 
 __all__ = ["EventHandler", "LogReader", "Place"]
 
@@ -61,9 +62,9 @@ class LogReader:
         on_event: EventHandler | None = None,
         disk: Disk = REAL,
     ) -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.path.abspath(check_path(path))
         self._disk = disk
-        self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
+        self._topics = check_topics(topics)
         self._closed = False
         self._reading = threading.RLock()
         self._is_busy = False
@@ -111,6 +112,8 @@ class LogReader:
     def poll(self, max_messages: int = 1000, timeout: float | None = 0.0) -> list[Message]:
         """Up to `max_messages`, waiting up to `timeout` seconds (None: no limit) for the first one."""
         messages: list[Message] = []
+        check_count(max_messages, name="max_messages")
+        timeout = check_timeout(timeout)
         try:
             while len(messages) < max_messages:
                 batch = self.next_batch(0.0 if messages else timeout, max_messages - len(messages))

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from rt.errors import MessageTooLarge, TopicTooLong
+from rt.errors import InvalidMessage, MessageTooLarge, TopicTooLong
 from rt.log.format.batch import BatchDraft, Int64s
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
 
@@ -164,10 +164,18 @@ def check_size(size: int) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """Raise `TypeError`, `UnicodeEncodeError` or `rt.TopicTooLong` for an invalid topic."""
+    """Raise `TypeError`, `rt.InvalidMessage` or `rt.TopicTooLong` for an invalid topic."""
     if not isinstance(topic, str):
         raise TypeError(f"a topic must be str, not {type(topic).__name__}")
-    size = len(topic.encode())
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(
+            "the topic is not valid Unicode",
+            where=f"character {error.start}",
+            got=ascii(topic)[:200],
+            expected="text that UTF-8 can encode",
+        ) from error
     if size > TOPIC_BYTES_MAX:
         raise TopicTooLong(
             "topic too long", got=f"{size} bytes of UTF-8", expected=f"at most {TOPIC_BYTES_MAX}"
@@ -175,20 +183,22 @@ def check_topic(topic: str) -> None:
 
 
 def checked_stamp(timestamp_ns: int) -> int:
-    """A timestamp as int. Raises `TypeError` or `ValueError` if it is not an int64."""
+    """A timestamp as int. Raises `TypeError` or `rt.InvalidMessage` if it is not an int64."""
     stamp = operator.index(timestamp_ns)
     if not -(2**63) <= stamp < 2**63:
-        raise ValueError(f"timestamp_ns={stamp} is outside int64: it counts nanoseconds since 1970")
+        raise InvalidMessage(f"timestamp_ns={stamp} is outside int64: it counts nanoseconds since 1970")
     return stamp
 
 
 def checked_stamps(timestamps_ns: Sequence[int] | Int64s, count: int) -> Int64s:
-    """A copy of the timestamps as a column. `TypeError` or `ValueError` if they are not `count` int64s."""
+    """A copy of the timestamps as a column. `TypeError` or `rt.InvalidMessage` if they are not `count`
+    int64s.
+    """
     stamps = np.ascontiguousarray(timestamps_ns)
     if stamps.shape != (count,):
-        raise ValueError(f"timestamps_ns of shape {stamps.shape} for {count} values")
+        raise InvalidMessage(f"timestamps_ns of shape {stamps.shape} for {count} values")
     if count and stamps.dtype.kind not in "iu":
         raise TypeError(f"timestamps_ns must be whole nanoseconds, not {stamps.dtype}")
     if stamps.dtype == np.uint64 and count and stamps.max() >= 2**63:
-        raise ValueError("timestamps_ns is outside int64: it counts nanoseconds since 1970")
+        raise InvalidMessage("timestamps_ns is outside int64: it counts nanoseconds since 1970")
     return stamps.astype(np.int64)

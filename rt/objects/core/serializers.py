@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
+from rt.errors import InvalidOption
 from rt.objects.core import typed_json
 from rt.objects.core.errors import NotSerializable, StateDamaged, WrongType
 
@@ -25,7 +26,7 @@ class Serializer(ABC, Generic[T]):
 
     def __init__(self, name: str) -> None:
         if not name:
-            raise ValueError("a serializer needs a name: it is stored with the object")
+            raise InvalidOption("a serializer needs a name: it is stored with the object")
         self.name: Final = name
 
     @abstractmethod
@@ -163,7 +164,7 @@ class Serializers:
         Raises `ValueError` if either is registered.
         """
         if kind in self._by_type or serializer.name in self._by_name:
-            raise ValueError(f"{kind.__qualname__} or {serializer.name!r} is registered already")
+            raise InvalidOption(f"{kind.__qualname__} or {serializer.name!r} is registered already")
         self._by_type[kind] = serializer
         self._by_name[serializer.name] = serializer
 

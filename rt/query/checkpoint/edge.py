@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Literal, TypeVar
 
+from rt.errors import InvalidOption
 from rt.objects import PersistedQueue
 from rt.query.checkpoint.replay_buffer import ReplayBuffer
 from rt.query.core.errors import Backlogged, QueryExists, QueryFailed, SequenceGap, error_text
@@ -180,7 +181,7 @@ class OutputEdge:
         saved: dict[str, Any] | None = None,
     ) -> None:
         if limit < 1:
-            raise ValueError(f"the limit of an output must be 1 or more, got {limit}")
+            raise InvalidOption(f"the limit of an output must be 1 or more, got {limit}")
         saved = saved or {"low": 0, "consumers": {}, "end": None}
         self.buffer: Final[ReplayBuffer[Any]] = ReplayBuffer(
             held, low=saved["low"], acknowledged=saved["consumers"]

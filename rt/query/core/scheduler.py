@@ -15,6 +15,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
+from rt.errors import InvalidOption
+
 NS_PER_S: Final = 1_000_000_000
 
 Duration = float | int | timedelta
@@ -25,7 +27,7 @@ def duration_ns(duration: Duration) -> int:
     """Whole nanoseconds; `ValueError` for a negative or infinite duration."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
     if not 0 <= seconds < 2**33:
-        raise ValueError(f"a duration must be 0 to {2**33} seconds, got {seconds}")
+        raise InvalidOption(f"a duration must be 0 to {2**33} seconds, got {seconds}")
     return round(seconds * NS_PER_S)
 
 

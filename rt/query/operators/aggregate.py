@@ -14,7 +14,14 @@ from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.operators.filter import complete_with, only
 from rt.query.operators.transform import map
-from rt.query.operators.user_functions import ABSENT, FAILED, UserFunctionOperator, compose, storable
+from rt.query.operators.user_functions import (
+    ABSENT,
+    FAILED,
+    UserFunctionOperator,
+    check_least,
+    compose,
+    storable,
+)
 
 LIMIT: Final = 1_000_000
 """Default number of values that an operator may hold until the end: some hundred MB."""
@@ -73,8 +80,7 @@ def to_list(*, limit: int = LIMIT) -> Transform:
 
     Saves the list, in the object space.
     """
-    if limit < 0:
-        raise ValueError(f"to_list: limit must be 0 or more, got {limit}")
+    check_least("to_list", "limit", limit, 0)
     return applied(ToList, limit)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
+from rt.errors import InvalidOption
 from rt.objects import PersistedQueue
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
@@ -24,7 +25,7 @@ def buffer_with_count(count: int, skip: int | None = None) -> Transform:
     """
     skip = count if skip is None else skip
     if count < 1 or skip < 1:
-        raise ValueError(f"buffer_with_count: count and skip must be 1 or more, got {count} and {skip}")
+        raise InvalidOption(f"buffer_with_count: count and skip must be 1 or more, got {count} and {skip}")
     return applied(BufferWithCount, count, skip)
 
 
@@ -45,7 +46,7 @@ def buffer_with_time_or_count(timespan: Duration, count: int | None) -> Transfor
     Saves the values, in the object space, and the end of the list.
     """
     if duration_ns(timespan) < 1 or (count is not None and count < 1):
-        raise ValueError(
+        raise InvalidOption(
             f"buffer_with_time_or_count: expected 1 ns and 1 or more, got {timespan} and {count}"
         )
     return applied(BufferWithTime, duration_ns(timespan), count)

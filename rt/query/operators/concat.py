@@ -11,7 +11,7 @@ from rt.query.core.errors import error_text
 from rt.query.core.observable import Applied, Observable, Transform
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration
-from rt.query.operators.user_functions import check_time, sources_of, time_ns
+from rt.query.operators.user_functions import check_least, check_time, sources_of, time_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def retry(retry_count: int | None = None) -> Transform:
     `retry_count`: number of subscriptions; None: no limit. A source of the engine sends only the values that
     arrive from then on. Saves the number of subscriptions.
     """
-    if retry_count is not None and retry_count < 1:
-        raise ValueError(f"retry: retry_count must be 1 or more, got {retry_count}")
+    if retry_count is not None:
+        check_least("retry", "retry_count", retry_count, 1)
     return lambda source: Applied(lambda: Retry(source, retry_count), ())
 
 
@@ -67,8 +67,8 @@ def repeat(repeat_count: int | None = None) -> Transform:
     `repeat_count`: number of subscriptions; None: no limit. A source of the engine sends only the values that
     arrive from then on. Saves the number of subscriptions.
     """
-    if repeat_count is not None and repeat_count < 1:
-        raise ValueError(f"repeat: repeat_count must be 1 or more, got {repeat_count}")
+    if repeat_count is not None:
+        check_least("repeat", "repeat_count", repeat_count, 1)
     return lambda source: Applied(lambda: Repeat(source, repeat_count), ())
 
 

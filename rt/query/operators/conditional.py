@@ -12,7 +12,7 @@ from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.operators.aggregate import LIMIT
 from rt.query.operators.filter import complete_with, only
-from rt.query.operators.user_functions import UserFunctionOperator, sources_of
+from rt.query.operators.user_functions import UserFunctionOperator, check_least, sources_of
 
 Comparer = Callable[[Any, Any], object]
 
@@ -44,8 +44,7 @@ def sequence_equal(second: Observable[Any], comparer: Comparer = eq, *, limit: i
     these values, in the object space.
     """
     sources_of("sequence_equal", (second,))
-    if limit < 0:
-        raise ValueError(f"sequence_equal: limit must be 0 or more, got {limit}")
+    check_least("sequence_equal", "limit", limit, 0)
     return lambda source: Applied(lambda: SequenceEqual(comparer, limit), (source, second))
 
 

@@ -18,6 +18,7 @@ from rt.query.operators.user_functions import (
     FAILED,
     IndexedOperator,
     UserFunctionOperator,
+    check_least,
     compose,
     key_of,
     storable,
@@ -86,8 +87,7 @@ def element_at(index: int) -> Transform:
 
 def element_at_or_default(index: int, default_value: Any = None) -> Transform:
     """As `element_at`, or the default. Saves the number of values before it."""
-    if index < 0:
-        raise ValueError(f"element_at: index must be 0 or more, got {index}")
+    check_least("element_at", "index", index, 0)
     return applied(ElementAt, index, default_value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from rt.errors import InvalidOption
 from rt.objects import NotSerializable, PersistedQueue
 from rt.query.core.observable import Observable, Transform, applied
 from rt.query.core.subject import Subject
@@ -132,7 +133,7 @@ class FlatMap(SwitchMap):
 
 def _flat_map(name: str, mapper: Mapper, max_concurrent: int | None) -> Transform:
     if max_concurrent is not None and max_concurrent < 1:
-        raise ValueError(f"{name}: max_concurrent must be 1 or more, got {max_concurrent}")
+        raise InvalidOption(f"{name}: max_concurrent must be 1 or more, got {max_concurrent}")
     return applied(FlatMap, mapper, name == "flat_map_indexed", max_concurrent)
 
 

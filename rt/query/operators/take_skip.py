@@ -9,15 +9,21 @@ from typing import Any, Final, TypeVar
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration, duration_ns
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_time, sources_of, time_ns
+from rt.query.operators.user_functions import (
+    FAILED,
+    UserFunctionOperator,
+    check_least,
+    check_time,
+    sources_of,
+    time_ns,
+)
 
 A = TypeVar("A")
 
 
 def take(count: int) -> Transform:
     """The first `count` values; then completes, at once if `count` is 0. Saves the number still to emit."""
-    if count < 0:
-        raise ValueError(f"take: count must be 0 or more, got {count}")
+    check_least("take", "count", count, 0)
     return applied(Take, count)
 
 
@@ -54,8 +60,7 @@ def take_until_with_time(end_time: Duration | datetime) -> Transform:
 
 def skip(count: int) -> Transform:
     """All values except the first `count`. Saves the number still to skip."""
-    if count < 0:
-        raise ValueError(f"skip: count must be 0 or more, got {count}")
+    check_least("skip", "count", count, 0)
     return applied(Skip, count)
 
 

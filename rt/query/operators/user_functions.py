@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsIndex, TypeVar
 
+from rt.errors import InvalidOption
 from rt.objects import ANY
 from rt.query.core.observable import Observable, Transform, pipe
 from rt.query.core.operator import Operator
@@ -79,7 +81,7 @@ def time_ns(time: Duration | datetime, now_ns: int) -> int:
     if not isinstance(time, datetime):
         return now_ns + duration_ns(time)
     if time.tzinfo is None:
-        raise ValueError(f"{time} has no time zone")
+        raise InvalidOption(f"{time} has no time zone")
     return round(time.timestamp() * 1_000_000) * (NS_PER_S // 1_000_000)
 
 
@@ -88,14 +90,20 @@ def check_time(name: str, time: Duration | datetime) -> None:
     try:
         time_ns(time, 0)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise InvalidOption(f"{name}: {error}") from None
+
+
+def check_least(name: str, option: str, value: object, least: int) -> None:
+    """`rt.InvalidOption` unless it is a whole number of at least `least`."""
+    if not isinstance(value, SupportsIndex) or operator.index(value) < least:
+        raise InvalidOption(f"{name}: {option} must be {least} or more, got {value!r}")
 
 
 def period_ns(name: str, duration: Duration) -> int:
     """A duration greater than 0; `ValueError`."""
     ns = duration_ns(duration)
     if ns < 1:
-        raise ValueError(f"{name}: a duration must be 1 ns or more, got {duration}")
+        raise InvalidOption(f"{name}: a duration must be 1 ns or more, got {duration}")
     return ns
 
 

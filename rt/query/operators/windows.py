@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from rt.errors import InvalidOption
 from rt.objects import PersistedDictionary
 from rt.query.core.observable import Transform, applied
 from rt.query.core.scheduler import Duration
 from rt.query.core.subject import Subject
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator, key_of, next_tick_ns, period_ns
+from rt.query.operators.user_functions import (
+    FAILED,
+    UserFunctionOperator,
+    check_least,
+    key_of,
+    next_tick_ns,
+    period_ns,
+)
 
 BEGIN: Final = "begin"
 END: Final = "end"
@@ -26,7 +34,7 @@ def window_with_count(count: int, skip: int | None = None) -> Transform:
     """
     skip = count if skip is None else skip
     if count < 1 or skip < 1:
-        raise ValueError(f"window_with_count: count and skip must be 1 or more, got {count} and {skip}")
+        raise InvalidOption(f"window_with_count: count and skip must be 1 or more, got {count} and {skip}")
     return applied(WindowWithCount, count, skip)
 
 
@@ -47,8 +55,7 @@ def window_with_time_or_count(timespan: Duration, count: int) -> Transform:
 
     Saves the number of values in the window, and its end.
     """
-    if count < 1:
-        raise ValueError(f"window_with_time_or_count: count must be 1 or more, got {count}")
+    check_least("window_with_time_or_count", "count", count, 1)
     return applied(WindowWithTimeOrCount, period_ns("window_with_time_or_count", timespan), count)
 
 

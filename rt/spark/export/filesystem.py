@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from rt.errors import StorageFailed
+from rt.errors import InvalidOption, StorageFailed
 from rt.log.disk import storage_errors
 from rt.spark.options import local_path
 from rt.spark.sink.create_once import make_directories, make_once, sync
@@ -79,7 +79,7 @@ def open_storage(target: str, spark: SparkSession | None) -> Filesystem:
     if is_local(target):
         return LocalFilesystem(os.path.abspath(local_path(target)))
     if spark is None:
-        raise ValueError("a target on Hadoop needs a Spark session")
+        raise InvalidOption("a target on Hadoop needs a Spark session")
     return HadoopFilesystem(target, spark)
 
 

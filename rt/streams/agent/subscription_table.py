@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from fnmatch import translate
 
+from rt.errors import InvalidOption
 from rt.names import check_name
 from rt.streams.agent.consumer import Consumer
 from rt.streams.agent.served_queue import ServedQueue
@@ -49,12 +50,12 @@ class ConsumerFactories:
     def add_factory(self, name: str, factory: ObserverFactory) -> None:
         """Use `factory` for subscriptions of consumer `name`. `ValueError` if the name is taken."""
         if self._factories.setdefault(check_name(name, kind="consumer"), factory) is not factory:
-            raise ValueError(f"consumer {name!r} is already registered")
+            raise InvalidOption(f"consumer {name!r} is already registered")
 
     def add_pattern(self, name: str, pattern: str, factory: ObserverFactory) -> None:
         """Give every stream whose topic matches a subscription. `ValueError` if the name is taken."""
         if check_name(name, kind="subscription") in self._patterns:
-            raise ValueError(f"implicit subscription {name!r} is already registered")
+            raise InvalidOption(f"implicit subscription {name!r} is already registered")
         self._patterns[name] = (re.compile(translate(pattern)), factory)
 
     def attach(self, subscription_id: str, observer: StreamObserver) -> None:

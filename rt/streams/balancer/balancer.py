@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NewType, Protocol
 
+from rt.errors import InvalidOption
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import QueueMapper
 
@@ -85,7 +86,7 @@ class FixedBalancer:
         """Own the queues. `ValueError` for a name that no queue has."""
         known = {queue.name: queue for queue in mapper.queues}
         if missing := sorted((self._names or frozenset()) - known.keys()):
-            raise ValueError(f"unknown queues: {', '.join(missing)[:200]}")
+            raise InvalidOption(f"unknown queues: {', '.join(missing)[:200]}")
         self.assign({queue: Fence(0) for name, queue in known.items() if self._has(name)})
 
     def assign(self, queues: Mapping[QueueId, Fence]) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from rt.errors import InvalidOption
+
 RING_BITS: Final = 32
 RING_SIZE: Final = 2**RING_BITS
 NUMBER_MAX: Final = 2**63 - 1
@@ -32,7 +34,7 @@ class StreamId:
 
     def __post_init__(self) -> None:
         if "/" in self.namespace or (not self.namespace and self.key.find("/") > 0):
-            raise ValueError(
+            raise InvalidOption(
                 f"namespace={self.namespace!r}, key={self.key!r}: the first '/' ends a namespace"
             )
 
@@ -91,7 +93,7 @@ def checked_token(token: object) -> SequenceToken:
             number, index = map(operator.index, token)
             if 0 <= number <= NUMBER_MAX and 0 <= index <= NUMBER_MAX:
                 return SequenceToken(number, index)
-    raise ValueError(f"got {token!r:.200}, expected a SequenceToken with numbers from 0 to 2^63 - 1")
+    raise InvalidOption(f"got {token!r:.200}, expected a SequenceToken with numbers from 0 to 2^63 - 1")
 
 
 class StartPosition(enum.Enum):

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,17 +23,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rt
 import sequencer.node.cli
 from rt.cli.logging_setup import JsonLines
 from rt.cli.main import cli, main
 from rt.log.disk import REAL
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity, Role
-from sequencer.config.config import NodeConfig
+from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.config.logging_setup import TextLines
 from sequencer.config.restart_policy import ExitStatus
 from sequencer.localcluster.loopback import free_port
 from sequencer.node.cli import node
+from sequencer.node.startup_check import check_directories, check_ports
 
 WAIT_S: Final = 120.0
 
@@ -135,7 +139,76 @@ def test_a_directory_that_another_node_runs_on_is_refused_at_once(
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "node").touch()
     assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
-    assert f"the node's directory cannot be written (at {tmp_path}/node)" in capsys.readouterr().err
+    assert (
+        f"the node's directory cannot be written (--directory) (at {tmp_path}/node)"
+        in capsys.readouterr().err
+    )
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """A port that a process, this one, listens on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port()))
+        other.listen()
+        yield int(other.getsockname()[1])
+
+
+@pytest.mark.parametrize("taken", ["data", "raft"])
+@pytest.mark.usefixtures("logs_restored")
+def test_a_port_in_use_ends_the_node_with_one_line_that_names_port_option_and_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    monkeypatch.setattr(sequencer.node.cli, "supervise", lambda config: pytest.fail("it ran"))
+    monkeypatch.setattr(sequencer.node.cli, "check_ports", partial(check_ports, seconds_max=0.0))
+    with listening() as port:
+        ports = {"data": free_port(), "raft": free_port(), taken: port}
+        assert main([*arguments(tmp_path, **ports), *certified(tmp_path / "pki")]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"the node cannot listen on port {port} (--{taken}-port) (at 127.0.0.1)" in line
+    assert "Address already in use. Stop the process that has it (`ss -ltnp sport" in line
+
+
+def config_of(tmp_path: Path, *, listen: str = "127.0.0.1") -> NodeConfig:
+    members = {"n1": ClusterMember(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")}
+    ports = {"data_port": int(members["n1"].data.split(":")[1]), "raft_port": free_port()}
+    files = {"ca": "/ca", "cert": "/cert", "key": "/key"}
+    return NodeConfig("s", "n1", str(tmp_path / "node"), members, **files, listen=listen, **ports)
+
+
+def test_a_port_that_the_processes_of_a_killed_node_still_hold_is_waited_for(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with socket.socket() as earlier:
+        earlier.bind(("127.0.0.1", config.data_port))
+        earlier.listen()
+        with ThreadPoolExecutor() as pool:
+            checking = pool.submit(check_ports, config, seconds_max=WAIT_S)
+            earlier.close()
+            checking.result(WAIT_S)
+
+
+def test_an_address_of_another_machine_to_listen_on_is_named(tmp_path: Path) -> None:
+    with pytest.raises(rt.RtError, match=r"\(at 192\.0\.2\.1\).*Set --listen to an address of this machine"):
+        check_ports(config_of(tmp_path, listen="192.0.2.1"))
+
+
+def test_a_directory_of_another_user_is_named_with_its_owner(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    check_directories(config)  # None exists yet.
+    os.makedirs(config.sessions_directory)
+    check_directories(config)
+    with pytest.raises(rt.StorageError) as caught:
+        check_directories(config, may_write=lambda path: path != config.sessions_directory)
+    assert f"(at {config.sessions_directory}): got not writable, owned by " in str(caught.value)
+    assert "and the node runs as " in str(caught.value)
+
+
+def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    os.makedirs(config.directory)
+    Path(config.raft_directory).touch()
+    with pytest.raises(rt.StorageError, match="got a file, expected a directory"):
+        check_directories(config)
 
 
 @pytest.mark.usefixtures("logs_restored")

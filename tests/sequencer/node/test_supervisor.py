@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -194,6 +195,11 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) ->
             assert (decisions.wake_at_s is None) == (running == set(CHILDREN)), "who does not run will"
 
 
+def _caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -210,6 +216,10 @@ def test_whatever_happens_the_laws_hold(events: list[tuple[str, int, float]]) ->
         (CertificateError("x"), 70),
         (RtError("x"), 70),
         (OSError(98, "x"), 70),
+        (PermissionError(errno.EACCES, "x"), 1),
+        (OSError(errno.EROFS, "x"), 1),
+        (_caused(StorageFailed("x"), PermissionError(errno.EACCES, "x")), 1),
+        (_caused(CertificateError("x"), PermissionError(errno.EACCES, "x")), 70),
         (ValueError("x"), 70),
         (KeyboardInterrupt(), 70),
     ],

@@ -1,0 +1,90 @@
+"""Checks of options that many public calls share. Each returns the value, or raises `rt.InvalidOption`.
+
+A caller's slip must fail in its call: a comparison with NaN is never true, and a wait with it never ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import os
+from collections.abc import Collection
+from typing import Final
+
+from rt.errors import InvalidOption
+
+TIMEOUT_SECONDS_MAX: Final = 10 * 366 * 86_400
+"""Longer waits have no limit: those of the system overflow after some 292 years."""
+
+
+def check_timeout(timeout: float | None, *, name: str = "timeout") -> float | None:
+    """A duration in seconds, or None for no limit. Below 0 counts as 0, and infinity as no limit."""
+    if timeout is None:
+        return None
+    if not _is_number(timeout) or math.isnan(timeout):
+        raise InvalidOption("not a duration", where=name, got=repr(timeout), expected="seconds, or None")
+    if timeout > TIMEOUT_SECONDS_MAX:
+        return None
+    return max(0.0, float(timeout))
+
+
+def check_count(count: int, *, name: str, least: int = 0) -> int:
+    """A whole number of at least `least`."""
+    try:
+        number = operator.index(count)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(count, bool):
+        expected = f"a whole number of at least {least}"
+        raise InvalidOption("not a valid count", where=name, got=repr(count), expected=expected)
+    return number
+
+
+def check_position(position: int) -> int:
+    """A whole number; the caller knows its bounds."""
+    try:
+        return operator.index(position)
+    except TypeError:
+        expected = "a whole number"
+        raise InvalidOption("not a position", got=repr(position)[:200], expected=expected) from None
+
+
+def check_range(value: float, low: float, high: float, *, name: str, is_whole: bool = False) -> float:
+    """A number from `low` to `high`."""
+    if is_whole and isinstance(value, float):
+        raise InvalidOption(f"{name}={value!r} is not a whole number: use {low} to {high}")
+    if not _is_number(value) or not low <= value <= high:
+        raise InvalidOption(f"{name}={value!r} is out of range: use {low} to {high}")
+    return value
+
+
+def check_path(path: str | os.PathLike[str], *, name: str = "path") -> str:
+    """A path as text, not empty and without a zero byte."""
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidOption(
+            "not a path", where=name, got=repr(path)[:200], expected="the path of a directory or file"
+        )
+    return text
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_topics(topics: Collection[str] | None) -> frozenset[str] | None:
+    """Some topics, or the one that is given as a text; None for all."""
+    if topics is None:
+        return None
+    found = frozenset([topics]) if isinstance(topics, str) else None
+    if found is None:
+        with contextlib.suppress(TypeError):
+            found = frozenset(topics)
+    if found is None or not all(isinstance(topic, str) for topic in found):
+        expected = "a topic, or a collection of topics"
+        raise InvalidOption("not topics", where="topics", got=repr(topics)[:200], expected=expected)
+    return found

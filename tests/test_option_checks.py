@@ -1,0 +1,168 @@
+"""Wrong options fail in their call, with `rt.InvalidOption` that names the option and the value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rt
+from rt import option_checks
+from rt.objects import SqliteStore
+from rt.query import operators as ops
+from rt.streams import directory_stores
+
+ANY: Any = object()
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> str:
+    """A session of ten messages."""
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        publisher.publish_many([b"x"] * 10)
+    return publisher.directory
+
+
+@pytest.mark.parametrize("timeout", [math.nan, "1", ANY, [1], True])
+def test_a_timeout_is_a_number(timeout: Any) -> None:
+    with pytest.raises(rt.InvalidOption, match="not a duration"):
+        option_checks.check_timeout(timeout)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, None), (math.inf, None), (1e300, None), (-1, 0.0), (0, 0.0), (2, 2.0)]
+)
+def test_a_timeout_may_have_no_limit(timeout: float | None, seconds: float | None) -> None:
+    assert option_checks.check_timeout(timeout) == seconds
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_bytes": 0},
+        {"batch_bytes": "big"},
+        {"batch_bytes": 5000.5},
+        {"linger_ms": math.nan},
+        {"linger_ms": -1},
+        {"roll_bytes": None},
+        {"fsync": "x"},
+        {"compression": "gz"},
+        {"local_persistence": math.inf},
+        {"dedup_id": 5},
+        {"endpoints": [5], "tls": ANY},
+        {"publisher_id": 5},
+    ],
+)
+def test_a_publisher_refuses_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises((rt.InvalidOption, rt.InvalidName)):
+        rt.Publisher(tmp_path, "s", **({"publisher_id": "feed"} | options))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", 5, None])
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda path: rt.Publisher(path, "s"),
+        lambda path: rt.Subscriber(path, "s"),
+        rt.LogReader,
+        SqliteStore,
+        directory_stores,
+    ],
+    ids=["Publisher", "Subscriber", "LogReader", "SqliteStore", "directory_stores"],
+)
+def test_what_is_no_path_is_refused(opened: Callable[[Any], object], path: Any) -> None:
+    with pytest.raises(rt.InvalidOption, match="not a path"):
+        opened(path)
+
+
+@pytest.mark.parametrize("opened", [lambda path: SqliteStore(path / "x.db"), directory_stores])
+def test_a_store_makes_no_directory_of_a_mistyped_path(
+    tmp_path: Path, opened: Callable[[Path], object]
+) -> None:
+    with pytest.raises(rt.StorageError, match=r"does not exist \(at .*/nope\)"):
+        opened(tmp_path / "nope")
+    assert not (tmp_path / "nope").exists()
+
+
+def test_a_topic_that_utf_8_cannot_hold_is_refused_and_takes_no_number(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        for publish in (
+            lambda: publisher.publish(b"x", topic="a\udcff"),
+            lambda: publisher.publish_many([b"x"], topic="a\udcff"),
+        ):
+            with pytest.raises(
+                rt.InvalidMessage, match=r"not valid Unicode \(at character 1\): got 'a.udcff'"
+            ):
+                publish()
+        for stamp in (2**63, -(2**63) - 1):
+            with pytest.raises(rt.InvalidMessage, match="outside int64"):
+                publisher.publish(b"x", timestamp_ns=stamp)
+        with pytest.raises(rt.InvalidMessage, match="shape"):
+            publisher.publish_many([b"x"], timestamps_ns=[1, 2])
+        wrong: Any = "7"
+        with pytest.raises(rt.InvalidOption, match="got '7'"):
+            publisher.publish(b"x", number=wrong)
+        assert publisher.publish(b"x") == 0
+
+
+def test_an_acknowledgement_below_the_one_before_is_refused(session: str) -> None:
+    with rt.Subscriber(session, "s", name="sink") as subscriber:
+        subscriber.poll(6)
+        for position in (4, 4, 5):
+            subscriber.ack(position)
+        with pytest.raises(rt.InvalidOption, match="got 3, expected 5 or more"):
+            subscriber.ack(3)
+    with rt.Subscriber(session, "s", name="sink") as subscriber:
+        assert subscriber.position == 5
+        with pytest.raises(rt.InvalidOption, match="got 3, expected 5 or more"):
+            subscriber.ack(3)
+    with rt.Subscriber(session, "s", name="sink", position=0) as subscriber:
+        subscriber.poll(2)
+        subscriber.ack(2)  # It reads again from an explicit position, and may go on from there.
+    with rt.Subscriber(session, "s", name="sink") as subscriber:
+        assert subscriber.position == 2
+
+
+@pytest.mark.parametrize("position", ["x", 1.5, None, -1, 99])
+def test_only_a_delivered_position_is_acknowledged(session: str, position: Any) -> None:
+    with rt.Subscriber(session, "s", name="sink") as subscriber:
+        subscriber.poll(3)
+        with pytest.raises(rt.InvalidOption):
+            subscriber.ack(position)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topics": 5},
+        {"topics": [5]},
+        {"on_event": 5},
+        {"retention": "x"},
+        {"position": "x"},
+        {"position": -1},
+    ],
+)
+def test_a_subscriber_refuses_it(session: str, options: dict[str, Any]) -> None:
+    with pytest.raises(rt.InvalidOption):
+        rt.Subscriber(session, "s", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_messages": -1}, {"max_messages": "x"}, {"max_messages": 1.5}, {"timeout": math.nan}]
+)
+def test_a_poll_refuses_it(session: str, options: dict[str, Any]) -> None:
+    with rt.Subscriber(session, "s") as subscriber, rt.LogReader(session) as reader:
+        for poll in (subscriber.poll, reader.poll):
+            with pytest.raises(rt.InvalidOption):
+                poll(**options)
+
+
+@pytest.mark.parametrize("count", [-1, "x", 1.5, None])
+def test_operators_refuse_a_count_when_they_are_made(count: Any) -> None:
+    for make in (ops.take, ops.skip, ops.element_at):
+        with pytest.raises(rt.InvalidOption, match="must be 0 or more"):
+            make(count)
