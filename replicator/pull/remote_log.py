@@ -43,9 +43,9 @@ from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
 from rt.log.scan.message_batch import MessageBatch
+from rt.net.connect_probe import no_answer
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
-from rt.net.no_answer import no_answer
 from rt.net.tls import TLS
 
 # isort: split

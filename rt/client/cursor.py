@@ -16,7 +16,7 @@ import os
 import struct
 from typing import Final
 
-from rt.errors import Corrupt
+from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, storage_errors, write_whole
 from rt.log.format.checksum import crc32c
 from rt.log.scan.directory import read_file
@@ -29,14 +29,30 @@ class SubscriberCursor:
         self._disk, self._directory, self._name = disk, directory, name
         self._begun: int | None = None
         """The start position that was recorded last."""
+        self._acknowledged = 0
+        """The position that was acknowledged last. An explicit start may be lower than the stored one."""
 
-    @property
-    def acknowledged(self) -> int | None:
-        return read_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED)
+    def resume(self) -> int | None:
+        """The stored position; None if nothing was acknowledged."""
+        found = read_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED)
+        self._acknowledged = found or 0
+        return found
 
     def acknowledge(self, position: int) -> None:
-        """Record that everything below is done. Durable on return."""
+        """Record that everything below is done. Durable on return.
+
+        Raises `rt.InvalidOption` for a position below the one acknowledged last.
+        """
+        if position < self._acknowledged:
+            raise InvalidOption(
+                "a lower position was acknowledged after a higher one",
+                where="ack",
+                got=position,
+                expected=f"{self._acknowledged} or more",
+                hint="To read messages again, open the subscriber with position=.",
+            )
         write_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED, position)
+        self._acknowledged = position
 
     def record_start(self, position: int) -> None:
         """Record the start position, unless something was acknowledged. Durable on return."""

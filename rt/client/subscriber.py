@@ -119,8 +119,6 @@ class Subscriber:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
         """Positions of a named subscriber."""
-        self._acknowledged = 0
-        """The position that was acknowledged last. An explicit start may be lower than the stored one."""
         self._requested_start = self._resumed() if position is None else position
         if endpoints and tls is not None:
             self._start_pull(endpoints, tls)
@@ -212,18 +210,9 @@ class Subscriber:
         if self._cursor is None:
             raise InvalidOption("only a named subscriber can acknowledge. Open it with name=")
         self._check_handed_out(position)
-        if position < self._acknowledged:
-            raise InvalidOption(
-                "a lower position was acknowledged after a higher one",
-                where="ack",
-                got=position,
-                expected=f"{self._acknowledged} or more",
-                hint="To read messages again, open the subscriber with position=.",
-            )
         if self._reader is not None:
             self._reader.make_durable()
         self._cursor.acknowledge(position)
-        self._acknowledged = position
 
     def trim(self, position: int) -> None:
         """Let the pull client delete the sealed segments of the copy that end at or below `position`.
@@ -290,10 +279,6 @@ class Subscriber:
 
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
         start = self._requested_start
-        if not isinstance(start, int) and start not in {"earliest", "latest"}:
-            raise InvalidOption(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
-        if isinstance(start, int) and start < 0:
-            raise InvalidOption(f"position {start} is negative")
         settings = PullSettings(
             self.stream,
             tuple(endpoints),
@@ -406,8 +391,7 @@ class Subscriber:
             self._cursor.record_start(position)
 
     def _resumed(self) -> Place:
-        acknowledged = None if self._cursor is None else self._cursor.acknowledged
-        self._acknowledged = acknowledged or 0
+        acknowledged = None if self._cursor is None else self._cursor.resume()
         return "earliest" if acknowledged is None else acknowledged
 
 

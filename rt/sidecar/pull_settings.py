@@ -35,6 +35,11 @@ class PullSettings:
 
     def __post_init__(self) -> None:
         check_endpoints(self.endpoints, is_required=True)
+        start = self.position
+        if not isinstance(start, int) and start not in {"earliest", "latest"}:
+            raise InvalidOption(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
+        if isinstance(start, int) and start < 0:
+            raise InvalidOption(f"position {start} is negative")
         if self.retention not in {"follow", "own"}:
             raise InvalidOption(f"retention={self.retention!r}: use 'follow' or 'own'")
         for text in self.topics:

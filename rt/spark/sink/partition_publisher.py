@@ -195,7 +195,7 @@ class PartitionPublisher:
 
 
 async def _check_reachable(nodes: ClusterSource, tls: TLS, dedup_id: str) -> None:
-    from rt.net.no_answer import no_answer
+    from rt.net.connect_probe import no_answer
     from rt.net.rest_client import ask_next_number
 
     failures: dict[str, RtError] = {}
