@@ -201,9 +201,7 @@ class ChildProcess:
 
     def _release(self) -> None:
         self.hang_up()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._close_log()
         fd, self._pid_fd = self._pid_fd, -1
         if fd >= 0:
             os.close(fd)
@@ -226,8 +224,12 @@ class ChildProcess:
             for line in self._log_lines.take(data or b"\n"):
                 self._pass_on(line)
             if not data:
-                self._log.close()
-                self._log = None
+                self._close_log()
+
+    def _close_log(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            log.close()
 
     def _pass_on(self, line: bytes) -> None:
         match decode_line(line, LogLine):

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # again when all workers have ended, and this process ends.
     _run = contextlib.ExitStack()
     _run.enter_context(nothing_left())
+    os.environ["XDG_CONFIG_HOME"] = _run.enter_context(tempfile.TemporaryDirectory(prefix="rt_"))
     atexit.register(_run.close)
 
 # Settings of whoever runs the tests are no part of them.
 for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KEY", "PROFILE"):
     os.environ.pop(f"RT_{_name}", None)
-os.environ["XDG_CONFIG_HOME"] = os.devnull
-
 TESTDATA = Path(__file__).parent / "testdata"
 
 # How long the draws take and how large they are by chance fails no test.

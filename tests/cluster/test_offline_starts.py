@@ -8,7 +8,7 @@ import pytest
 from faults import WAIT_S, Faults
 
 import rt
-from sequencer.state.commands import SEALED_RUNS_MAX
+from sequencer.state.session_commands import SEALED_RUNS_MAX
 
 pytestmark = pytest.mark.slow
 

@@ -166,7 +166,7 @@ class Sender:
         for entry in filter(str.isdigit, os.listdir("/proc")):
             process = Path("/proc", entry)
             with contextlib.suppress(OSError):
-                is_push = b"push" in (process / "cmdline").read_bytes().split(b"\0")
+                is_push = b"push" in (process / "cmdline").read_bytes().replace(b"\0", b" ").split()
                 if is_push and any(self.directory in file.resolve().parents for file in process.glob("fd/*")):
                     yield int(entry)
 

@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rt.errors import Corrupt, Gap
@@ -132,7 +132,8 @@ class Exporter:
         if isinstance(where, DirectorySource):
             options = {"path": where.path}
         else:
-            options = {**asdict(where), "endpoints": ",".join(where.endpoints)}
+            files = {"ca": where.ca, "cert": where.cert, "key": where.key}
+            options = {"endpoints": ",".join(where.endpoints), "stream": where.stream, **files}
         options |= {
             "startingOffsets": str(start),
             "endingOffsets": str(end),
