@@ -199,10 +199,14 @@ class PushClient:
         self._problems.record_report(report)
 
     def _raise_if_refused(self, log: SessionSource) -> None:
-        """If all nodes refuse, or enough of them fence the session: tell the publisher, and end."""
+        """If enough nodes fence the session, or all refuse it and nobody waits for them, end.
+
+        While a publisher is open, the streams ask again: what blocks it is one problem until it is mended.
+        """
         error = self._blocking()
         is_fenced = isinstance(error, Fenced)
-        if error is None or not (is_fenced or all(stream.refused for stream in self._streams)):
+        may_mend = (self._waits and not self._is_finishing) or not all(one.refused for one in self._streams)
+        if error is None or (may_mend and not is_fenced):
             return
         log.give_up(PushState.FENCED if is_fenced else PushState.REFUSED)
         raise error
@@ -210,8 +214,8 @@ class PushClient:
     def _blocking(self) -> RtError | None:
         """Why no byte of the session can be replicated until somebody mends the cause; None if one can.
 
-        A majority refuses and no other node serves the session: then no other could replicate it alone. Or
-        enough of the nodes fence it.
+        A majority refuses and no other node takes its bytes: then no other could replicate it alone.
+        Or enough of the nodes fence it.
         """
         nodes = len(self._streams)
         refusals = [stream.refused for stream in self._streams if stream.refused is not None]
@@ -219,7 +223,8 @@ class PushClient:
         serving = sum(map(_is_serving, self._streams))
         if _is_fenced(len(fenced), serving, nodes) or (fenced and len(refusals) == nodes):
             return fenced[0]
-        return refusals[0] if 2 * len(refusals) > nodes and not serving else None
+        is_accepted = any(stream.is_accepting for stream in self._streams)
+        return refusals[0] if 2 * len(refusals) > nodes and not is_accepted else None
 
 
 def _is_serving(stream: PushStream) -> bool:

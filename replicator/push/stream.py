@@ -111,8 +111,10 @@ class PushStream:
         self._on_change = on_change
         self._place: LogOffset | None = None
         """Where the current or last stream started; None if the node did not say."""
+        self._failed_at: LogOffset | None = None
+        """Where the last stream started that ended; None once the node has acknowledged more."""
         self._blocked: tuple[LogOffset | None] | None = None
-        """The place of the last stream if it ended with one of `BLOCKING`."""
+        """Where the last stream started that ended with one of `BLOCKING`; None once that place is passed."""
         self._probe_at = 0.0
         self._is_refused_once = False
         self._source = log
@@ -136,6 +138,11 @@ class PushStream:
             and self._found_nothing_at == self._source.poll_count
             and self._source.quorum.safe(self.node) >= self._sent
         )
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the node takes what is sent, as far as is known: it did not end the last stream here."""
+        return self.node is not None and self.refused is None and self._place != self._failed_at
 
     async def run(self) -> None:
         """Stream until cancelled. Only `LocalLogFailed` ends it."""
@@ -184,11 +191,13 @@ class PushStream:
     def _record_failure(self, error: RtError) -> None:
         logger.debug("push_stream_ended endpoint=%s path=%s reason=%s", self.target, self._source.path, error)
         self.failure = error
+        self._failed_at = self._place or self._failed_at
         blocked = (self._place,) if isinstance(error, BLOCKING) else None
         if isinstance(error, REFUSALS) or (blocked is not None and blocked == self._blocked):
             self.refused = error
             self._source.progressed.set()
-        self._blocked = blocked
+        if blocked is not None:
+            self._blocked = blocked
         self._on_change()
 
     async def _stream(self) -> None:
@@ -287,6 +296,8 @@ class PushStream:
     def _acknowledge(self, durable: LogOffset) -> None:
         if self._blocked is not None and durable > (self._blocked[0] or NOWHERE):
             self._unblock()
+        if durable > (self._place or NOWHERE):
+            self._failed_at = None
         while self._unacknowledged and self._unacknowledged[0][0] <= durable:
             self._unacknowledged_bytes -= self._unacknowledged.popleft()[1]
 

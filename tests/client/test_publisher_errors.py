@@ -90,7 +90,7 @@ def published(publisher: rt.Publisher) -> int:
 def wait_until_mended(publisher: rt.Publisher, number: int) -> None:
     """Return when `number` is merged, although waiting raises what blocks that until it is mended."""
     while True:
-        with contextlib.suppress(rt.CertificateError):
+        with contextlib.suppress(rt.CertificateError, rt.BadContents, rt.ProtocolViolation):
             publisher.wait(number, timeout=WAIT_SECONDS)
             return
 
@@ -359,15 +359,45 @@ def test_an_exception_in_the_block_waits_two_seconds_at_most_and_stays_the_one_t
     assert waited == [publishing.INTERRUPTED_SECONDS] * 2 == [2.0, 2.0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rejection", [rt.BadContents("the batch cannot be decoded"), rt.ProtocolViolation("not that chunk")]
+)
+def test_bytes_that_every_node_rejects_are_one_problem_until_they_are_accepted(
+    tmp_path: Path, pki: Path, rejection: rt.RtError
+) -> None:
+    told: queue.SimpleQueue[rt.RtError] = queue.SimpleQueue()
+    with three_nodes(pki) as nodes:
+        publisher = publisher_of(tmp_path, pki, nodes, on_error=told.put)
+        number = publisher.publish(b"one")
+        for node in nodes.nodes:
+            node.rejection = rejection
+        refuse(nodes, None)
+        with pytest.raises(type(rejection), match=rejection.what):
+            publisher.wait(number, timeout=WAIT_SECONDS)
+        hellos = sum(len(node.hellos) for node in nodes.nodes)
+        until(
+            lambda: sum(len(node.hellos) for node in nodes.nodes) > hellos + 20
+        )  # It tries again and again.
+        assert publisher.status().state == "blocked"
+        for node in nodes.nodes:
+            node.rejection = None
+        wait_until_mended(publisher, number)
+        publisher.close()
+    assert told.get().what == rejection.what
+    assert told.empty()
+
+
 PROGRAM = """
-import signal, sys, rt
+import sys, time, rt
 root, ca, cert, key, *endpoints = sys.argv[1:]
 with rt.Publisher(
     root, "s", publisher_id="feed", endpoints=endpoints, tls=rt.TLS(ca, cert, key)
 ) as publisher:
     publisher.publish_many([bytes(100)] * 7)
     print("published", flush=True)
-    signal.pause()
+    while True:  # Not `signal.pause`: it would not see a signal that came just before.
+        time.sleep(0.01)
 """
 
 
@@ -383,7 +413,10 @@ def test_ctrl_c_says_what_stays_on_the_disk_and_who_sends_it(tmp_path: Path, pki
         assert process.stdout is not None
         assert process.stdout.readline() == "published\n"
         process.send_signal(signal.SIGINT)
-        _, text = process.communicate(timeout=WAIT_SECONDS)
+        try:
+            _, text = process.communicate(timeout=WAIT_SECONDS)
+        finally:
+            process.kill()
     assert process.returncode == -signal.SIGINT
     (line,) = (line for line in text.splitlines() if "handed_to_push_process" in line)
     assert "session=feed unsent_messages=7 unsent_bytes=" in line

@@ -48,7 +48,10 @@ class Cluster:
 
     def provider(self, name: str) -> LeaseProvider:
         replica: Any = SimpleNamespace(
-            state=self.state, standing=SimpleNamespace(leader="n1"), is_caught_up=True
+            state=self.state,
+            joined_state=self.state,
+            standing=SimpleNamespace(leader="n1"),
+            is_caught_up=True,
         )
         leasing = LeaseManager(replica, self.commit, lambda: True)
         self.services.append(leasing)

@@ -31,8 +31,9 @@ CLUSTER = bytes(range(16))
 class PushNode:
     """A node called `name` of a cluster of `members`.
 
-    `refusal` is raised at each hello. While `is_still` nothing more is read, nor said. `place` lies about
-    where to start. `merges`: what is durable here is told to be merged, whatever the others have.
+    `refusal` is raised at each hello, `rejection` at the first bytes. While `is_still` nothing more is read,
+    nor said. `place` lies about where to start. `merges`: what is durable here is told to be merged, whatever
+    the others have.
     """
 
     def __init__(self, name: str = "n1", *, members: int = 3, cluster: bytes = CLUSTER) -> None:
@@ -40,6 +41,7 @@ class PushNode:
         self.members = members
         self.cluster = cluster
         self.refusal: RtError | None = None
+        self.rejection: RtError | None = None
         self.is_still = False
         self.opens_lives = True
         self.merges = True
@@ -137,6 +139,8 @@ class PushNode:
 
     async def _take_one(self, context: Any, said: object, *, answers: bool = True) -> None:
         match said:
+            case Chunk() if self.rejection is not None:
+                raise self.rejection
             case Chunk() as chunk:
                 self._take(chunk)
                 if answers:
