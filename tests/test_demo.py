@@ -383,9 +383,10 @@ def test_an_interrupt_ends_every_process(data: Path, tmp_path_factory: pytest.Te
 
 @pytest.mark.slow
 def test_a_node_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path, 1) as nodes, socket.socket() as taken:
-        taken.bind(("127.0.0.1", nodes.raft_ports["n1"]))
-        taken.listen()
+    with (
+        LocalCluster(tmp_path, 1) as nodes,
+        socket.create_server(("127.0.0.1", nodes.raft_ports["n1"])),
+    ):
         nodes.start()
         why = r"(?s)ended by itself \(at n1\).*cannot listen on port \d+ \(--raft-port\)"
         with pytest.raises(ProcessEnded, match=why):

@@ -148,9 +148,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest
 @contextmanager
 def listening() -> Iterator[int]:
     """A port that a process, this one, listens on."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", free_port()))
-        other.listen()
+    with socket.create_server(("127.0.0.1", free_port())) as other:
         yield int(other.getsockname()[1])
 
 
@@ -178,13 +176,10 @@ def config_of(tmp_path: Path, *, listen: str = "127.0.0.1") -> NodeConfig:
 
 def test_a_port_that_the_processes_of_a_killed_node_still_hold_is_waited_for(tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    with socket.socket() as earlier:
-        earlier.bind(("127.0.0.1", config.data_port))
-        earlier.listen()
-        with ThreadPoolExecutor() as pool:
-            checking = pool.submit(check_ports, config, seconds_max=WAIT_S)
-            earlier.close()
-            checking.result(WAIT_S)
+    with socket.create_server(("127.0.0.1", config.data_port)) as earlier, ThreadPoolExecutor() as pool:
+        checking = pool.submit(check_ports, config, seconds_max=WAIT_S)
+        earlier.close()
+        checking.result(WAIT_S)
 
 
 def test_an_address_of_another_machine_to_listen_on_is_named(tmp_path: Path) -> None:
