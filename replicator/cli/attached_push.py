@@ -104,11 +104,13 @@ class SessionLog(logging.Handler):
     def adopt(self, directories: list[str]) -> None:
         """The parent has ended, and left these sessions: nothing is written to its stderr any more."""
         self._adopted = directories[0] if directories else ""
-        fd = os.open(os.devnull, os.O_WRONLY)
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), _STDERR)
         with contextlib.suppress(OSError):
             if self._adopted:
                 fd = _open_log(self._adopted)
-        os.dup2(fd, _STDERR)
+                os.dup2(fd, _STDERR)
+                os.close(fd)
 
     def emit(self, record: logging.LogRecord) -> None:
         directory = SERVED.get() or self._adopted

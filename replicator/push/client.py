@@ -199,7 +199,7 @@ class PushClient:
         self._problems.record_report(report)
 
     def _raise_if_refused(self, log: SessionSource) -> None:
-        """If enough nodes fence the session, or all refuse it and nobody waits for them, end.
+        """End if enough nodes fence the session, or if all refuse it and no publisher is open.
 
         While a publisher is open, the streams ask again: what blocks it is one problem until it is mended.
         """

@@ -50,7 +50,7 @@ from rt.log.write.batcher import (
     checked_stamps,
 )
 from rt.names import check_name, check_session_name, name_from_host
-from rt.option_checks import check_path, check_position, check_timeout
+from rt.option_checks import TIMEOUT_SECONDS_MAX, check_path, check_position, check_timeout
 from rt.sidecar.progress_file import NO_LEVEL, PublisherProgress
 
 if TYPE_CHECKING:
@@ -326,18 +326,19 @@ class Publisher:
                 progress,
             )
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
         """Flush and release the directory. On `rt.DiskFull` it stays open: free space and close again.
 
-        With endpoints, first wait up to `timeout` seconds until all is replicated. The push process continues
-        to push the rest, and the log says how much that is. What blocks replication is raised after the
-        release, unless all is replicated. A failed publisher is released without a flush. Closing twice is
-        allowed.
+        With endpoints, first wait up to `timeout` seconds (None: no limit) until all is replicated. The push
+        process continues to push the rest, and the log says how much that is. What blocks replication is
+        raised after the release, unless all is replicated. A failed publisher is released without a flush.
+        Closing twice is allowed.
 
         The end of a `with` block closes. If an exception ends the block, it waits at most 2 seconds, and the
         exception remains the one that is raised.
         """
-        if (blocked := self._close(timeout)) is not None:
+        seconds = check_timeout(timeout)
+        if (blocked := self._close(TIMEOUT_SECONDS_MAX if seconds is None else seconds)) is not None:
             raise blocked
 
     def disown(self) -> None:

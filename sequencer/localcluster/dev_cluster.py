@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
 from rt.errors import InvalidOption, RtError, StorageError
-from rt.log.disk import REAL, storage_errors
+from rt.log.disk import REAL, storage_errors, write_whole
 from rt.names import check_name
 from rt.net.dev_pki import issue, write_p12
 from rt.net.identity import Identity, Role
@@ -109,11 +109,11 @@ class DevCluster:
         self._nodes.start()
         return self._nodes.wait_ready()
 
-    def watch(self, sleep: Callable[[float], object] = time.sleep) -> None:
+    def watch(self) -> None:
         """Return never. `ProcessEnded` if a node ends."""
         while True:
             self._nodes.check_alive()
-            sleep(_CHECK_S)
+            time.sleep(_CHECK_S)
 
     def _issue(self) -> None:
         """New certificates for programs. Those that run reload them."""
@@ -143,9 +143,7 @@ def _ports(
     ports = _new_ports([f"n{number}" for number in range(1, (nodes or 3) + 1)], has_any=has_any)
     with storage_errors(str(file), "writing the cluster's settings"):
         text = json.dumps({"stream": stream, "ports": ports}, indent=1)
-        new = file.with_suffix(".new")
-        new.write_text(text + "\n")
-        os.replace(new, file)
+        write_whole(REAL, str(file), f"{text}\n".encode())
     return stream, ports
 
 

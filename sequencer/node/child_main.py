@@ -68,7 +68,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     role = sys.argv[1]
     settings = next(stdin_lines(), None)
-    if settings is None:  # The parent was killed before it wrote, and nobody reads an error.
+    if settings is None:  # The parent was killed before it wrote. No process reads an error.
         sys.exit(ExitStatus.FELL)
     config = NodeConfig.from_json(settings.decode())
     logging_setup.configure(role, config.log_level, config.log_format)

@@ -429,6 +429,15 @@ def test_ctrl_c_says_what_stays_on_the_disk_and_who_sends_it(tmp_path: Path, pki
 # Without nodes
 
 
+def test_a_publisher_stays_open_if_the_timeout_of_close_is_no_duration(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        for wrong in (float("nan"), "1"):
+            with pytest.raises(rt.InvalidOption, match="not a duration"):
+                publisher.close(wrong)
+        assert publisher.publish(b"one") == 0
+        publisher.close(None)
+
+
 def test_a_publisher_without_endpoints_is_local(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish(b"one")

@@ -122,7 +122,7 @@ def _problem(publisher: Publisher, fed: PublishedCount, reached: Reached, why: s
     what = f"{missing:,} of {total} {verb} not {reached.level}: {why.rstrip('.')}."
     kept = f"All are on disk, in {publisher.directory}."
     if reached.reason in {"refused", "fenced"}:
-        return f"{what} {kept} No process sends them."
+        return f"{what} {kept}"
     if reached.push_pid is None:
         return f"{what} {kept} Start `rt push` on that directory to send them."
     return (
