@@ -28,7 +28,8 @@ from rt.errors import RtError
 from rt.line_protocol import encode_line
 from rt.net.grpc_channel import keep_freed_memory
 from rt.net.tls import TLS
-from rt.sidecar.pull_protocol import PullFailed, PullReport
+from rt.sidecar.error_report import ErrorReported
+from rt.sidecar.pull_protocol import PullReport
 
 
 @click.command()
@@ -131,10 +132,10 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except RtError as error:
-        _report(PullFailed.of(error))
+        _report(ErrorReported.of(error))
         raise
     except (ValueError, OSError) as error:
-        _report(PullFailed.of(RtError(str(error))))
+        _report(ErrorReported.of(RtError(str(error))))
         raise
 
 

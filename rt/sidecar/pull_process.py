@@ -30,12 +30,12 @@ from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
+from rt.sidecar.error_report import ErrorReported
 from rt.sidecar.pull_protocol import (
     HoldDenied,
     NodeReached,
     NodesUnreached,
     NoGoodBytes,
-    PullFailed,
     PullReport,
 )
 from rt.sidecar.pull_settings import PullSettings
@@ -205,7 +205,7 @@ class PullSidecar:
                         self.refused = HoldRefused(name, why)
                     case NoGoodBytes(start, end, why):
                         self.corrupt = CorruptPositions(start, end, why)
-                    case PullFailed() as report:
+                    case ErrorReported() as report:
                         failed = report.error
                         continue
                     case _:

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from rt.errors import RtError
-from rt.sidecar.pull_protocol import PullFailed
+from rt.sidecar.error_report import ErrorReported
 
 PUSH_LOG: Final = "push.log"
 """The log records of the push processes that concern a session: a file in its directory."""
@@ -72,8 +72,8 @@ class PushReported(Struct, frozen=True, tag="reported"):
     """From the push process: the state of a push. Made by `of`."""
 
     number: int
-    failed: PullFailed | None
-    connections: tuple[tuple[str, bool, PullFailed | None], ...]
+    failed: ErrorReported | None
+    connections: tuple[tuple[str, bool, ErrorReported | None], ...]
     """Endpoint, whether it is connected, and why it failed."""
 
     @classmethod
@@ -94,8 +94,8 @@ class PushReported(Struct, frozen=True, tag="reported"):
         )
 
 
-def _failed(error: RtError | None) -> PullFailed | None:
-    return None if error is None else PullFailed.of(error)
+def _failed(error: RtError | None) -> ErrorReported | None:
+    return None if error is None else ErrorReported.of(error)
 
 
 PushLine: TypeAlias = PushRequested | FinishRequested | PushEnded | PushReported

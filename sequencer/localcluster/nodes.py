@@ -214,14 +214,21 @@ class LocalCluster:
 
     # Waiting
 
-    def wait(self, is_met: Callable[[], object], what: str, *, timeout_s: float = WAIT_S) -> None:
+    def wait(
+        self,
+        is_met: Callable[[], object],
+        what: str,
+        *,
+        timeout_s: float = WAIT_S,
+        poll_s: float = _POLL_S,
+    ) -> None:
         """Wait for the condition. `ProcessEnded` if a node ends, or `rt.Timeout`, both with the log's end."""
         deadline = time.monotonic() + timeout_s
         while not is_met():
             self.check_alive()
             if time.monotonic() > deadline:
                 raise Timeout(f"waited for {what}", got=self._all_last_words(), expected=f"{timeout_s:g} s")
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
 
     def wait_ready(self, *, timeout_s: float = WAIT_S) -> str:
         """Wait until all running nodes listen and one leads, and return the leader.

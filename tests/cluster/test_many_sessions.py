@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import resource
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
@@ -169,7 +168,7 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
         ) as here:
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
             # That takes a minute, and each question a handshake: few are asked.
-            faults.wait(lambda: time.sleep(0.5) or is_closed(nodes, "quiet~gone"), "the session to be closed")
+            faults.wait(lambda: is_closed(nodes, "quiet~gone"), "the session to be closed", poll_s=0.5)
             assert not is_closed(nodes, "quiet~here")
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
         # It goes on with its next start.

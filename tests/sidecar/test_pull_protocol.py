@@ -15,13 +15,13 @@ from rt.client.cursor import ACKNOWLEDGED, TRIMMABLE, read_position, write_posit
 from rt.events import SkipForward
 from rt.line_protocol import decode_line, encode_line
 from rt.log.disk import REAL
+from rt.sidecar.error_report import ErrorReported
 from rt.sidecar.pull_process import lasting
 from rt.sidecar.pull_protocol import (
     HoldDenied,
     NodeReached,
     NodesUnreached,
     NoGoodBytes,
-    PullFailed,
     PullReport,
 )
 from rt.sidecar.pull_settings import PullSettings
@@ -40,25 +40,27 @@ def test_an_error_comes_across_as_itself(
     kind: type[rt.RtError], what: str, where: str | None, got: int | None, hint: str | None
 ) -> None:
     error = kind(what, where=where, got=got, hint=hint)
-    line = encode_line(PullFailed.of(error))
+    line = encode_line(ErrorReported.of(error))
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     report = decode_line(line, PullReport)
-    assert isinstance(report, PullFailed)
+    assert isinstance(report, ErrorReported)
     assert type(report.error) is kind
     assert str(report.error) == str(error)
 
 
 def test_damage_keeps_its_place_and_a_gap_its_words() -> None:
     damaged = decode_line(
-        encode_line(PullFailed.of(rt.Corrupt("bad", path="/a/log.0.0", offset=7))), PullReport
+        encode_line(ErrorReported.of(rt.Corrupt("bad", path="/a/log.0.0", offset=7))), PullReport
     )
-    assert isinstance(damaged, PullFailed)
+    assert isinstance(damaged, ErrorReported)
     assert isinstance(damaged.error, rt.Corrupt)
     assert (damaged.error.path, damaged.error.offset) == ("/a/log.0.0", 7)
     assert str(damaged.error) == "bad (at /a/log.0.0, offset 7)"
-    gap = decode_line(encode_line(PullFailed.of(rt.Gap("gone", event=SkipForward(0, 1, "time")))), PullReport)
-    assert isinstance(gap, PullFailed)
+    gap = decode_line(
+        encode_line(ErrorReported.of(rt.Gap("gone", event=SkipForward(0, 1, "time")))), PullReport
+    )
+    assert isinstance(gap, ErrorReported)
     assert type(gap.error) is rt.RtError
     for report in (NodeReached(12), NodesUnreached("n1:1: no such host"), HoldDenied("sub", 'a "why"\n')):
         assert decode_line(encode_line(report), PullReport) == report
@@ -95,7 +97,7 @@ def test_a_line_makes_no_other_error_than_one_of_ours(name: str) -> None:
     report = decode_line(
         json.dumps({"type": "failed", "kind": name, "texts": {"what": "w"}}).encode(), PullReport
     )
-    assert isinstance(report, PullFailed)
+    assert isinstance(report, ErrorReported)
     assert type(report.error) is rt.RtError
 
 

@@ -40,10 +40,10 @@ class Faults(Trial):
             "what is published to be merged",
         )
 
-    def wait(self, is_met: Callable[[], object], what: str) -> None:
+    def wait(self, is_met: Callable[[], object], what: str, *, poll_s: float = 0.02) -> None:
         """Until the condition holds; no node may end meanwhile."""
         try:
-            self.nodes.wait(is_met, what, timeout_s=WAIT_S)
+            self.nodes.wait(is_met, what, timeout_s=WAIT_S, poll_s=poll_s)
         except rt.Timeout as error:
             words = [f"{sender.session}: {sender.notes} {sender.last_words()}" for sender in self.senders]
             raise AssertionError("\n".join([str(error), *words])) from error

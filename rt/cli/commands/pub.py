@@ -204,11 +204,11 @@ def pub(
 
 
 def _close(publisher: Publisher, reached: Reached) -> None:
-    """Leave the rest to the push process. What blocks it is in `reached` already."""
+    """Leave the rest to the push process. What blocks it is no error if the level is reached, or is told."""
     try:
         publisher.close(timeout=0)
     except RtError:
-        if reached.problem is None:
+        if not reached.is_reached and reached.problem is None:
             raise
 
 

@@ -27,7 +27,7 @@ from rt.cli.formats.writers import (
     as_json_lines,
     as_lines,
 )
-from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, option
+from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, FiniteRange, option
 from rt.cli.signals import Interrupts
 from rt.client.connection import subscriber_root
 from rt.client.subscriber import Subscriber
@@ -58,9 +58,8 @@ _MOST = 2**62
 @option(
     "--connect-timeout",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=5.0,
-    show_default=True,
     help="With --endpoints: end with an error that names the reasons if no node is reached in this time. "
     "Seconds. 0: wait indefinitely.",
 )
