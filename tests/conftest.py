@@ -8,6 +8,8 @@ import gc
 import os
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from scheduling import Scheduling
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def no_pushes() -> None:
+    """For tests that count this process's threads or descriptors: the pushes of earlier tests have ended."""
+    while any(thread.name == "rt-pushing" for thread in threading.enumerate()):
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """`logged("sequencer")`: the messages of that logger and those below it.
+
+    All that caplog has may contain lines of a push that an earlier test left.
+    """
+
+    def messages(name: str) -> list[str]:
+        below = f"{name}."
+        return [record.getMessage() for record in caplog.records if f"{record.name}.".startswith(below)]
+
+    return messages
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_what_a_child_logs_keeps_its_logger_level_and_traceback(
     )
     until_ended(child)
     assert child.kill() == 0
-    began, failed, long = caplog.records
+    began, failed, long = (record for record in caplog.records if record.process == child.pid)
     assert (began.name, began.levelname, began.process) == ("some.part", "DEBUG", child.pid)
     assert began.getMessage() == "began path=a\nb\\udcff"
     assert (failed.levelno, "ZeroDivisionError" in failed.getMessage()) == (logging.ERROR, True)
@@ -116,12 +116,12 @@ def test_what_a_child_logs_keeps_its_logger_level_and_traceback(
 
 
 def test_what_a_child_says_on_stderr_otherwise_is_a_warning(
-    start: Children, caplog: pytest.LogCaptureFixture
+    start: Children, logged: Callable[[str], list[str]]
 ) -> None:
     child = start("import os; os.write(2, b'one\\ntw'); os.write(2, b'o\\xff'); os._exit(3)")
     until_ended(child)
     assert child.kill() == 3
-    assert caplog.messages == [
+    assert logged("rt.child_process") == [
         f"child_stderr pid={child.pid} line='one'",
         f"child_stderr pid={child.pid} line='two\\\\xff'",
     ]
@@ -144,9 +144,10 @@ def test_a_child_that_nobody_hears_is_not_held_up_and_says_how_much_was_lost(
     child.send(b"\n")
     until_ended(child)
     assert child.kill() == 0
-    kept = [message for message in caplog.messages if message.startswith("noise")]
+    messages = [record.getMessage() for record in caplog.records if record.process == child.pid]
+    kept = [message for message in messages if message.startswith("noise")]
     assert kept == [f"noise {number}" for number in range(len(kept))]
-    assert caplog.messages[len(kept) :] == [f"log_records_dropped count={10_000 - len(kept)}", "again"]
+    assert messages[len(kept) :] == [f"log_records_dropped count={10_000 - len(kept)}", "again"]
 
 
 def test_a_child_that_does_not_end_is_killed_with_its_group(start: Children) -> None:
@@ -164,6 +165,7 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(start: Children) -> 
     os.close(pid_fd)
 
 
+@pytest.mark.usefixtures("no_pushes")
 def test_one_that_cannot_be_started_leaves_nothing_open(start: Children) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):

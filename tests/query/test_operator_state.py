@@ -199,15 +199,13 @@ def test_finally_action_is_called_once_and_not_by_an_unload() -> None:
 
 
 def test_an_error_of_finally_action_is_logged_and_the_query_still_ends(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     for transforms in ([], [ops.take(1)], [ops.map(lambda x: 1 // 0)]):
         caplog.clear()
         output = run(IN.pipe(ops.finally_action(lambda: 1 // 0), *transforms), {"in": hot("1|")})
         assert [event.kind for event in output][-1] == ("error" if output[0].value != 1 else "completed")
-        assert [record.getMessage() for record in caplog.records] == [
-            f"finally_action_failed operator=query#{len(transforms)}"
-        ]
+        assert logged("rt.query") == [f"finally_action_failed operator=query#{len(transforms)}"]
 
 
 def test_a_window_without_subscribers_costs_nothing() -> None:

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Final
@@ -257,7 +257,7 @@ def test_a_child_gets_its_settings_on_stdin_and_not_in_its_arguments_or_environm
 
 
 def test_a_child_that_falls_is_started_until_it_is_told_otherwise(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
 ) -> None:
     script = f"""
         echo >> {tmp_path}/starts
@@ -274,7 +274,7 @@ def test_a_child_that_falls_is_started_until_it_is_told_otherwise(
         "status=71",
     ]
     assert "node_diverged child=control" in caplog.text
-    assert caplog.messages[-1] == "node_stopped status=71"
+    assert logged("sequencer")[-1] == "node_stopped status=71"
 
 
 def test_a_program_that_cannot_be_started_is_tried_again(

@@ -109,6 +109,7 @@ def _descriptors() -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.usefixtures("no_pushes")
 def test_a_failed_opening_leaves_no_files(tls: dict[str, TLS], tmp_path: Path) -> None:
     """V9: each left a thread, an event, an epoll and a bound port."""
     running = Running(tls)
@@ -216,6 +217,7 @@ def test_a_node_may_be_stopped_from_a_callback_and_has_nothing_in_flight_then(tl
     running.raft.stop()
 
 
+@pytest.mark.usefixtures("no_pushes")
 def test_a_stop_leaves_no_thread_but_one_that_looks_a_name_up(
     tls: dict[str, TLS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
