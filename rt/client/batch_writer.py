@@ -77,13 +77,16 @@ class BatchWriter:
         return self.batch, self.batch.add_topic(topic)
 
     def add_values(self, many: BulkMessages, first: int) -> None:
-        """Add a few values to the batch. Write many in batches of their own, and add the rest."""
+        """Add a few values to the batch. Of many, fill it up and write it with batches of the next ones; the
+        rest begins another.
+        """
+        together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
         try:
             done = 0
             if self.batch.bytes + many.cost(0) > self._batch_bytes:
-                self.write_batch()
-                together_bytes = min(TOGETHER_BYTES, self._settings.roll_bytes)
-                while drafts := many.cut(done, batch_bytes=self._batch_bytes, together_bytes=together_bytes):
+                while drafts := many.cut(
+                    done, after=self.batch, batch_bytes=self._batch_bytes, together_bytes=together_bytes
+                ):
                     self._write(drafts)
                     done = self.batch.first - first
             if done < len(many.values):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -78,19 +78,13 @@ class PendingBatch:
     def draft(self) -> BatchDraft:
         """The batch, ready to be encoded."""
         assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
-        return BatchDraft(
-            b"".join(self.values),
-            offsets_of(self.values).astype(np.int32),
-            np.array(self.stamps, np.int64),
-            min(self.stamps),
-            max(self.stamps),
-            [topic.encode() for topic in self.topics],
-            np.array(self.indices, np.uint16) if len(self.topics) > 1 else None,
+        return _draft(
+            self.values, offsets_of(self.values), np.array(self.stamps, np.int64), self.topics, self.indices
         )
 
 
 class BulkMessages:
-    """Many values of one topic, to be cut into batches of their own."""
+    """Many values of one topic, to be cut into batches."""
 
     def __init__(self, values: list[bytes], topic: str, stamps: Int64s) -> None:
         self.values = values
@@ -103,13 +97,21 @@ class BulkMessages:
         """The cost of the values from `start` on, without their topic."""
         return int(self._costs[-1] - self._costs[start])
 
-    def cut(self, start: int, *, batch_bytes: int, together_bytes: int) -> list[BatchDraft]:
-        """Batches of up to `batch_bytes`, from value `start` on, to be written together.
+    def cut(
+        self, start: int, *, after: PendingBatch, batch_bytes: int, together_bytes: int
+    ) -> list[BatchDraft]:
+        """Batches of up to `batch_bytes`, to be written together: `after`, filled up with the values from
+        `start` on, unless it is empty; then batches of the following values alone.
 
-        Empty if the rest fits into one batch.
+        Empty if `after` is, and the rest fits into one batch.
         """
         room = batch_bytes - BATCH_COST_BYTES - TOPIC_COST_BYTES - TOPIC_BYTES_MAX
-        costs, places = self._costs, [start]
+        costs, drafts = self._costs, list[BatchDraft]()
+        if after.values:
+            joined = self._joining(after, start, batch_bytes)
+            drafts.append(self._join(after, start, joined))
+            start += joined
+        places = [start]
         while (
             self.cost(places[-1]) > room
             and costs[places[-1]] - costs[start] < together_bytes
@@ -117,22 +119,55 @@ class BulkMessages:
         ):
             stop = int(costs.searchsorted(costs[places[-1]] + room, "right")) - 1
             places.append(max(stop, places[-1] + 1))
-        return [self._draft(*place) for place in itertools.pairwise(places)]
+        return drafts + [self._draft(*place) for place in itertools.pairwise(places)]
 
     def rest(self, start: int) -> tuple[list[bytes], list[int]]:
         return self.values[start:], self.stamps[start:].tolist()
 
-    def _draft(self, start: int, stop: int) -> BatchDraft:
-        stamps = self.stamps[start:stop]
-        is_one_time = stamps.strides == (0,)
-        return BatchDraft(
-            b"".join(self.values[start:stop]),
-            (self._offsets[start : stop + 1] - self._offsets[start]).astype(np.int32),
+    def _joining(self, batch: PendingBatch, start: int, batch_bytes: int) -> int:
+        """How many values from `start` on have room in a batch that has some."""
+        cost = 0 if self.topic in batch.topics else len(self.topic.encode()) + TOPIC_COST_BYTES
+        if cost and len(batch.topics) == TOPICS_MAX:
+            return 0
+        limit = self._costs[start] + batch_bytes - batch.bytes - cost
+        return max(int(self._costs.searchsorted(limit, "right")) - 1 - start, 0)
+
+    def _join(self, batch: PendingBatch, start: int, count: int) -> BatchDraft:
+        """`batch` followed by `count` values."""
+        if not count:
+            return batch.draft()
+        own = offsets_of(batch.values)
+        added = self._offsets[start + 1 : start + count + 1] - self._offsets[start]
+        stamps = np.concatenate([np.array(batch.stamps, np.int64), self.stamps[start : start + count]])
+        topics = dict(batch.topics)
+        index = topics.setdefault(self.topic, len(topics))
+        return _draft(
+            batch.values + self.values[start : start + count],
+            np.concatenate([own, added + own[-1]]),
             stamps,
-            int(stamps[0] if is_one_time else stamps.min()),
-            int(stamps[0] if is_one_time else stamps.max()),
-            [self.topic.encode()],
+            topics,
+            batch.indices + [index] * count if len(topics) > 1 else (),
         )
+
+    def _draft(self, start: int, stop: int) -> BatchDraft:
+        offsets = self._offsets[start : stop + 1] - self._offsets[start]
+        return _draft(self.values[start:stop], offsets, self.stamps[start:stop], {self.topic: 0}, ())
+
+
+def _draft(
+    values: list[bytes], offsets: Int64s, stamps: Int64s, topics: Mapping[str, int], indices: Sequence[int]
+) -> BatchDraft:
+    """`indices`, of the topics, may be empty if there is only one."""
+    is_one_time = stamps.strides == (0,)
+    return BatchDraft(
+        b"".join(values),
+        offsets.astype(np.int32),
+        stamps,
+        int(stamps[0] if is_one_time else stamps.min()),
+        int(stamps[0] if is_one_time else stamps.max()),
+        [topic.encode() for topic in topics],
+        np.array(indices, np.uint16) if len(topics) > 1 else None,
+    )
 
 
 def offsets_of(values: Sequence[bytes]) -> Int64s:

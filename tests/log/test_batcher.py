@@ -1,0 +1,62 @@
+"""How the values of `publish_many` are cut into batches: every value once and in order, in full batches."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rt.log.format.batch import BatchDraft
+from rt.log.write.batcher import MESSAGE_COST_BYTES, TOPIC_COST_BYTES, BulkMessages, PendingBatch
+
+BATCH_BYTES = 4096
+TOPICS = st.sampled_from(["", "a", "trade" * 40])
+SIZES = st.lists(st.integers(0, 3000), max_size=12)
+
+
+def messages(draft: BatchDraft) -> list[tuple[bytes, int, str]]:
+    """What the draft holds: value, timestamp and topic of each message."""
+    count = len(draft.offsets) - 1
+    at = [0] * count if draft.topic_index is None else draft.topic_index
+    return [
+        (
+            bytes(draft.values[draft.offsets[i] : draft.offsets[i + 1]]),
+            int(draft.timestamps_ns[i]),
+            draft.topics[at[i]].decode(),
+        )
+        for i in range(count)
+    ]
+
+
+def pending(sizes: list[int], topics: list[str]) -> PendingBatch:
+    batch = PendingBatch(7)
+    for number, (size, topic) in enumerate(zip(sizes, topics, strict=False)):
+        if batch.has_room(topic, size + MESSAGE_COST_BYTES, BATCH_BYTES):
+            index = batch.add_topic(topic)
+            batch.add_many([bytes([number]) * size], [number], index, size + MESSAGE_COST_BYTES)
+    return batch
+
+
+@given(SIZES, st.lists(TOPICS, min_size=12, max_size=12), st.lists(st.integers(0, 6000), max_size=30), TOPICS)
+def test_cut_values_follow_the_pending_ones_in_order_and_fill_their_batch(
+    held: list[int], topics: list[str], sizes: list[int], topic: str
+) -> None:
+    batch = pending(held, topics)
+    values = [bytes([100 + number]) * size for number, size in enumerate(sizes)]
+    many = BulkMessages(values, topic, np.arange(1000, 1000 + len(values), dtype=np.int64))
+    before, held_bytes = messages(batch.draft()) if batch.values else [], batch.bytes
+    done, drafts, after = 0, list[BatchDraft](), batch
+    while found := many.cut(done, after=after, batch_bytes=BATCH_BYTES, together_bytes=8192):
+        drafts += found
+        done, after = sum(map(len, map(messages, drafts))) - len(before), PendingBatch(0)
+    wanted = before + [(value, 1000 + number, topic) for number, value in enumerate(values)]
+    assert [message for draft in drafts for message in messages(draft)] == wanted[: len(before) + done]
+    assert not (after is batch and batch.values)
+    if done < len(values):
+        assert many.cost(done) <= BATCH_BYTES
+    if before:
+        joined = len(messages(drafts[0])) - len(before)
+        cost = 0 if topic in batch.topics else len(topic) + TOPIC_COST_BYTES
+        room = BATCH_BYTES - held_bytes - cost
+        assert joined == 0 or many.cost(0) - many.cost(joined) <= room
+        assert joined == len(values) or many.cost(0) - many.cost(joined + 1) > room
