@@ -186,15 +186,16 @@ class SegmentReader:
         return True
 
     def _read_verified(self, start: int, *, is_fresh: bool) -> _Piece | None:
-        cache = self._cache
+        cache, is_session = self._cache, isinstance(self._scanner, SessionScanner)
         end = self._file.size() if cache is None or is_fresh else cache.size(self.header.id, self._file)
-        size = min(end - start, self.chunk_bytes)
+        # A read of a merged log goes on to the end of the last block: a batch more, and still one chunk.
+        size = min(end - start, self.chunk_bytes if is_session else self.chunk_bytes * 3 // 4)
         if cache is not None:
             size = min(end - start, (start + CHUNK_BYTES_MAX) // _GRID_BYTES * _GRID_BYTES - start)
         self.problem = None
         if size <= 0:
             return None
-        is_large, is_session = False, isinstance(self._scanner, SessionScanner)
+        is_large = False
         with ExitStack() as held:
 
             def pread(size: int, offset: int) -> bytes:
