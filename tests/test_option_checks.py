@@ -71,8 +71,9 @@ def test_a_publisher_refuses_it(tmp_path: Path, options: dict[str, Any]) -> None
         rt.LogReader,
         SqliteStore,
         directory_stores,
+        lambda path: rt.TLS(path, "feed1.crt", "feed1.key"),
     ],
-    ids=["Publisher", "Subscriber", "LogReader", "SqliteStore", "directory_stores"],
+    ids=["Publisher", "Subscriber", "LogReader", "SqliteStore", "directory_stores", "TLS"],
 )
 def test_what_is_no_path_is_refused(opened: Callable[[Any], object], path: Any) -> None:
     with pytest.raises(rt.InvalidOption, match="not a path"):

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote
 
 from rt.endpoints import split_endpoints
 from rt.errors import CertificateError, InvalidName, InvalidOption
-from rt.names import check_name, session_owner
+from rt.names import check_name, check_session_name, session_owner
 
 if TYPE_CHECKING:
     import rt.aio
@@ -91,7 +91,16 @@ class CertificateSource:
         if self.tls_dir is None:
             return TLS(*(str(getattr(self, file)) for file in _FILES))
         if name is not None:
-            return TLS.from_directory(self.tls_dir, name)
+            tls = TLS.from_directory(self.tls_dir, name)
+            if tls.identity.role != role:
+                raise CertificateError(
+                    "the certificate has another role",
+                    where=os.fspath(tls.cert),
+                    got=tls.identity.uri,
+                    expected=f"role {role}",
+                    hint=f"`rt certs issue {self.tls_dir} --role {role}` makes one, with another name.",
+                )
+            return tls
         found = list(_certificates(self.tls_dir, role))
         if len(found) > 1:
             raise InvalidOption(
@@ -135,7 +144,8 @@ class Client:
         from rt.client.publisher import Publisher
 
         settings = self.settings
-        tls = settings.certificates.find("publisher", None if name is None else session_owner(name))
+        owner = None if name is None else session_owner(check_session_name(name))
+        tls = settings.certificates.find("publisher", owner)
         return Publisher(
             settings.path,
             settings.stream,
@@ -269,7 +279,7 @@ class _Layer:
 
 def parse_url(url: str) -> dict[str, str]:
     """The settings in a URL, as text. `rt.InvalidOption` if it is malformed."""
-    if not url.startswith(_SCHEME):
+    if not str(url).startswith(_SCHEME):
         raise InvalidOption("not a URL of rt", got=repr(url)[:200], expected=_URL_FORM)
     place, _, query = url[len(_SCHEME) :].partition("?")
     endpoints, _, stream = place.partition("/")

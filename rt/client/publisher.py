@@ -33,7 +33,6 @@ from rt.client.publisher_status import PublisherStatus, ReplicationState, unsent
 from rt.client.replication_problem import ErrorHandler, ReplicationProblem
 from rt.client.session_log import SessionLog
 from rt.client.wait_handle import WaitHandle, WaitLevel
-from rt.endpoints import check_endpoints
 from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
 from rt.log.format.batch import Int64s
@@ -50,7 +49,13 @@ from rt.log.write.batcher import (
     checked_stamps,
 )
 from rt.names import check_name, check_session_name, name_from_host
-from rt.option_checks import TIMEOUT_SECONDS_MAX, check_path, check_position, check_timeout
+from rt.option_checks import (
+    TIMEOUT_SECONDS_MAX,
+    check_endpoints_tls,
+    check_path,
+    check_position,
+    check_timeout,
+)
 from rt.sidecar.progress_file import NO_LEVEL, PublisherProgress
 
 if TYPE_CHECKING:
@@ -118,9 +123,7 @@ class Publisher:
         settings = PublisherSettings(
             batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence
         )
-        endpoints = check_endpoints(endpoints)
-        if endpoints and tls is None:
-            raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
+        endpoints = check_endpoints_tls(endpoints, tls)
         self.directory = os.path.abspath(session_directory(check_path(path), self.stream, self.session))
         self._batch_bytes = batch_bytes
 

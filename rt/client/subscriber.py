@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, Self
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
 from rt.client.follow_reader import DeliveryGate, FollowReader
 from rt.client.pulled_copy import PulledCopy
-from rt.endpoints import check_endpoints
-from rt.errors import Corrupt, InvalidOption
+from rt.errors import Closed, Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
+from rt.log.read.open_segment import check_place
 from rt.log.read.reader import EventHandler, Place
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
-from rt.option_checks import check_count, check_path, check_position, check_timeout, check_topics
+from rt.option_checks import (
+    check_count,
+    check_endpoints_tls,
+    check_path,
+    check_position,
+    check_timeout,
+    check_topics,
+)
 from rt.sidecar.pull_process import PullSidecar
 from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
 
@@ -95,9 +102,9 @@ class Subscriber:
     ) -> None:
         self.stream = check_name(stream, kind="stream")
         self.name = None if name is None else check_name(name, kind="subscriber")
-        endpoints = check_endpoints(endpoints)
-        if endpoints and tls is None:
-            raise InvalidOption("endpoints without tls: nodes require a client certificate", hint="Set tls.")
+        endpoints = check_endpoints_tls(endpoints, tls)
+        if position is not None:
+            position = check_place(position)
         self._topics = check_topics(topics)
         _check_choices(on_event, retention)
         self._on_event = on_event
@@ -157,10 +164,12 @@ class Subscriber:
     def poll(self, max_messages: int = 1000, timeout: float | None = 1.0) -> list[Message]:
         """Up to `max_messages`, waiting at most `timeout` seconds (None: no limit) for the first.
 
-        Empty while paused, or before there is a log.
+        Empty while paused, or before there is a log. `rt.Closed` after `close`.
         """
         deadline = _deadline(timeout)
         check_count(max_messages, name="max_messages")
+        if self._gate.is_closed:
+            raise Closed("the subscriber is closed", where=self.directory)
         try:
             if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                 return []

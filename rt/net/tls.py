@@ -21,6 +21,7 @@ from rt.errors import CertificateError
 from rt.names import check_name
 from rt.net.cert_files import CertFiles, StrPath, check, read_file
 from rt.net.identity import Identity
+from rt.option_checks import check_path
 
 _PAUSES_S = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)
 """Between reads of files that do not match. A rotation needs microseconds between its renames, on a busy
@@ -45,6 +46,8 @@ class TLS:
     """From the files as they were at construction. A rotation may change its dedup ids, nothing else."""
 
     def __post_init__(self) -> None:
+        for name in ("ca", "cert", "key"):
+            check_path(getattr(self, name), name=name)
         object.__setattr__(self, "identity", self._load().identity)
 
     @classmethod

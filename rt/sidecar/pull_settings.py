@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
-from rt.log.read.reader import Place
+from rt.log.read.open_segment import Place, check_place
 from rt.log.scan.directory import merged_directory
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ class PullSettings:
 
     def __post_init__(self) -> None:
         check_endpoints(self.endpoints, is_required=True)
-        start = self.position
-        if not isinstance(start, int) and start not in {"earliest", "latest"}:
-            raise InvalidOption(f"invalid position: got {start!r}, expected a number, 'earliest' or 'latest'")
-        if isinstance(start, int) and start < 0:
-            raise InvalidOption(f"position {start} is negative")
+        check_place(self.position)
         if self.retention not in {"follow", "own"}:
             raise InvalidOption(f"retention={self.retention!r}: use 'follow' or 'own'")
         for text in self.topics:

@@ -102,6 +102,15 @@ def test_a_malformed_url_is_refused(home: Path, url: str, problem: str) -> None:
         settings(url)
 
 
+def test_what_is_no_url_and_no_name_is_refused(pki: Path) -> None:
+    with pytest.raises(InvalidOption, match="not a URL of rt: got 5"):
+        rt.connect(5)
+    client = rt.connect(endpoints=["127.0.0.1:1"], stream="trades", tls_dir=pki)
+    for make in (client.publisher, client.subscriber):
+        with pytest.raises(InvalidName, match="got 3"):
+            make(3)
+
+
 def test_a_malformed_stream_is_refused() -> None:
     with pytest.raises(InvalidName, match="a/b"):
         settings("rt://a:1/a/b?tls_dir=d")
@@ -143,7 +152,9 @@ def test_the_only_certificate_of_a_role_is_used(pki: Path) -> None:
     (pki / "broken.crt").write_text("no PEM")
     found = CertificateSource(str(pki))
     assert found.find("subscriber").identity.name == "reader1"
-    assert found.find("subscriber", "feed1").identity.role == "publisher"
+    assert found.find("publisher", "feed1").identity.name == "feed1"
+    with pytest.raises(CertificateError, match=r"another role .*feed1.crt.*expected role subscriber"):
+        found.find("subscriber", "feed1")
     with pytest.raises(CertificateError, match=r"no certificate has the role node.*rt certs issue"):
         found.find("node")
     certificate(pki, "publisher", "feed2")

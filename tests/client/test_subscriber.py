@@ -119,6 +119,14 @@ def test_a_pause_from_another_thread_stops_an_iteration_between_two_messages(pub
     assert got == list(range(10))
 
 
+def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        assert subscriber.poll(1)
+    with pytest.raises(rt.Closed, match=publisher.directory):
+        subscriber.poll()
+    assert list(subscriber) == []
+
+
 def test_closing_a_paused_subscriber_ends_its_iteration(publisher: rt.Publisher) -> None:
     subscriber = rt.Subscriber(publisher.directory, "stream")
     subscriber.pause()
@@ -155,9 +163,13 @@ def test_every_public_name_is_there() -> None:
     [
         ({"endpoints": ["n1:1"]}, "endpoints without tls"),
         ({"endpoints": "n1:1"}, "a sequence of"),
-        ({"endpoints": ["n1:1"], "tls": object(), "position": -1}, "negative"),
-        ({"endpoints": ["n1:1"], "tls": object(), "position": "first"}, "invalid position"),
-        ({"endpoints": ["n1:1"], "tls": object(), "retention": "never"}, "retention="),
+        ({"endpoints": ["n1:1"], "tls": "pki"}, "got 'pki', expected an rt.TLS"),
+        ({"position": -1}, "invalid position: got -1"),
+        ({"position": 2**62 + 1}, "invalid position: got 4611686018427387905"),
+        ({"position": "first"}, "invalid position: got 'first'"),
+        ({"position": True}, "invalid position: got True"),
+        ({"position": 1.0}, "invalid position: got 1.0"),
+        ({"retention": "never"}, "retention="),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_before_anything_is_made(

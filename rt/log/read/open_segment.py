@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, File
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, scanner_at, segment_path
@@ -76,25 +78,34 @@ class FoundStart(NamedTuple):
     run: int | None
 
 
+def check_place(place: Place) -> Place:
+    """A position that a message may have, "earliest" or "latest". Raises `rt.InvalidOption`."""
+    if place in ("earliest", "latest"):
+        return place
+    position = -1
+    with contextlib.suppress(TypeError):
+        position = operator.index(place)  # type: ignore[arg-type]
+    if isinstance(place, bool) or not 0 <= position <= NUMBER_MAX:
+        expected = "a number from 0 on, 'earliest' or 'latest'"
+        raise InvalidOption("invalid position", got=repr(place)[:200], expected=expected)
+    return position
+
+
 def find_place(
     disk: Disk, directory: str, identity: LogIdentity, place: Place, *, may_be_ahead: bool = False
 ) -> FoundStart:
-    """Raises `ValueError` for an invalid place, or a position after the log end.
+    """Raises `rt.InvalidOption` for an invalid place, or a position after the log end.
 
     A reader after the end would wait indefinitely; it is allowed if the log is being filled (`may_be_ahead`).
     In a dedup session any number may be the next one.
     """
-    if not isinstance(place, str | bool) and hasattr(place, "__index__"):
-        position = operator.index(place)
-        if position < 0:
-            raise InvalidOption(f"position {position} is negative")
-        return FoundStart(position, None) if may_be_ahead else _checked(disk, directory, identity, position)
+    place = check_place(place)
+    if isinstance(place, int):
+        return FoundStart(place, None) if may_be_ahead else _checked(disk, directory, identity, place)
     catalog = read_catalog(disk, directory)
     if place == "earliest":
         return FoundStart(catalog.start, None)
-    if place == "latest":
-        return _end(disk, directory, identity, catalog)
-    raise InvalidOption(f"invalid position: got {place!r}, expected a number, 'earliest' or 'latest'")
+    return _end(disk, directory, identity, catalog)
 
 
 def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
