@@ -917,7 +917,7 @@ def test_what_is_trimmed_while_it_is_read_leaves_nothing_to_be_missed_in_the_nex
     with MergedLogBuilder(tmp_path / "merged", cluster_id=CLUSTER, stream="s") as merged:
         for index, (start, end) in enumerate(itertools.pairwise(places)):
             merged.merge(publisher.directory, start, end)
-            if index in {0, 50}:
+            if index in {0, 30}:
                 merged.roll()
         walked: list[int] = []
 
