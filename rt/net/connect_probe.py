@@ -50,7 +50,7 @@ async def why_unreachable(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_S
     except ConnectionRefusedError:
         return Unreachable("connection refused", where=endpoint, hint="Does the node run, with that port?")
     except OSError as error:
-        got = os.strerror(error.errno) if error.errno else str(error)
+        got = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
         return Unreachable("no connection", where=endpoint, got=got)
 
 

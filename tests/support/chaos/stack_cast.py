@@ -120,6 +120,7 @@ class StackSubscriber:
             tls=self._tls,
             position=self.check.end,
             on_event=self._on_event,
+            connect_timeout=None,
         )
 
     def close(self) -> None:
