@@ -85,8 +85,12 @@ def test_old_segments_go_everywhere_and_a_node_that_was_away_trims_what_it_misse
             endpoints=nodes.endpoints,
             tls=nodes.certificate("publisher", "feed"),
         ) as publisher,
-        rt.Subscriber(tmp_path / "follow", "s", endpoints=nodes.endpoints, tls=tls) as following,
-        rt.Subscriber(tmp_path / "own", "s", endpoints=nodes.endpoints, tls=tls, retention="own") as own,
+        rt.Subscriber(
+            tmp_path / "follow", "s", endpoints=nodes.endpoints, tls=tls, connect_timeout=None
+        ) as following,
+        rt.Subscriber(
+            tmp_path / "own", "s", endpoints=nodes.endpoints, tls=tls, connect_timeout=None, retention="own"
+        ) as own,
     ):
         publish(1)
         nodes.wait_merged(position)

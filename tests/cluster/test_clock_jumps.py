@@ -169,6 +169,7 @@ def test_a_subscriber_that_is_slower_than_retention_is_told_what_it_missed_and_w
             "s",
             endpoints=nodes.endpoints,
             tls=tls,
+            connect_timeout=None,
             position=position,
             on_event=events.append,
         )
@@ -203,7 +204,7 @@ def test_a_quiet_stream_expires_whole_and_goes_on_where_it_was(nodes: WiredNodes
     tls, copy = nodes.certificate("subscriber", "patient"), tmp_path / "copy"
     with (
         published(nodes, tmp_path, "quiet") as publisher,
-        rt.Subscriber(copy, "s", endpoints=nodes.endpoints, tls=tls) as patient,
+        rt.Subscriber(copy, "s", endpoints=nodes.endpoints, tls=tls, connect_timeout=None) as patient,
     ):
         end = publish(nodes, publisher, 1)
         while patient.position < end:

@@ -237,6 +237,7 @@ def test_a_hard_reset_goes_on_behind_what_was_merged_and_tells_publishers_and_su
             "s",
             endpoints=nodes.endpoints,
             tls=reader,
+            connect_timeout=None,
             position=start,
             on_event=events.append,
         ) as subscriber:

@@ -38,6 +38,7 @@ def test_messages_come_through_while_nodes_are_killed(faults: Faults, tmp_path: 
             "s",
             endpoints=nodes.endpoints,
             tls=nodes.certificate("subscriber", "through"),
+            connect_timeout=None,
             topics=["through"],
             name="through",
         ) as subscriber,

@@ -103,7 +103,12 @@ def test_a_record_that_is_damaged_on_every_node_is_told_and_can_be_given_up(
     events: list[Event] = []
     tls = nodes.certificate("subscriber", "sub")
     with rt.Subscriber(
-        tmp_path / "sub", "s", endpoints=nodes.endpoints, tls=tls, on_event=events.append
+        tmp_path / "sub",
+        "s",
+        endpoints=nodes.endpoints,
+        tls=tls,
+        connect_timeout=None,
+        on_event=events.append,
     ) as sub:
         positions: list[int] = []
 

@@ -112,7 +112,7 @@ def subscribing(nodes: LocalCluster, path: Path) -> Iterator[None]:
     tls, is_over = nodes.certificate("subscriber", "reader"), threading.Event()
 
     def read() -> None:
-        with rt.Subscriber(path, "s", endpoints=nodes.endpoints, tls=tls) as subscriber:
+        with rt.Subscriber(path, "s", endpoints=nodes.endpoints, tls=tls, connect_timeout=None) as subscriber:
             while not is_over.is_set():
                 subscriber.poll(100_000, 0.2)
 

@@ -120,6 +120,7 @@ def test_attacks_stay_within_the_memory_bound(
             "s",
             endpoints=[address],
             tls=nodes.certificate("subscriber", "good"),
+            connect_timeout=None,
             position="latest",
         ) as subscriber,
     ):

@@ -66,6 +66,7 @@ def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
         "s",
         endpoints=faults.nodes.endpoints,
         tls=faults.nodes.certificate("subscriber", "holder"),
+        connect_timeout=None,
         name="holder",
         position=end - 9,
     ) as subscriber:
