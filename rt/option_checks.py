@@ -9,14 +9,10 @@ import contextlib
 import math
 import operator
 import os
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection
+from typing import Final
 
-from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
-
-if TYPE_CHECKING:
-    from rt.net.tls import TLS
 
 TIMEOUT_SECONDS_MAX: Final = 10 * 366 * 86_400
 """Longer waits have no limit: those of the system overflow after some 292 years."""
@@ -78,22 +74,6 @@ def check_path(path: str | os.PathLike[str], *, name: str = "path") -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_endpoints_tls(endpoints: Sequence[str], tls: TLS | None) -> tuple[str, ...]:
-    """Endpoints, "host:port" each, or none; with endpoints there must be certificates."""
-    checked = check_endpoints(endpoints)
-    if checked:
-        from rt.net.tls import TLS  # Only now: it loads cryptography.
-
-        if not isinstance(tls, TLS):
-            raise InvalidOption(
-                "endpoints without tls: nodes require a client certificate",
-                where="tls",
-                got=repr(tls)[:200],
-                expected="an rt.TLS",
-            )
-    return checked
 
 
 def check_topics(topics: Collection[str] | None) -> frozenset[str] | None:

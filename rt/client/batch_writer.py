@@ -13,8 +13,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rt.client.publisher_settings import PublisherSettings
 from rt.client.session_log import SessionLog
+from rt.client.settings import PublisherSettings
 from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.format.batch import BatchDraft
 from rt.log.format.constants import NUMBER_MAX

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,8 @@ from rt.names import check_name, check_session_name, session_owner
 if TYPE_CHECKING:
     import rt.aio
     from rt.client.publisher import Publisher
-    from rt.client.publisher_settings import FsyncPolicy
     from rt.client.replication_problem import ErrorHandler
+    from rt.client.settings import FsyncPolicy
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import EventHandler, Place
     from rt.net.identity import Role
@@ -54,6 +54,12 @@ class PublisherOptions(TypedDict, total=False):
     compression: Literal["zstd"] | None
     local_persistence: float
     on_error: ErrorHandler | None
+
+
+class AsyncPublisherOptions(PublisherOptions, total=False):
+    """What `rt.aio.Publisher` takes besides nodes, names and certificates."""
+
+    on_merged: Callable[[int], None] | None
 
 
 class SubscriberOptions(TypedDict, total=False):
@@ -143,13 +149,29 @@ class Client:
         """
         from rt.client.publisher import Publisher
 
+        session, tls = self._session(name)
         settings = self.settings
-        owner = None if name is None else session_owner(check_session_name(name))
-        tls = settings.certificates.find("publisher", owner)
         return Publisher(
             settings.path,
             settings.stream,
-            publisher_id=tls.identity.name if name is None else name,
+            publisher_id=session,
+            endpoints=settings.endpoints,
+            tls=tls,
+            **options,
+        )
+
+    def async_publisher(
+        self, name: str | None = None, **options: Unpack[AsyncPublisherOptions]
+    ) -> rt.aio.Publisher:
+        """The same as an `rt.aio.Publisher`."""
+        from rt.aio import Publisher
+
+        session, tls = self._session(name)
+        settings = self.settings
+        return Publisher(
+            settings.path,
+            settings.stream,
+            publisher_id=session,
             endpoints=settings.endpoints,
             tls=tls,
             **options,
@@ -175,6 +197,12 @@ class Client:
         root, name, tls = self._copy(name)
         settings = self.settings
         return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
+
+    def _session(self, name: str | None) -> tuple[str, TLS]:
+        """Name of a publisher's session, its certificate."""
+        owner = None if name is None else session_owner(check_session_name(name))
+        tls = self.settings.certificates.find("publisher", owner)
+        return tls.identity.name if name is None else name, tls
 
     def _copy(self, name: str | None) -> tuple[str, str, TLS]:
         """Root of a subscriber's copy, its name, its certificate."""

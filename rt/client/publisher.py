@@ -28,10 +28,10 @@ from rt.client.background import BackgroundTasks, LingerDuty
 from rt.client.batch_writer import BatchWriter
 from rt.client.fork_safety import open_publishers
 from rt.client.local_retention import LocalRetention
-from rt.client.publisher_settings import FsyncPolicy, PublisherSettings
 from rt.client.publisher_status import PublisherStatus, ReplicationState, unsent
 from rt.client.replication_problem import ErrorHandler, ReplicationProblem
 from rt.client.session_log import SessionLog
+from rt.client.settings import FsyncPolicy, PublisherSettings, check_endpoints_tls
 from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
@@ -51,7 +51,6 @@ from rt.log.write.batcher import (
 from rt.names import check_name, check_session_name, name_from_host
 from rt.option_checks import (
     TIMEOUT_SECONDS_MAX,
-    check_endpoints_tls,
     check_path,
     check_position,
     check_timeout,
@@ -284,6 +283,11 @@ class Publisher:
         publisher without endpoints.
         """
         timeout = check_timeout(timeout)
+        replication, run = self.check_wait(number, level)
+        replication.wait(run, number, level, timeout)
+
+    def check_wait(self, number: int, level: WaitLevel) -> tuple[WaitHandle, int]:
+        """What `wait` waits on, and the run of `number`. Raises what `wait` raises at once."""
         if level not in ("replicated", "merged"):
             raise InvalidOption(f"level={level!r}: use 'replicated' or 'merged'")
         if self._replication is None:
@@ -296,8 +300,12 @@ class Publisher:
                 raise InvalidOption(f"number {number} was never published: the next one is {batch.end}")
             if number >= batch.first and self._writer.pending_error is not None:
                 self._writer.resolve_pending_error(None)
-            run = self._log.run
-        self._replication.wait(run, number, level, timeout)
+            return self._replication, self._log.run
+
+    @property
+    def replication(self) -> WaitHandle | None:
+        """The replication of the session; None without endpoints."""
+        return self._replication
 
     @property
     def progress(self) -> PublisherProgress:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Final, Self
 
-from rt.client.publisher_settings import PublisherSettings
 from rt.client.publisher_status import SegmentExtent
+from rt.client.settings import PublisherSettings
 from rt.errors import Closed, DirectoryLocked
 from rt.log.disk import Disk
 from rt.log.format.batch import CODECS, BatchDraft, encode_batch

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
 from rt.client.follow_reader import DeliveryGate, FollowReader
 from rt.client.pulled_copy import PulledCopy
+from rt.client.settings import check_endpoints_tls
 from rt.errors import Closed, Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.read.open_segment import check_place
@@ -29,7 +30,6 @@ from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
 from rt.option_checks import (
     check_count,
-    check_endpoints_tls,
     check_path,
     check_position,
     check_timeout,

@@ -75,6 +75,7 @@ class WaitHandle:
         """When the state of the replication changed last."""
         self._changed = threading.Condition()
         self._waiting = 0
+        self._listener: Callable[[], None] | None = None
         self._is_leaving = False
         self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
         self._data = b""
@@ -115,14 +116,28 @@ class WaitHandle:
         otherwise, `rt.Closed` if `leave` is called meanwhile.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            self._waiting += 1
+        self.start_waiting()
         try:
-            with self._pushing.awaited(), self._changed:
+            with self._changed:
                 self._wait(run, number, level, deadline)
         finally:
-            with self._changed:
-                self._waiting -= 1
+            self.stop_waiting()
+
+    def start_waiting(self) -> None:
+        """Read the progress as soon as it is written, until `stop_waiting`."""
+        with self._changed:
+            self._waiting += 1
+        self._pushing.start_waiting()
+
+    def stop_waiting(self) -> None:
+        self._pushing.stop_waiting()
+        with self._changed:
+            self._waiting -= 1
+
+    def listen(self, on_changed: Callable[[], None]) -> None:
+        """Call `on_changed` now and after each change, in any thread. It must not block or raise."""
+        self._listener = on_changed
+        on_changed()
 
     def linger(
         self, run: int, number: int, seconds: float, session: str, status: Callable[[], PublisherStatus]
@@ -153,20 +168,24 @@ class WaitHandle:
         return None
 
     def _wait(self, run: int, number: int, level: WaitLevel, deadline: float | None) -> None:
-        while not self._has_come(run, number, level):
-            self._raise_if_vain()
+        while not self.has_come(run, number, level):
+            self.raise_if_vain()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                why = reasons(self.endpoints)
-                raise Timeout(
-                    f"timed out: number {number} is not {level} yet",
-                    where=self.directory,
-                    got=getattr(self._record, level).number,
-                    hint=(f"{why}. " if why else "")
-                    + "It may still be: wait again."
-                    + (f" {self._log} says more." if os.path.exists(self._log) else ""),
-                )
+                raise self.timed_out(number, level)
             self._changed.wait(left)
+
+    def timed_out(self, number: int, level: WaitLevel) -> Timeout:
+        """The error of a wait."""
+        why = reasons(self.endpoints)
+        return Timeout(
+            f"timed out: number {number} is not {level} yet",
+            where=self.directory,
+            got=getattr(self._record, level).number,
+            hint=(f"{why}. " if why else "")
+            + "It may still be: wait again."
+            + (f" {self._log} says more." if os.path.exists(self._log) else ""),
+        )
 
     def leave(self) -> None:
         """Stop waiting; the push process continues with the rest. Calling it twice is allowed."""
@@ -174,7 +193,7 @@ class WaitHandle:
             if self._is_leaving:
                 return
             self._is_leaving = True
-            self._changed.notify_all()
+            self._notify()
         self._pushing.finish(self._number)
 
     def disown(self) -> None:
@@ -184,11 +203,13 @@ class WaitHandle:
             self._is_leaving = True
             self.release()
 
-    def _has_come(self, run: int, number: int, level: WaitLevel) -> bool:
+    def has_come(self, run: int, number: int, level: WaitLevel) -> bool:
+        """Whether `number` of run `run` has reached `level`."""
         reached: Level = self._record.replicated if level == "replicated" else self._record.merged
         return reached.run == run and reached.number > number
 
-    def _raise_if_vain(self) -> None:
+    def raise_if_vain(self) -> None:
+        """Raise what prevents that more is replicated."""
         self._problem.raise_always()
         if self._is_leaving:
             raise Closed("the publisher is closed", where=self.directory)
@@ -227,7 +248,7 @@ class WaitHandle:
             self._problem.record(error)
             if self.state != state:
                 self.since_ns = time.time_ns()
-            self._changed.notify_all()
+            self._notify()
 
     def release(self) -> None:
         os.close(self._fd)
@@ -238,8 +259,14 @@ class WaitHandle:
             return False
         with self._changed:
             self._record = record
-            self._changed.notify_all()
+            self._notify()
         return True
+
+    def _notify(self) -> None:
+        """Call with `_changed` held."""
+        self._changed.notify_all()
+        if self._listener is not None:
+            self._listener()
 
 
 def _log_left(session: str, status: PublisherStatus, error: BaseException) -> None:

@@ -18,7 +18,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -110,17 +109,15 @@ class PushPool:
         with self._changed:
             self._request(number)
 
-    @contextlib.contextmanager
-    def awaited(self) -> Iterator[None]:
-        """Marks that a call waits for progress."""
+    def start_waiting(self) -> None:
+        """A call waits for progress, until `stop_waiting`."""
         with self._changed:
             self._awaiting += 1
             self._wake()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._awaiting -= 1
+
+    def stop_waiting(self) -> None:
+        with self._changed:
+            self._awaiting -= 1
 
     def settle(self, seconds: float) -> None:
         """Return when the push processes have received all requests, or after `seconds`."""

@@ -168,15 +168,16 @@ def test_while_somebody_waits_the_others_are_looked_at_as_well(tmp_path: Path) -
     made = PushPool()
     (awaited, other), numbers = started(made, tmp_path, 2)
     awaited.is_awaited = True
-    with made.awaited():
-        other.path.write_bytes(b"x")
-        deadline = time.monotonic() + WAIT_SECONDS
-        writes = 0
-        while not writes or other.seen[-1:] != [b"x"]:
-            awaited.path.write_bytes(str(writes := writes + 1).encode())
-            assert time.monotonic() < deadline
-        last = str(writes).encode()
-        until(lambda: awaited.seen[-1] == last)
+    made.start_waiting()
+    other.path.write_bytes(b"x")
+    deadline = time.monotonic() + WAIT_SECONDS
+    writes = 0
+    while not writes or other.seen[-1:] != [b"x"]:
+        awaited.path.write_bytes(str(writes := writes + 1).encode())
+        assert time.monotonic() < deadline
+    last = str(writes).encode()
+    until(lambda: awaited.seen[-1] == last)
+    made.stop_waiting()
     ended(made, numbers)
 
 
@@ -203,7 +204,8 @@ def test_it_is_settled_when_the_processes_know_all(tmp_path: Path, monkeypatch: 
     made.settle(0)
     assert not made._is_settled
     monkeypatch.setattr(FakeProcess, "is_open", True)
-    with made.awaited():  # Wakes it.
-        made.settle(WAIT_SECONDS)
+    made.start_waiting()  # Wakes it.
+    made.settle(WAIT_SECONDS)
+    made.stop_waiting()
     assert made._is_settled
     ended(made, numbers)

@@ -49,6 +49,14 @@ def test_the_asyncio_subscriber_stops_after_its_count(prices: Path) -> None:
     assert printed == "0 trades/IBM b'99'\n1 trades/IBM b'101'\n"
 
 
+def test_the_asyncio_publisher_publishes_from_all_tasks(prices: Path) -> None:
+    assert "published 6 messages" in run("asyncio_publisher", "--tasks", "3", cwd=prices)
+    with rt.LogReader(prices / "data" / "trades" / "sessions" / "feed2") as reader:
+        assert sorted(message.value for message in reader) == sorted(
+            b"task %d %s" % (task, step) for task in range(3) for step in (b"began", b"ended")
+        )
+
+
 def test_arrow_batches_count_the_messages_of_each_topic(prices: Path) -> None:
     assert run("arrow_batches", cwd=prices) == "trades/IBM 5\n"
 

@@ -28,7 +28,7 @@ from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, FiniteRange, jso
 from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
-from rt.client.publisher_settings import FsyncPolicy
+from rt.client.settings import FsyncPolicy
 from rt.errors import RtError
 from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.names import session_owner

@@ -1,14 +1,19 @@
-"""How a publisher batches, writes, syncs and deletes: settings, checked on creation. Pure."""
+"""How a publisher batches, writes, syncs and deletes, and the nodes of a client: checked options. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
 from rt.log.format.batch import CODECS
 from rt.log.format.constants import BATCH_BYTES_MAX
 from rt.option_checks import TIMEOUT_SECONDS_MAX, check_range
+
+if TYPE_CHECKING:
+    from rt.net.tls import TLS
 
 FsyncPolicy = Literal["batch", "interval", "never"]
 
@@ -39,3 +44,19 @@ class PublisherSettings:
     def persistence_ns(self) -> int:
         """How long a merged segment stays, in ns."""
         return int(self.local_persistence * 1e9)
+
+
+def check_endpoints_tls(endpoints: Sequence[str], tls: TLS | None) -> tuple[str, ...]:
+    """Endpoints, "host:port" each, or none; with endpoints there must be certificates."""
+    checked = check_endpoints(endpoints)
+    if checked:
+        from rt.net.tls import TLS  # Only now: it loads cryptography.
+
+        if not isinstance(tls, TLS):
+            raise InvalidOption(
+                "endpoints without tls: nodes require a client certificate",
+                where="tls",
+                got=repr(tls)[:200],
+                expected="an rt.TLS",
+            )
+    return checked
