@@ -25,8 +25,7 @@ class Segment(Protocol):
         """One past its last position."""
 
     @property
-    def size_bytes(self) -> int:
-        """Size of its file."""
+    def size_bytes(self) -> int: ...
 
     @property
     def sealed_ns(self) -> int:

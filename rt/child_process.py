@@ -63,7 +63,6 @@ class RestartBackoff:
         self._started_s = 0.0
 
     def record_start(self, now_s: float) -> None:
-        """The child starts now."""
         self._started_s = now_s
 
     def record_end(self, now_s: float) -> float:

@@ -1,10 +1,12 @@
 """The repository itself: what README, docs and pyproject say is true of the tree."""
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,34 @@ def test_every_test_that_the_docs_name_exists() -> None:
     named = set(re.findall(r"`(test_\w+)`", WORDS))
     assert len(named) > 20
     assert sorted(name for name in named if f"def {name}(" not in sources) == []
+
+
+PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 360}
+"""Their lines at most. Their arguments are options that programs set by name, each with its description."""
+
+
+def test_classes_constructors_and_folders_stay_small() -> None:
+    """A class, a constructor or a folder that grows above this has a second idea: split it by that."""
+    modules = [
+        path
+        for path in tracked()
+        if re.match(r"(rt|replicator|sequencer|archiver)/.*\.py$", path) and not path.startswith("rt/v1/")
+    ]
+    folders = Counter(str(Path(path).parent) for path in modules if Path(path).name != "__init__.py")
+    too_large = [f"{folder}: {count} modules" for folder, count in folders.items() if count > 15]
+    for path in modules:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ClassDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > PUBLIC_CLASSES.get(node.name, 350):
+                    too_large.append(f"{path}: class {node.name} has {lines} lines")
+                arguments = _count_arguments(node)
+                if arguments > 10 and node.name not in PUBLIC_CLASSES:
+                    too_large.append(f"{path}: {node.name}.__init__ has {arguments} arguments")
+    assert len(modules) > 400
+    assert too_large == []
+
+
+def _count_arguments(node: ast.ClassDef) -> int:
+    made = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+    return sum(len(one.args.args[1:]) + len(one.args.kwonlyargs) for one in made)

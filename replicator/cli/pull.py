@@ -26,7 +26,7 @@ from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
 from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.errors import RtError
 from rt.line_protocol import encode_line
-from rt.net.grpc_channel import keep_freed_memory
+from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
 from rt.sidecar.error_report import ErrorReported
 from rt.sidecar.pull_protocol import PullReport

@@ -43,7 +43,6 @@ def last_block_before(disk: Disk, path: str, header: SegmentHeader, file: File, 
 
 
 def block_checksum(block: BlockHeader, segment: SegmentHeader, end_offset: int) -> int:
-    """The checksum in the header of the block that ends at `end_offset` of `segment`."""
     offset = end_offset - BLOCK_HEADER_BYTES - block.length_bytes
     head = encode_block_header(block, batch_seed(segment.seed, offset))
     return int.from_bytes(head[4:8], "little")

@@ -15,7 +15,6 @@ from rt.log.format.segment_table import TrimReason
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 WHOLE_RUNS_MAX: Final = 128
-"""Whole runs in one message."""
 
 
 class LogOffset(NamedTuple):

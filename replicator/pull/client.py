@@ -49,7 +49,7 @@ from rt.errors import (
     StorageFailed,
     Timeout,
 )
-from rt.net.connect_probe import why_unreachable
+from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
@@ -179,7 +179,7 @@ class PullClient:
         """A more precise reason, if the node could not be reached."""
         if type(error) is not Unreachable or self._tls is None:
             return error
-        return await why_unreachable(target, self._tls) or error
+        return await probe_endpoint(target, self._tls) or error
 
     def _report_unreached(self) -> None:
         """Report why no node was reached yet. One that has no log yet was reached."""

@@ -43,7 +43,7 @@ from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
 from rt.log.scan.message_batch import MessageBatch
-from rt.net.connect_probe import no_answer
+from rt.net.connect_probe import explain_silence
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
@@ -106,7 +106,6 @@ class RemoteLog:
         """Until when they are valid; where the log begins, and ends."""
         self._held: Acknowledged | None = None
         self._told_node: int | None = None  # The node that was told so.
-        self.switches = 0  # How often a node was left.
         self.received_bytes = 0  # Of the log, also those that were skipped.
 
     def bounds(self) -> tuple[int, int]:
@@ -248,18 +247,28 @@ class RemoteLog:
         target = self._channels[self._at].target
         if isinstance(error, NothingMergedYet):
             self._record_answer(trial)
-        is_known = target in self._failures or isinstance(error, NothingMergedYet)
-        level = logging.DEBUG if is_known else logging.WARNING
-        logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
-        if not isinstance(error, NothingMergedYet):
+            level = logging.DEBUG
+        else:
+            level = logging.DEBUG if target in self._failures else logging.WARNING
             self._failures[target] = error
+        logger.log(level, "node_left endpoint=%s error=%r", target, str(error))
         try:
             pause = trial.record_failure(error)
         except RtError as last:
             if self._has_answered or isinstance(last, _REFUSALS):
                 raise
-            raise self._no_answer() from last
-        self.switches += 1
+            targets = [channel.target for channel in self._channels]
+            within, probe = self._connect_seconds, _PROBE_SHARE * self._connect_seconds
+            raise self._loop.run(
+                explain_silence(
+                    targets,
+                    self._stream,
+                    self._tls,
+                    self._failures,
+                    within_seconds=within,
+                    probe_seconds=probe,
+                )
+            ) from last
         self._at = (self._at + 1) % len(self._channels)
         time.sleep(pause)
 
@@ -274,18 +283,6 @@ class RemoteLog:
         self._failures.pop(self._channels[self._at].target, None)
         self._has_answered = True
         trial.patience_seconds = self._patience_seconds
-
-    def _no_answer(self) -> RtError:
-        return self._loop.run(
-            no_answer(
-                [channel.target for channel in self._channels],
-                self._stream,
-                self._tls,
-                self._failures,
-                within_seconds=self._connect_seconds,
-                probe_seconds=_PROBE_SHARE * self._connect_seconds,
-            )
-        )
 
 
 class _Attempt:

@@ -42,16 +42,14 @@ class LogProvider(Protocol):
     """The logs of a node, as the pull server needs them."""
 
     @property
-    def cluster(self) -> bytes:
-        """The id of the cluster."""
+    def cluster(self) -> bytes: ...
 
     @property
     def epoch(self) -> int:
         """The epoch of the cluster: see `rt.cluster_epoch`."""
 
     @property
-    def node(self) -> str:
-        """This node's name."""
+    def node(self) -> str: ...
 
     @property
     def merged(self) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from replicator.push.lock import SERVING_FILE, is_awaited, lock_push, wait_for_turn
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.session_source import SessionSource
-from replicator.push.stream import UNACKNOWLEDGED_BYTES_MAX, LocalLogFailed, PushStream
+from replicator.push.stream import LocalLogFailed, PushStream
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.endpoints import check_endpoints
 from rt.errors import Fenced, LogNotFound, RtError
@@ -57,7 +57,6 @@ class PushClient:
         on_report: Callable[[PushReport], None] = lambda _: None,
         problems: ProblemLog | None = None,
         hub: WatchHub | None = None,
-        unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
         disk: Disk = REAL,
     ) -> None:
         self.directory = os.path.abspath(os.fspath(directory))
@@ -72,7 +71,6 @@ class PushClient:
         self._last_report = PushReport(None, ())
         self._problems = ProblemLog(self.directory) if problems is None else problems
         self._hub = WatchHub() if hub is None else hub
-        self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._disk = disk
         self._source: SessionSource | None = None
         self._streams: list[PushStream] = []
@@ -124,16 +122,8 @@ class PushClient:
             for endpoint in self._endpoints:
                 channel = open_channel(endpoint, self._tls, insecure=self._insecure)
                 channels.append(channel)
-                self._streams.append(
-                    PushStream(
-                        log,
-                        endpoint,
-                        channel,
-                        tls=self._tls,
-                        on_change=self._report,
-                        unacknowledged_bytes_max=self._unacknowledged_bytes_max,
-                    )
-                )
+                stream = PushStream(log, endpoint, channel, tls=self._tls, on_change=self._report)
+                self._streams.append(stream)
             tasks.append(asyncio.create_task(self._wait_until_done(log, lock)))
             tasks.append(asyncio.create_task(self._watch_directory(log, watched, lock)))
             tasks += [asyncio.create_task(stream.run()) for stream in self._streams]

@@ -40,8 +40,7 @@ _ARGUMENTS_END: Final = 49
 class ServedPushes(Protocol):
     """The pushes of this process. Called in its event loop."""
 
-    def summaries(self) -> list[PushSummary]:
-        """What is served now."""
+    def summaries(self) -> list[PushSummary]: ...
 
     async def stop(self, directory: str) -> str | None:
         """Stop pushing a session whose publisher has ended. Returns why it was not stopped."""

@@ -36,7 +36,6 @@ async def wait_for_turn(path: str, *, disk: Disk = REAL) -> Lock:
 
 
 def is_awaited(path: str, *, disk: Disk = REAL) -> bool:
-    """Whether a client waits for its turn."""
     try:
         _lock(disk, path, WAITING_FILE).close()
     except DirectoryLocked:

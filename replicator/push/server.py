@@ -60,8 +60,7 @@ class SessionReplicaStore(Protocol):
     """The sessions of a node, as the push server needs them."""
 
     @property
-    def cluster(self) -> bytes:
-        """The id of the cluster."""
+    def cluster(self) -> bytes: ...
 
     async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
         """Prepare the session for a stream. The certificate was checked; the caller closes the intake."""

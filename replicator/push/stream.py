@@ -48,7 +48,7 @@ from rt.errors import (
 )
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.scan.directory import list_segments, read_table
-from rt.net.connect_probe import why_unreachable
+from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, end_call
 from rt.net.grpc_errors import Unreachable, asking
 from rt.net.tls import TLS
@@ -70,12 +70,10 @@ doubles after each timeout, because an overloaded node would start from scratch 
 
 REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
 """Rejections that no retry changes. One node may be configured wrongly: it is asked again, until all of them
-say so, or enough of them that the session is fenced.
-"""
+say so, or enough of them that the session is fenced."""
 BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
 """These end a stream, and the next one too if they come from what is sent. So the second one that ends a
-stream at the same place is a rejection.
-"""
+stream at the same place is a rejection."""
 PROBE_AGAIN_SECONDS: Final = 5.0
 """How often to find out why a node cannot be reached."""
 
@@ -99,7 +97,6 @@ class PushStream:
         *,
         tls: TLS | None = None,
         on_change: Callable[[], None] = lambda: None,
-        unacknowledged_bytes_max: int = UNACKNOWLEDGED_BYTES_MAX,
     ) -> None:
         self.target = target
         self.refused: RtError | None = None
@@ -122,7 +119,6 @@ class PushStream:
         self._changed = log.changed()
         self._unacknowledged: deque[tuple[LogOffset, int]] = deque()
         self._unacknowledged_bytes = 0
-        self._unacknowledged_bytes_max = unacknowledged_bytes_max
         self._answered = asyncio.Event()
         self._opened_run = -1
         self._sent = NOWHERE
@@ -179,7 +175,7 @@ class PushStream:
             return error
         if now < self._probe_at:
             return error if self.failure is None else self.failure
-        reason = await why_unreachable(self.target, self._tls)
+        reason = await probe_endpoint(self.target, self._tls)
         is_refused = isinstance(reason, CertificateError)
         if is_refused and not self._is_refused_once:
             self._is_refused_once = True
@@ -270,8 +266,7 @@ class PushStream:
         self._unacknowledged_bytes = 0
         self._opened_run = -1
         # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
-        place = start.offset or NOWHERE
-        self._sent = place if place.offset > SEGMENT_HEADER_BYTES else NOWHERE
+        self._sent = self._place if self._place.offset > SEGMENT_HEADER_BYTES else NOWHERE
 
     def _unblock(self) -> None:
         """The node accepts what is sent."""
@@ -343,7 +338,7 @@ class PushStream:
 
     async def _record_sending(self, end: LogOffset, size: int, *, is_bounded: bool) -> None:
         """Wait until `size` more bytes may be sent, then record that everything before `end` is sent."""
-        while is_bounded and self._unacknowledged_bytes >= self._unacknowledged_bytes_max:
+        while is_bounded and self._unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX:
             await self._wait_answer()
         self._unacknowledged.append((end, size))
         self._unacknowledged_bytes += size
@@ -389,9 +384,8 @@ async def _first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, 
     try:
         await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         if not reader.done() and not isinstance(writer.exception(), LocalLogFailed | RtError):
-            await asyncio.wait(
-                (reader,), timeout=BACKOFF_SECONDS_MAX
-            )  # The call is over: its status says why.
+            # The call is over: its status says why.
+            await asyncio.wait((reader,), timeout=BACKOFF_SECONDS_MAX)
     finally:
         reader.cancel()
         writer.cancel()

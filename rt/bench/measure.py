@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured quantity: its rounds, its unit and its target."""
-
     name: str
     rounds: tuple[float, ...]
     unit: str
@@ -42,7 +40,6 @@ class Figure:
         }
 
     def as_line(self) -> str:
-        """A line for people."""
         goal = "" if self.goal is None else f"  goal {_short(self.goal)}"
         least, most = _short(min(self.rounds)), _short(max(self.rounds))
         return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} ({least} to {most}){goal}"
@@ -66,14 +63,12 @@ class Stopwatch:
 
 
 def timed(work: Callable[[], object]) -> TimeUsed:
-    """What one call uses."""
     stopwatch = Stopwatch()
     work()
     return stopwatch.read()
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
     return timed(work).wall_s
 
 

@@ -19,8 +19,6 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessStat(NamedTuple):
-    """One process."""
-
     program: str
     is_running: bool
     """False: it has ended, and its parent has not waited for it yet."""
@@ -88,7 +86,6 @@ def cpu_s(pid: int) -> float:
 
 
 def age_s(pid: int) -> float:
-    """Seconds since the process was started."""
     stat = read_stat(pid)
     return 0.0 if stat is None else time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_s
 
@@ -157,7 +154,6 @@ def memory(pid: int) -> MemoryUsage:
 
 
 def peak_memory_mb() -> float:
-    """The peak resident memory of this process, MB."""
     return memory(os.getpid()).peak_mb
 
 

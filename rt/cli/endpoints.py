@@ -29,7 +29,7 @@ _CERT_HELP: Final = "PEM file of the client certificate; its role must be {role}
 _FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeOptions:
     """The options as they were given to a command for clients of `role`."""
 
@@ -48,8 +48,9 @@ class NodeOptions:
         """Whether a command was told nodes or certificates by options."""
         return any((self.endpoints, self.ca, self.cert, self.key, self.insecure))
 
+    @functools.cached_property
     def merged(self) -> dict[str, str]:
-        """What options and other sources say, as `merge_sources` does."""
+        """What options and other sources say, as `merge_sources` does. They are read once."""
         if self.endpoints:
             split_endpoints(self.endpoints, where="--endpoints")
         files = {"ca": self.ca, "cert": self.cert, "key": self.key}
@@ -61,15 +62,14 @@ class NodeOptions:
 
     def path(self, given: str | None) -> str:
         """The directory of this host's logs. `click.UsageError` if no source says it."""
-        merged = self.merged()
-        found = given or merged.get("path")
-        if found is None and "endpoints" not in merged:
+        found = given or self.merged.get("path")
+        if found is None and "endpoints" not in self.merged:
             raise click.UsageError("Missing option '--path'. Without nodes it has no default.")
         return found or default_path(os.environ)
 
     def stream(self, given: str | None) -> str:
         """The name of the stream. `click.UsageError` if no source says it."""
-        found = given or self.merged().get("stream")
+        found = given or self.merged.get("stream")
         if found is None:
             raise click.UsageError("Missing option '--stream'. RT_URL or a profile can name it too.")
         return check_name(found, kind="stream")
@@ -82,7 +82,7 @@ class NodeOptions:
         Raises `click.UsageError` if the options do not go together, `rt.InvalidOption` if an endpoint is
         malformed or named twice, `rt.CertificateError` if the files cannot be used.
         """
-        merged = self.merged()
+        merged = self.merged
         has_files = any((self.ca, self.cert, self.key))
         if "endpoints" not in merged:
             if self.is_required:

@@ -18,12 +18,10 @@ class Bar:
         self._shown = shown
 
     def add(self, count: int) -> None:
-        """Record that `count` more units are done."""
         if self._shown is not None:
             self._shown.update(count)
 
     def reach(self, done: int, total: int) -> None:
-        """Record that `done` of `total` units are done."""
         if self._shown is not None:
             self._shown.total = total
             self._shown.update(done - self._shown.n)

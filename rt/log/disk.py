@@ -55,8 +55,7 @@ class File(Protocol):
     def uncache(self, offset: int, size: int) -> None:
         """Hint: these bytes are not expected to be read, so synced pages of them may leave memory."""
 
-    def size(self) -> int:
-        """The size of the file in bytes."""
+    def size(self) -> int: ...
 
     def is_linked(self) -> bool:
         """Whether the file still has a name in some directory."""
@@ -71,8 +70,7 @@ class Lock(Protocol):
     def is_linked(self) -> bool:
         """Whether the lock's file still exists. If it was removed, another writer may have started."""
 
-    def close(self) -> None:
-        """Release the lock."""
+    def close(self) -> None: ...
 
 
 class Disk(Protocol):
@@ -90,8 +88,7 @@ class Disk(Protocol):
     def rename(self, source: str, target: str) -> None:
         """Atomically rename `source` to `target`, replacing an existing file."""
 
-    def remove(self, path: str) -> None:
-        """Remove a file's name."""
+    def remove(self, path: str) -> None: ...
 
     def make_directory(self, path: str) -> None:
         """Create a directory (mode 0700) and its missing parents. Does nothing if it exists."""
@@ -190,8 +187,6 @@ class _RealLock(_RealFile):
 
 
 class RealDisk:
-    """The machine's file system."""
-
     def open(self, path: str, *, write: bool = False) -> File:
         """Uses `O_NONBLOCK`, so that a FIFO at the path cannot block."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -22,7 +22,7 @@ PROBE_SECONDS: Final = 3.0
 _HTTP2: Final = "h2"
 
 
-async def why_unreachable(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SECONDS) -> RtError | None:
+async def probe_endpoint(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SECONDS) -> RtError | None:
     """Why gRPC calls to the node at `endpoint` fail; None if a connection can be made now.
 
     `rt.CertificateError`: a certificate, ours or the node's, is at fault.
@@ -54,7 +54,7 @@ async def why_unreachable(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_S
         return Unreachable("no connection", where=endpoint, got=got)
 
 
-async def no_answer(
+async def explain_silence(
     endpoints: Sequence[str],
     stream: str,
     tls: TLS,
@@ -67,7 +67,7 @@ async def no_answer(
 
     `within_seconds` is how long an answer was waited for, `probe_seconds` how long the reason is searched.
     """
-    probes = (why_unreachable(endpoint, tls, timeout_s=probe_seconds) for endpoint in endpoints)
+    probes = (probe_endpoint(endpoint, tls, timeout_s=probe_seconds) for endpoint in endpoints)
     probed = dict(zip(endpoints, await asyncio.gather(*probes), strict=True))
     reasons = {endpoint: why or failures.get(endpoint) for endpoint, why in probed.items()}
     known = [why for why in reasons.values() if why is not None]

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
+import logging
+import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
-from rt.errors import Closed, InvalidOption, RtError
+import rt.v1  # noqa: F401 - the ciphers, before gRPC loads
+from rt.errors import CertificateError, Closed, InvalidOption, RtError
 from rt.net.cert_files import CertFiles
 from rt.net.grpc_auth import GrpcAuthenticator, Roles, StreamCaps, caller, peer_identity
-from rt.net.grpc_credentials import ReloadingCredentials, server_credentials
 from rt.net.grpc_options import (
     CONNECTION_AGE_MS,
     MESSAGE_BYTES_MAX,
@@ -33,6 +34,7 @@ from rt.net.grpc_options import (
     server_options,
 )
 from rt.net.identity import Identity
+from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
 
 # isort: split
@@ -47,12 +49,15 @@ __all__ = [
     "StreamCaps",
     "caller",
     "end_call",
-    "keep_freed_memory",
     "open_channel",
     "peer_identity",
     "serve",
     "server_credentials",
 ]
+
+_RELOAD_PAUSE_S = 1.0  # between attempts to read invalid files, however many peers connect
+
+logger = logging.getLogger("rt.net")
 
 Register: TypeAlias = Callable[[grpc.aio.Server], None]
 
@@ -205,6 +210,65 @@ class Channel:
             task.add_done_callback(self._retiring.discard)
 
 
+def server_credentials(tls: TLS) -> grpc.ServerCredentials:
+    """Mutual TLS with the current files at each handshake.
+
+    Raises `rt.CertificateError` if they are invalid now.
+    """
+    material = ReloadingCredentials(tls)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        before = material.present
+        with contextlib.suppress(Exception):  # gRPC's native code calls this and cannot handle an exception
+            material.refresh()
+        return None if material.present is before else _configuration(material.present)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(material.present),
+        fetch,  # type: ignore[arg-type]  # None: as before
+        require_client_authentication=True,
+    )
+
+
+def _configuration(of: CertFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(of.key, of.cert)], root_certificates=of.ca)
+
+
+class ReloadingCredentials:
+    """The current, or else the last valid, credentials. Any thread may call `refresh`."""
+
+    def __init__(self, tls: TLS) -> None:
+        self.present = tls.load()
+        self._tls = tls
+        self._failed_at: float | None = None
+
+    def refresh(self) -> CertFiles:
+        """Check the files; return the credentials to use. Logs invalid files once."""
+        failed_at = self._failed_at
+        if failed_at is not None and time.monotonic() < failed_at + _RELOAD_PAUSE_S:
+            return self.present
+        if not self._tls.changed(self.present):
+            self._failed_at = None
+            return self.present
+        try:
+            self.present = self._tls.load()
+        except CertificateError as error:
+            self._failed_at = time.monotonic()
+            if failed_at is None:
+                logger.error(
+                    "certificate_reload_failed identity=%s error=%r", self._tls.identity.uri, str(error)
+                )
+            return self.present
+        self._failed_at = None
+        logger.info(
+            "certificate_reloaded identity=%s fingerprint=%s not_after=%s",
+            self._tls.identity.uri,
+            self.present.fingerprint,
+            self.present.not_after.isoformat(),
+        )
+        return self.present
+
+
 def end_call(call: Any) -> None:
     """Cancel a call of `Channel.get`, even after a failed write.
 
@@ -231,25 +295,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-_FREED_BYTES_MAX = 64 * 2**20
-_MAPPED_BYTES_MIN = 32 * 2**20
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
-_ARENAS_MAX = 2
-"""Memory that is free in one arena helps no thread of another: of eight for each core most would be free."""
-
-
-def keep_freed_memory() -> None:
-    """Make the C library keep up to 64 MiB of freed memory instead of returning it to the kernel.
-
-    For processes that move chunks of 1 MiB. gRPC constantly allocates and frees such buffers, and each
-    returned page costs a page fault. Measured, both ends together: 3.0 instead of 4.2 CPU-seconds a GB
-    pushed, 2.8 instead of 3.0 pulled. Does nothing if the C library has no mallopt.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN)
-        mallopt(_M_TRIM_THRESHOLD, _FREED_BYTES_MAX)
-        mallopt(_M_TOP_PAD, _FREED_BYTES_MAX // 16)
-        mallopt(_M_ARENA_MAX, _ARENAS_MAX)

@@ -72,7 +72,6 @@ _BY_CODE: dict[grpc.StatusCode, type[RtError]] = {
 
 
 def status_of(error: RtError) -> grpc.StatusCode:
-    """The gRPC status of the error."""
     return grpc.StatusCode[error.grpc_status]
 
 
@@ -149,7 +148,6 @@ def _hint_for(details: str) -> str | None:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RtError) -> NoReturn:
-    """End the call with the error."""
     try:
         await context.abort(
             status_of(error), _clean(str(error), _DETAILS_MAX), ((ERROR_KEY, encode_error(error)),)

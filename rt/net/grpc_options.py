@@ -7,7 +7,7 @@ indefinitely. The ciphers are read from the environment: see `rt/v1/__init__.py`
 Measured with streams of 1 MiB messages over loopback and mutual TLS, grpc.aio at both ends on two cores,
 about 3 CPU-seconds a GB: look-ahead (512 KiB to 16 MiB), bdp_probe, frame size, write buffer, read chunk, TLS
 frame size, preferred frame size and optimization_target make no difference above the noise. So the options
-here serve safety, and the others have their defaults. `grpc_channel.keep_freed_memory` did help.
+here serve safety, and the others have their defaults. `memory_guard.keep_freed_memory` did help.
 """
 
 from __future__ import annotations

@@ -81,7 +81,6 @@ class ClusterApi:
         self._base = f"https://{host}:{port}/api/v1/namespaces/{namespace}/secrets/"
 
     def get(self, name: str) -> Secret:
-        """The current data of the Secret."""
         fields = self._ask("GET", name)
         try:
             data = {
@@ -226,7 +225,6 @@ class CertificateRequest:
     ca: str
     """The Secret of the CA."""
     days: int
-    """How long certificates are valid."""
     renew_days: int
     """How long before their end they are renewed; less than `days`."""
     certificates: tuple[RequestedSecret, ...]

@@ -143,7 +143,6 @@ class OpenCall:
         return message
 
     def leave(self) -> None:
-        """Its handler has ended."""
         self._set(0)
 
     def _set(self, size: int) -> None:
@@ -198,7 +197,6 @@ class OpenCalls:
         return not self.reading.has_memory.is_set()
 
     def note_memory(self, *, is_short: bool) -> None:
-        """Whether memory is short now."""
         if is_short:
             self.reading.has_memory.clear()
         else:

@@ -257,16 +257,14 @@ class Registry(ABC):
         """See `ObjectOwner.mark`."""
 
     @abstractmethod
-    def _created(self, made: Persisted) -> None:
-        """Called after an object was created."""
+    def _created(self, made: Persisted) -> None: ...
 
     @abstractmethod
     def _deleted(self, object_id: str, found: Any) -> None:
         """Called after an object was removed from `_objects`."""
 
     @abstractmethod
-    def _load(self, object_id: str, stored: Any, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted:
-        """Load an object from its stored form."""
+    def _load(self, object_id: str, stored: Any, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted: ...
 
 
 class VolatileObjectSpace(Registry):

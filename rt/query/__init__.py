@@ -31,13 +31,7 @@ from rt.query.core.errors import (
 from rt.query.core.lifecycle import EngineState
 from rt.query.core.observable import Applied, Observable, Observer, Transform, applied, pipe
 from rt.query.core.operator import Operator
-from rt.query.core.reliable import (
-    NOTHING,
-    RESUME,
-    ReliableObservable,
-    ReliableObserver,
-    ReliableSubscription,
-)
+from rt.query.core.reliable import NOTHING, RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
 from rt.query.core.scheduler import RealScheduler, Scheduler, VirtualScheduler
 from rt.query.core.source import Source
 from rt.query.core.subject import Subject

@@ -31,13 +31,7 @@ from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
 from rt.sidecar.error_report import ErrorReported
-from rt.sidecar.pull_protocol import (
-    HoldDenied,
-    NodeReached,
-    NodesUnreached,
-    NoGoodBytes,
-    PullReport,
-)
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, PullReport
 from rt.sidecar.pull_settings import PullSettings
 
 logger = logging.getLogger("rt.client.subscriber")

@@ -45,8 +45,7 @@ class Follower(Protocol):
         """Whether a call waits for its progress."""
 
     @property
-    def directory(self) -> str:
-        """The session directory."""
+    def directory(self) -> str: ...
 
     def poll(self) -> bool:
         """Read `.progress`; return whether it changed. Must be quick: it delays all other sessions."""
@@ -87,7 +86,6 @@ class PushPool:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the running push processes."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def start(self, session: PushRequested, follower: Follower) -> int:
@@ -244,7 +242,6 @@ class PushPool:
             return False
 
     def _sleep(self) -> None:
-        """Wait until there is something to do."""
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         now = time.monotonic()
@@ -267,7 +264,6 @@ _shared = [PushPool()]
 
 
 def shared() -> PushPool:
-    """The pool of this process."""
     return _shared[0]
 
 

@@ -60,7 +60,6 @@ class PushProcess:
 
     @property
     def load(self) -> int:
-        """Number of sessions."""
         return len(self._sessions)
 
     @property

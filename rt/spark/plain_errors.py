@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from rt.errors import RtError
-from rt.spark.spark_process import is_spark_process
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -37,3 +37,9 @@ def hide_trace() -> None:
     """For an `rt.RtError` that ends this process of Spark's; nothing in other processes."""
     if is_spark_process():
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+
+
+def is_spark_process() -> bool:
+    """Whether this process belongs to Spark, which starts its own for planning and for tasks."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")

@@ -32,8 +32,6 @@ class BadSetting(InvalidOption):
 
 @dataclass(frozen=True, slots=True)
 class ClusterMember:
-    """The addresses of one node."""
-
     raft: str
     """host:port of its Raft transport."""
     data: str

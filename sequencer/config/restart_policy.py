@@ -118,7 +118,6 @@ class RestartPolicy:
         return self._children[name].start_at_s
 
     def start(self, now_s: float) -> list[Action]:
-        """Start all children."""
         for child in self._children.values():
             child.start_at_s = now_s
         return self.tick(now_s)

@@ -95,7 +95,6 @@ class RaftLogView(NamedTuple):
     """Raft's log in the control process; indices."""
 
     is_led: bool
-    """A leader is known."""
     applied: int
     committed: int
     """As the leader last reported."""

@@ -208,10 +208,10 @@ class ControlProcess:
     def _on_applied(self, index: int, content: bytes, command: Command, outcome: Outcome) -> None:
         if isinstance(outcome, RangesMerged):
             for end in outcome.plan.consumed:
-                self._reporter.prune_before(end)
+                self._reporter.holdings.prune_before(end)
         elif isinstance(outcome, Forgotten):
             for session_id in outcome.session_ids:
-                self._reporter.remove_session(session_id)
+                self._reporter.holdings.remove_session(session_id)
         if isinstance(outcome, ClusterReset):
             # Files are changed when the next epoch is durable: its snapshot carries the reset.
             self._is_over, self._is_attached = True, False
@@ -255,7 +255,7 @@ class ControlProcess:
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
             self._messenger.send_summary(
-                summarize(self._reporter.data_status, time.time_ns(), self._phase(now_ns))
+                summarize(self._reporter.holdings.data_status, time.time_ns(), self._phase(now_ns))
             )
             self._send_cluster_view()
         self._leader_loop.tick()
@@ -266,7 +266,7 @@ class ControlProcess:
 
     def _phase(self, now_ns: int) -> Phase:
         log = raft_log_view(self._consensus.status(), is_caught_up=self._consensus.is_caught_up)
-        return self._phases.update(log, data_phase(self._reporter.data_status), now_ns)
+        return self._phases.update(log, data_phase(self._reporter.holdings.data_status), now_ns)
 
     def _tick_by(self, due_ns: int) -> None:
         self._tick_due_ns = min(self._tick_due_ns, due_ns)

@@ -107,7 +107,6 @@ class DurableEnds:
         self.data_status.disk_bytes = self.data_status.disk_free_bytes = 0
 
     def prune_before(self, end: SessionEnd) -> None:
-        """Drop what was merged."""
         segments = self._held.get(end.session_id, {})
         for key in [key for key in segments if key[1:] < (end.run, end.roll)]:
             del segments[key]
@@ -222,47 +221,36 @@ class Reporter:
         has_joined: Callable[[], bool] = lambda: True,
     ) -> None:
         self._messenger, self._on_due, self._has_joined = messenger, on_due, has_joined
-        self._holdings = DurableEnds(b"")
+        self.holdings = DurableEnds(b"")
+        """What the present data process has reported."""
         self._disk_ns = 0
         """When the data process last reported its disk."""
         self.due_ns = 0
         """Monotonic time of the next report."""
 
-    @property
-    def data_status(self) -> DataStatus:
-        return self._holdings.data_status
-
     def attach(self, boot: bytes) -> None:
         """A data process started. Nothing is reported before."""
-        self._holdings = DurableEnds(boot)
+        self.holdings = DurableEnds(boot)
 
     def handle_report(self, report: pb.DataReport) -> None:
         """Raises `rt.FormatError`."""
-        self._holdings.handle_report(report)
+        self.holdings.handle_report(report)
         if report.disk_bytes:
             self._disk_ns = time.monotonic_ns()
 
-    def prune_before(self, end: SessionEnd) -> None:
-        """Drop what was merged."""
-        self._holdings.prune_before(end)
-
-    def remove_session(self, session_id: int) -> None:
-        """The session's record was removed from the replicated state."""
-        self._holdings.remove_session(session_id)
-
     def report_all(self) -> None:
         """The leader knows nothing about this node: send a full report."""
-        self._holdings.require_full_report()
+        self.holdings.require_full_report()
         self.report()
 
     def report_news(self) -> None:
         """Report at once if there is something that the leader can plan with."""
-        if self._holdings.has_news:
+        if self.holdings.has_news:
             self.report()
 
     def report(self) -> None:
         """Send everything that the leader does not know."""
-        holdings = self._holdings
+        holdings = self.holdings
         if time.monotonic_ns() - self._disk_ns > DISK_NS:
             holdings.clear_disk()
         self.due_ns = time.monotonic_ns() + (REPORT_NS if holdings.has_news else IDLE_REPORT_NS)

@@ -67,7 +67,6 @@ class SequencerStateMachine:
         self._on_applied, self._on_restored = on_applied, on_restored
 
     def apply(self, index: int, command: bytes) -> None:
-        """See `StateMachine.apply`."""
         decoded = decode_command(command)
         outcome = apply(self.state, decoded)
         self.index = index
@@ -90,7 +89,6 @@ class SequencerStateMachine:
             self.tail.popleft()
 
     def snapshot(self) -> Callable[[], bytes]:
-        """See `StateMachine.snapshot`."""
         state, tail = encode_state(self.state), list(self.tail)
         return lambda: b"".join(_pieces(state, tail))
 
@@ -99,7 +97,6 @@ class SequencerStateMachine:
         return hashlib.sha256(encode_state(self.state)).digest()
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:
-        """See `StateMachine.restore`."""
         self.index = index
         self.tail.clear()
         if state:

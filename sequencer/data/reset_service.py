@@ -56,7 +56,6 @@ class ResetService:
         """By epoch: when this process saw its start."""
 
     def status(self) -> ResetStatus:
-        """See `ResetPort`."""
         pending, last = self._pending, self._last
         if pending is None:
             return ResetStatus() if last is None else self._status_of(last)
@@ -73,7 +72,6 @@ class ResetService:
         )
 
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
-        """See `ResetPort`."""
         status, standing = self.status(), self._follower.standing
         if status.state == "running":
             raise NotReady("a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status.")

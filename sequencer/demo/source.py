@@ -29,8 +29,6 @@ _AIRPORTS: Final = ("EWR", "JFK", "LGA")
 
 
 class DemoRecord(NamedTuple):
-    """A message to publish."""
-
     topic: str
     value: bytes
 

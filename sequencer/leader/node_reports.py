@@ -18,8 +18,6 @@ FRESH_NS: Final = 3 * 10**9
 
 
 class NodeReport:
-    """What one node reported."""
-
     def __init__(self, boot: bytes) -> None:
         self.boot = boot
         self.sequence = -1
@@ -77,7 +75,6 @@ class NodeReports:
         return {name: node.merged.instruction for name, node in self._nodes.items()}
 
     def heard_since(self, time_ns: int) -> list[str]:
-        """The nodes that reported after this time."""
         return [name for name, node in self._nodes.items() if node.heard_ns > time_ns]
 
     def usage(self) -> list[NodeUsage]:

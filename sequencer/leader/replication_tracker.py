@@ -237,7 +237,6 @@ class ReplicationTracker:
         return None
 
     def announced(self, session_id: int, run: int) -> SessionEnd | None:
-        """The end of a run that its publisher announced."""
         return self._announced.get(session_id, {}).get(run)
 
     def finals(self, session_id: int, run: int) -> Mapping[str, SessionEnd]:

@@ -87,7 +87,6 @@ class NodePorts(NamedTuple):
 
 
 def choose_ports(names: Sequence[str], *, with_rest: bool) -> dict[str, NodePorts]:
-    """Free ports for each node."""
     count = 4 if with_rest else 2
     ports = iter(free_ports(count * len(names)))
     return {name: NodePorts(*islice(ports, count)) for name in names}

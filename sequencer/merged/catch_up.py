@@ -29,13 +29,7 @@ from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair_queue import CorruptFiles
-from sequencer.sessions.input_planner import (
-    RANGES_BYTES_MAX,
-    SessionRange,
-    is_due,
-    peers_ahead,
-    plan_ranges,
-)
+from sequencer.sessions.input_planner import RANGES_BYTES_MAX, SessionRange, is_due, peers_ahead, plan_ranges
 from sequencer.sessions.peer_pull import catch_up, fetch_range, merged_end
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.write_plan import BlockWrite

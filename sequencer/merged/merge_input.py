@@ -145,6 +145,5 @@ class ReplicaFiles:
             file.close()
 
     def close(self) -> None:
-        """Close all files."""
         self.close_passed()
         self.close_sessions(list(self._files))

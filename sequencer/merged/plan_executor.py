@@ -16,8 +16,6 @@ from sequencer.state.write_plan import BlockWrite, WritePlan
 
 
 class Executed(NamedTuple):
-    """A plan was executed."""
-
     chain: int | None
     """The running checksum of the merged log after it; None if it is not known."""
 

@@ -37,8 +37,6 @@ class PushActivity:
 
 
 class _ClientStream:
-    """A stream of a client, and its rate."""
-
     def __init__(self, stream: PushActivity | Pull, address: str) -> None:
         self.stream = stream
         self.address = address

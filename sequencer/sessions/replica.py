@@ -40,7 +40,6 @@ class SessionReplica:
         self.is_followed = False
         """A peer's replica feeds it."""
         self.used_s = asyncio.get_running_loop().time()
-        """When it was last used."""
         self._users = 0
         self._disk = disk
         self._lock = threading.Lock()
@@ -219,7 +218,6 @@ class SessionReplica:
         )
 
     def end_of(self, run: int) -> pb.SessionEnd:
-        """The end of what is here of a run."""
         receiver = self.receiver
         place = receiver.next_offset
         if receiver.active is not None and place is not None and place.run == run:

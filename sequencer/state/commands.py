@@ -180,7 +180,6 @@ class ReleaseHold:
 
 
 Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession
-"""What operators may request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,6 @@ class ResetCluster:
     at_ns: int
     """When it was requested, by the clock of the node that received the request."""
     request: bytes
-    """Identifies the request."""
     forced_by: str = ""
     """The node that decided it alone, without a majority; empty if a majority did."""
 

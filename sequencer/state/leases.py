@@ -21,13 +21,7 @@ from typing import Final, NamedTuple
 
 from rt.names import check_lease_name, check_lease_owner, lease_group
 from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesGranted, Outcome
-from sequencer.state.state import (
-    LEASES_MAX,
-    LEASES_PER_GROUP_MAX,
-    REQUEST_BYTES,
-    LeaseState,
-    SequencerState,
-)
+from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, REQUEST_BYTES, LeaseState, SequencerState
 
 LEASES_PER_COMMAND_MAX: Final = 256
 """About 64 KiB of names."""
@@ -69,29 +63,22 @@ class AcquireLeases:
 
 
 @dataclass(frozen=True, slots=True)
-class RenewLeases:
+class _OwnersLeases:
+    request: bytes
+    owner: str
+    leases: tuple[HeldLease, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.request, self.owner, [one.name for one in self.leases])
+        _check_tokens(self.leases)
+
+
+class RenewLeases(_OwnersLeases):
     """Renew those of these leases that the owner still holds with these tokens."""
 
-    request: bytes
-    owner: str
-    leases: tuple[HeldLease, ...]
 
-    def __post_init__(self) -> None:
-        _check(self.request, self.owner, [one.name for one in self.leases])
-        _check_tokens(self.leases)
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseLeases:
+class ReleaseLeases(_OwnersLeases):
     """Release those of these leases that the owner still holds with these tokens."""
-
-    request: bytes
-    owner: str
-    leases: tuple[HeldLease, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.request, self.owner, [one.name for one in self.leases])
-        _check_tokens(self.leases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +144,6 @@ def renew(state: SequencerState, command: RenewLeases) -> Outcome:
 
 
 def release(state: SequencerState, command: ReleaseLeases) -> Outcome:
-    """Release the leases that are held."""
     held = _held(state, command)
     for name in held:
         _release(state, name)
@@ -180,7 +166,7 @@ def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
     return LeasesExpired(tuple(over))
 
 
-def _held(state: SequencerState, command: RenewLeases | ReleaseLeases) -> dict[str, int]:
+def _held(state: SequencerState, command: _OwnersLeases) -> dict[str, int]:
     """By name: the tokens of those of these leases that the owner holds."""
     return {
         one.name: one.token

@@ -64,7 +64,6 @@ def _count_allowed(
 
 
 def policy_of(said: Configuration) -> RetentionPolicy:
-    """The retention policy of a configuration."""
     return RetentionPolicy(
         said.retention_minutes, said.retention_bytes, said.retention_disk_percent, said.hold_bytes_max
     )

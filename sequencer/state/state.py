@@ -63,8 +63,6 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The replicated settings."""
-
     roll_bytes: int = ROLL_BYTES
     """Roll the merged log to the next segment at this size."""
     roll_minutes: int = ROLL_MINUTES
@@ -125,8 +123,6 @@ class ConsumedEnd:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One incarnation of a session."""
-
     id: int
     name: str
     incarnation: bytes
@@ -157,7 +153,6 @@ class Session:
         return next((active for active in self.active_runs if active.run == run), None)
 
     def with_run(self, active: ActiveRun) -> Session:
-        """This session with a run replaced."""
         return replace(
             self, active_runs=tuple(active if one.run == active.run else one for one in self.active_runs)
         )
@@ -175,8 +170,6 @@ class NodeDisk(NamedTuple):
 
 
 class SubscriberHold(NamedTuple):
-    """The hold of a named subscriber."""
-
     position: int
     """The first position that is held."""
     at_ns: int
@@ -193,15 +186,12 @@ class PendingRequest(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    """A lease that is held."""
-
     owner: str
     token: int
     """Greater than every token granted before, of any lease."""
     duration_ms: int
     """It expires if it is not renewed for this time."""
     request: bytes
-    """The request that acquired it."""
     renewals: int
 
 
@@ -255,7 +245,6 @@ class MergedSegment:
         return self.reason is not TrimReason.NONE
 
     def trimmed(self, reason: TrimReason, now_ns: int) -> MergedSegment:
-        """This segment, marked as trimmed."""
         return replace(self, trimmed_ns=now_ns, reason=reason)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rt
-from rt.net.connect_probe import why_unreachable
+from rt.net.connect_probe import probe_endpoint
 from rt.net.dev_pki import init_ca, issue
 from rt.net.grpc_channel import serve
 from rt.net.grpc_errors import Unreachable
@@ -69,7 +69,7 @@ async def plain_server(context: ssl.SSLContext | None, greeting: bytes) -> Async
 def test_a_node_that_accepts_us_can_be_reached(pki: Path) -> None:
     async def run() -> None:
         async with node(pki) as endpoint:
-            assert await why_unreachable(endpoint, tls_of(pki, "feed")) is None
+            assert await probe_endpoint(endpoint, tls_of(pki, "feed")) is None
 
     asyncio.run(run())
 
@@ -84,7 +84,7 @@ def test_a_certificate_of_another_ca_is_refused_by_the_node(pki: Path, foreign: 
 
     async def run() -> None:
         async with node(pki) as endpoint:
-            why = await why_unreachable(endpoint, tls)
+            why = await probe_endpoint(endpoint, tls)
             assert isinstance(why, rt.CertificateError)
             assert (why.what, why.where) == ("the node refuses our certificate", endpoint)
 
@@ -94,7 +94,7 @@ def test_a_certificate_of_another_ca_is_refused_by_the_node(pki: Path, foreign: 
 def test_a_node_of_another_ca_is_named(pki: Path, foreign: Path) -> None:
     async def run() -> None:
         async with node(pki) as endpoint:
-            why = await why_unreachable(endpoint, tls_of(foreign, "feed"))
+            why = await probe_endpoint(endpoint, tls_of(foreign, "feed"))
             assert isinstance(why, rt.CertificateError)
             assert "not of our CA" in str(why)
 
@@ -104,7 +104,7 @@ def test_a_node_of_another_ca_is_named(pki: Path, foreign: Path) -> None:
 def test_the_raft_port_is_named(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(tls_of(pki, "n1").ssl_server_context(), b"hello") as endpoint:
-            why = await why_unreachable(endpoint, tls_of(pki, "feed"))
+            why = await probe_endpoint(endpoint, tls_of(pki, "feed"))
             assert isinstance(why, Unreachable)
             assert "that is the Raft port" in str(why)
             assert "TLS without HTTP/2" in str(why)
@@ -115,19 +115,19 @@ def test_the_raft_port_is_named(pki: Path) -> None:
 def test_a_server_without_tls_is_named(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(None, b"SSH-2.0-other" * 10) as endpoint:
-            assert "got no TLS" in str(await why_unreachable(endpoint, tls_of(pki, "feed")))
+            assert "got no TLS" in str(await probe_endpoint(endpoint, tls_of(pki, "feed")))
 
     asyncio.run(run())
 
 
 def test_a_port_on_which_no_process_listens_refuses_the_connection(pki: Path) -> None:
-    why = asyncio.run(why_unreachable(f"127.0.0.1:{free_port()}", tls_of(pki, "feed")))
+    why = asyncio.run(probe_endpoint(f"127.0.0.1:{free_port()}", tls_of(pki, "feed")))
     assert isinstance(why, Unreachable)
     assert why.what == "connection refused"
 
 
 def test_a_host_that_does_not_exist_is_named(pki: Path) -> None:
-    why = asyncio.run(why_unreachable("no-such-host.invalid:5002", tls_of(pki, "feed")))
+    why = asyncio.run(probe_endpoint("no-such-host.invalid:5002", tls_of(pki, "feed")))
     assert isinstance(why, Unreachable)
     assert why.what == "no such host"
 
@@ -135,7 +135,7 @@ def test_a_host_that_does_not_exist_is_named(pki: Path) -> None:
 def test_a_server_that_says_nothing_is_given_a_time(pki: Path) -> None:
     async def run() -> None:
         async with plain_server(None, b"") as endpoint:
-            why = await why_unreachable(endpoint, tls_of(pki, "feed"), timeout_s=0.05)
+            why = await probe_endpoint(endpoint, tls_of(pki, "feed"), timeout_s=0.05)
             assert isinstance(why, rt.Timeout)
 
     asyncio.run(run())
@@ -147,6 +147,6 @@ def test_files_that_were_removed_are_named(pki: Path, tmp_path: Path) -> None:
     (tmp_path / "feed.key").chmod(0o600)
     tls = tls_of(tmp_path, "feed")
     (tmp_path / "feed.crt").unlink()
-    why = asyncio.run(why_unreachable("localhost:1", tls))
+    why = asyncio.run(probe_endpoint("localhost:1", tls))
     assert isinstance(why, rt.CertificateError)
     assert "feed.crt" in str(why)

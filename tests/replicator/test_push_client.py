@@ -161,13 +161,15 @@ def read_level(publisher: rt.Publisher) -> Level:
 
 
 def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_more_than_is_bounded(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stream, "UNACKNOWLEDGED_BYTES_MAX", 2**20)
+
     async def test() -> None:
         with publisher_in(tmp_path, roll_bytes=2**30) as publisher:
             async with nodes() as made:
                 made[2].is_still = True
-                async with pushing(publisher.directory, made, unacknowledged_bytes_max=2**20) as client:
+                async with pushing(publisher.directory, made) as client:
                     for _ in range(12):
                         publisher.publish_many([bytes(10_000)] * 100)
                     publisher.flush()
@@ -179,12 +181,16 @@ def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_mor
     run(test())
 
 
-def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "UNACKNOWLEDGED_BYTES_MAX", 2**20)
+
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
             async with (
                 nodes(1, members=1) as made,
-                pushing(publisher.directory, made, unacknowledged_bytes_max=2**20),
+                pushing(publisher.directory, made),
             ):
                 publisher.publish(bytes(100))
                 publisher.publish(bytes(5 * 2**20))

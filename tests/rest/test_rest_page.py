@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ FILES = {file.path: file for file in PAGE_FILES}
 SCRIPTS = {path: file.text for path, file in FILES.items() if path.endswith(".js")}
 PAGE = FILES["/"].text
 NOTHING = "\N{EN DASH}"
+DOCS = Path(__file__).parents[2] / "docs"
+PICTURE, PICTURE_SIZE = "status-page.png", (1100, 1445)
 
 
 def answers(*requests: Request) -> list[Any]:
@@ -355,6 +358,34 @@ def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
     assert told["bytes"] == ["0 B", "1023 B", "1.00 KiB", "1.50 KiB", "118 MiB", "1024 KiB", "1.00 PiB"]
     assert told["words"] == ["1,234,567", "1 hold", "2 holds", "99 %", "100 %"]
     assert told["spans"] == ["59 s", "1 min", "2 h", "1 d", "0 s"]
+
+
+def test_the_picture_of_the_page_in_the_docs_is_one_that_a_browser_draws(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """`--rewrite` draws it again, where there is a browser."""
+    drawn = DOCS / PICTURE
+    if request.config.getoption("--rewrite"):
+        drawn = tmp_path / PICTURE
+        chromium()  # Or the test is skipped.
+
+        async def draw() -> None:
+            node = PageNode(busy_node)
+            async with node.serving():
+                size = f"--window-size={PICTURE_SIZE[0]},{PICTURE_SIZE[1]}"
+                await browse(
+                    node.url, tmp_path / "profile", f"--screenshot={drawn}", size, "--hide-scrollbars"
+                )
+
+        asyncio.run(draw())
+
+    content = drawn.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert struct.unpack(">II", content[16:24]) == PICTURE_SIZE
+    assert len(content) > 50_000, "an empty page"
+    assert f"]({PICTURE})" in (DOCS / "operations.md").read_text()
+    if request.config.getoption("--rewrite"):
+        (DOCS / PICTURE).write_bytes(content)
 
 
 def test_the_fixture_is_a_node_that_answers_everything_the_page_asks_for() -> None:

@@ -87,9 +87,10 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
         )
         rows = reader.read(RtPartition(0, end))
         got = [next(rows)]
-        nodes.stop(opened[0]._at)
+        victim = opened[0]._at
+        nodes.stop(victim)
         got += rows
-    assert opened[0].switches >= 1
+    assert opened[0]._at != victim
     messages = [(row["position"], row["value"]) for batch in got for row in batch.to_pylist()]
     assert messages == [(row.position, row.value) for row in large.rows()]
     large.close()

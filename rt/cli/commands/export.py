@@ -122,7 +122,6 @@ def export(
 
 
 def part_text(part: ExportedPart) -> str:
-    """A line about a part."""
     lost = part.end - part.start - part.rows
     return (
         f"exported up to position {part.end:,}: {part.rows:,} messages from {part.start:,} on"
@@ -132,7 +131,6 @@ def part_text(part: ExportedPart) -> str:
 
 
 def part_object(part: ExportedPart) -> dict[str, Any]:
-    """The same as an object."""
     return {
         **{name: value for name, value in asdict(part).items() if name not in {"moves", "time_ns"}},
         "files": len(part.moves),

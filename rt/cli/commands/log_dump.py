@@ -47,7 +47,6 @@ def pages(
 
 
 def message_lines(rows: MessageRows) -> Iterator[bytes]:
-    """A line for each message."""
     for position, timestamp_ns, session, run, number, topic, value in rows.messages():
         line = (
             f"{position}  {format_time(timestamp_ns)}  {escape(session)}/{run}#{number}  "

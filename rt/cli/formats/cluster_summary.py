@@ -89,7 +89,6 @@ class ClusterSummary:
         return [*active, *disconnected.values()]
 
     def document(self) -> Document:
-        """The whole summary as JSON."""
         return {
             "healthy": not self.problems,
             "problems": self.problems,
@@ -131,7 +130,6 @@ CLIENTS_MAX: Final = 20
 
 
 def status_lines(overview: ClusterSummary) -> Iterator[str]:
-    """The whole summary as lines of text."""
     status = overview.best.status
     yield from _alarms(overview)
     yield ""
@@ -203,7 +201,6 @@ def _members(members: Sequence[Document]) -> Iterator[str]:
 
 
 def _phase(member: Document) -> str:
-    """The current phase, and its progress."""
     if member["stopped"]:
         return "stopped"
     phase, done, total = (member.get(key) for key in ("phase", "phaseDone", "phaseTotal"))

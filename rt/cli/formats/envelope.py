@@ -29,7 +29,6 @@ class MessageFields(NamedTuple):
 
 
 def envelopes(messages: Iterable[Message]) -> Iterator[bytes]:
-    """Each message as a line."""
     for position, timestamp_ns, session, run, number, topic, value in messages:
         try:
             content = f'"value":{encode_basestring_ascii(value.decode())}'

@@ -28,13 +28,10 @@ class Reached:
     """What the messages of the command have reached."""
 
     level: Level
-    """The level that was asked for."""
     is_reached: bool = False
     """Whether all messages have reached it."""
     replicated: int = 0
-    """Number of messages that are replicated."""
     merged: int = 0
-    """Number of messages that are merged."""
     reason: Literal["timeout", "interrupted", "refused", "fenced", "not flushed"] | None = "not flushed"
     """Why the level was not reached; None if it was."""
     push_pid: int | None = None

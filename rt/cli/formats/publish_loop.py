@@ -76,7 +76,6 @@ class PublishLoop:
         self._publish(values, topic, None)
 
     def push(self) -> None:
-        """Publish the messages that were added."""
         values, stamps = self._values, self._stamps
         self._values, self._stamps, self._bytes = [], None, 0
         if values:

@@ -23,19 +23,15 @@ _LOOK_SECONDS = 0.1
 
 
 class ReadSource(Protocol):
-    """A source of messages."""
-
     def next(self, most: int) -> MessageRows | None:
         """Up to `most` messages; None at the end of the log."""
 
     def written(self) -> None:
         """Record that the messages of the last `next` were written."""
 
-    def acknowledge(self) -> None:
-        """Acknowledge what was written."""
+    def acknowledge(self) -> None: ...
 
-    def close(self) -> None:
-        """Release the log."""
+    def close(self) -> None: ...
 
 
 class AnonymousReader:

@@ -31,8 +31,7 @@ class MessageRows(Protocol):
     """Messages: a `rt.MessageBatch`, or `Polled`."""
 
     @property
-    def values(self) -> list[bytes]:
-        """The values."""
+    def values(self) -> list[bytes]: ...
 
     def messages(self) -> Iterator[Message]:
         """The messages one by one."""
@@ -180,7 +179,6 @@ class FileOutput:
             self._descriptor = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def write(self, rows: MessageRows) -> None:
-        """Write a file for each message, in order."""
         for message in rows.messages():
             *directories, name = _steps(message)
             try:

@@ -46,7 +46,6 @@ class PlacedRun(NamedTuple):
     log_offset: int
     """Offset in the log minus offset in the buffer."""
     end: int
-    """The end of the last batch."""
 
     def between(self, start: int, end: int) -> PlacedRun | None:
         """The batches with messages from position `start` to `end` (exclusive); None if there are none."""

@@ -102,7 +102,6 @@ def resume_segment(disk: Disk, path: str, walk: RecoveryScan, end: int) -> Activ
 def sealed_entry(
     header: SegmentHeader, end: int, size_bytes: int, times: TimeRange, now_ns: int
 ) -> SealedSegment:
-    """The entry of a segment in the segments table."""
     times_ns = header.created_ns, times.low_ns, times.high_ns, now_ns
     return SealedSegment(header.id, header.first, end, size_bytes, *times_ns, header.run_id)
 

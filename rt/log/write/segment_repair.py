@@ -17,14 +17,7 @@ from rt.errors import Corrupt, Diverged
 from rt.log.disk import Disk, File
 from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import (
-    READ_BYTES,
-    durable_offset,
-    list_segments,
-    read_header,
-    read_table,
-    scans,
-)
+from rt.log.scan.directory import READ_BYTES, durable_offset, list_segments, read_header, read_table, scans
 from rt.log.scan.scanner import scanner_for
 
 CHECK_BYTES = 2**20

@@ -82,7 +82,6 @@ class Keyed(Persisted, Generic[K]):
     # Saving and loading
 
     def _dump(self, key: K) -> bytes:
-        """The row of a key."""
         raise NotImplementedError
 
     def _is_whole(self) -> bool:

@@ -38,8 +38,6 @@ _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The checked options of a write."""
-
     nodes: ClusterSource
     name: str
     ledger: str

@@ -195,7 +195,7 @@ class PartitionPublisher:
 
 
 async def _check_reachable(nodes: ClusterSource, tls: TLS, dedup_id: str) -> None:
-    from rt.net.connect_probe import no_answer
+    from rt.net.connect_probe import explain_silence
     from rt.net.rest_client import ask_next_number
 
     failures: dict[str, RtError] = {}
@@ -212,7 +212,7 @@ async def _check_reachable(nodes: ClusterSource, tls: TLS, dedup_id: str) -> Non
                     else:
                         return
                 await asyncio.sleep(_POLL_SECONDS * 10)
-    raise await no_answer(
+    raise await explain_silence(
         nodes.endpoints,
         nodes.stream,
         tls,

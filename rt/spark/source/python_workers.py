@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 
-from rt.spark.spark_process import is_spark_process
+from rt.spark.plain_errors import is_spark_process
 
 
 @lru_cache(maxsize=1)

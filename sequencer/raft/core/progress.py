@@ -20,8 +20,6 @@ IN_FLIGHT_MESSAGES_MAX: Final = 256
 
 
 class Mode(Enum):
-    """How a follower is served."""
-
     PROBE = auto()
     """The last common entry is unknown: one message at a time."""
     REPLICATE = auto()

@@ -69,8 +69,6 @@ class PackApplied(NamedTuple):
 
 
 class EpochEnded(NamedTuple):
-    """The epoch ended with this command."""
-
     index: int  # type: ignore[assignment]  # hides the tuple's method
     command: bytes
 

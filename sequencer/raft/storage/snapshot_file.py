@@ -10,11 +10,7 @@ from typing import Final
 from rt.log.disk import Disk, File, storage_errors
 from rt.log.format.constants import Buffer
 from sequencer.raft.storage.sealed_head import damaged
-from sequencer.raft.storage.snapshot_format import (
-    SNAPSHOT_HEADER_BYTES,
-    SnapshotMeta,
-    encode_snapshot_header,
-)
+from sequencer.raft.storage.snapshot_format import SNAPSHOT_HEADER_BYTES, SnapshotMeta, encode_snapshot_header
 
 _CALL_BYTES_MAX: Final = 1 << 30
 """Bytes of one read or write call. Linux moves at most 2 GiB less a page."""

@@ -693,7 +693,7 @@ def test_b16_stock_closes_a_quiet_link_at_the_first_vote(
 ) -> None:
     """Followers say nothing to each other: the first request_vote of an election is lost with the link.
 
-    That ours keeps a quiet link by pings is shown in test_raft_transport.
+    That ours keeps a quiet link by pings is shown in test_raft_connections.
     """
     connection, _, far = ends
     clock.advance(4.0)

@@ -1,0 +1,311 @@
+"""Runs that go whole, runs that their publisher deleted, and directories that were superseded."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from data_process_bench import Lagging, Played, snapshot_of
+from disks import MemoryDisk
+from receiving import SESSION, give, items_of, publish, session_copy
+from sequencing import do_open, new_state, opening
+
+import rt
+from replicator.protocol.handshake import PushHello
+from replicator.protocol.messages import Chunk, LogOffset, Run, WholeRun, WholeRuns
+from replicator.push.whole_runs import joined
+from rt.errors import Fenced
+from rt.log.disk import REAL
+from rt.log.format.segment import SegmentId, decode_segment_header
+from rt.log.format.segment_table import TrimReason
+from rt.log.scan.directory import read_identity
+from rt.log.scan.scanner import SessionScanner
+from rt.net.grpc_errors import Unreachable
+from rt.net.identity import Identity
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.config.config import NodeConfig
+from sequencer.sessions.ingest import IngestStream
+from sequencer.state.apply import apply
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import Command, MergeInstruction, MergeRange
+from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun, OpenSealedRuns, SealedRun
+from sequencer.state.state import End, SequencerState
+
+# Two directories of one session
+
+
+@pytest.mark.parametrize("by", ["a command", "a snapshot"])
+def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_so_at_once(
+    config: NodeConfig, by: str
+) -> None:
+    """The other one may have reached other nodes only: no stream of it takes the place of this one."""
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data, state = played.data, new_state()
+            do_open(state, "a")
+            do_open(state, "b")
+            played.say(snapshot_of(state, index=1))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            data.ingest._is_up = lambda: True
+            streams = {}
+            for name in ("a", "b"):
+                hello = PushHello("s", name, opening(name).incarnation, None)
+                intake = streams[name] = await data.ingest.accept(hello, Identity("s", "publisher", name))
+                told = await intake.next_progress(None)
+                streams[name] = asyncio.ensure_future(intake.next_progress(told))
+                await asyncio.sleep(0)
+            newer = opening("a", incarnation=1, newest=1)
+            if by == "a command":
+                played.say(pb.ToData(applied=pb.Applied(index=2, command=encode_command(newer))))
+            else:
+                apply(state, newer)
+                played.say(snapshot_of(state, index=2))
+            async with asyncio.timeout(60):
+                with pytest.raises(Fenced, match="a newer directory of this session"):
+                    await streams["a"]
+            assert not streams["b"].done()
+            streams["b"].cancel()
+
+    asyncio.run(play())
+
+
+# A run that the publisher has deleted
+
+
+@pytest.mark.parametrize("lost", ["the copy", "its last segment"])
+def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_before_it_was_announced(
+    config, tmp_path, lost: str
+):
+    """The publisher may reach this node only, so no other one can say that the next run may begin."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    shutil.rmtree(lagging.copy_path)
+    if lost == "its last segment":
+        items = items_of(REAL, lagging.publisher_path)
+        begin = next(
+            at
+            for at, one in enumerate(items)
+            if isinstance(one, Chunk) and one.start.roll == lagging.end.roll
+        )
+        copy = session_copy(REAL, str(lagging.copy_path), lagging.publisher_path)
+        give(copy, items[:begin])
+        copy.close()
+    state, end = lagging.state, End(lagging.end.roll, lagging.end.offset, lagging.count)
+    with rt.Publisher(tmp_path / "publisher", "s", publisher_id="feed") as publisher:
+        publisher.publish(b"of the next run")
+        publisher.flush()
+        publisher._log.writer.trim(SegmentId(1, 0), TrimReason.MERGED)
+        run_id = publisher._log.writer.active.run_id
+        hello = PushHello("s", "feed", publisher._log.writer.identity.origin, None)
+
+    def announced(played: Played) -> list[End]:
+        reports = [one for said in played.heard for one in said.report.segments]
+        found = [one.announced for one in reports if one.HasField("announced")]
+        return [End(one.roll, one.offset, one.number) for one in found if one.run == 0]
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(state, index=20))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            played.data.ingest._is_up = lambda: True
+            intake = await played.data.ingest.accept(hello, Identity("s", "publisher", "feed"))
+            assert intake.start.offset == LogOffset(0, end.roll, 0)
+            begin, *items = items_of(REAL, lagging.publisher_path, intake.start.offset)
+            assert begin == Run(1, run_id), "nothing is said of the run before"
+            opening = asyncio.ensure_future(intake.open_run(begin))
+            await played.until(lambda: announced(played) or len(proposed(played)) > 1)
+            assert announced(played) == [end]
+            commands = (
+                OpenRun("feed", hello.incarnation, None, 1, run_id, 1),
+                FenceRun(1, 0),
+                CloseRun(1, 0, *end),
+            )
+            for index, command in enumerate(commands, 21):
+                assert not opening.done()
+                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(command))))
+            await opening
+            for item in items:
+                await intake.append(item)
+            assert set(announced(played)) == {end}
+            await intake.close()
+
+    asyncio.run(play())
+
+
+# Runs that go whole
+
+
+class Offline:
+    """A publisher that was started some times offline, its last start without an end, and a state."""
+
+    def __init__(self, runs: int) -> None:
+        disk = MemoryDisk()
+        for _ in range(runs + 1):
+            publish(disk, 10)
+        self.runs = [
+            run
+            for item in joined(items_of(disk, SESSION))
+            if isinstance(item, WholeRuns)
+            for run in item.runs
+        ]
+        assert len(self.runs) == runs
+        self.incarnation = read_identity(disk, SESSION).origin
+        self.hello = PushHello("s", "feed", self.incarnation, None)
+        self.index = 1
+
+    def opening(self, *, ends: bool = True) -> Command:
+        if not ends:
+            return OpenRun("feed", self.incarnation, None, 0, self.runs[0].run.run_id)
+        sealed = [
+            SealedRun(one.run.number, one.run.run_id, End(0, len(one.data), one.end)) for one in self.runs
+        ]
+        return OpenSealedRuns("feed", self.incarnation, None, tuple(sealed))
+
+    def merging(self, state: SequencerState, *runs: WholeRun) -> MergeInstruction:
+        ranges = tuple(map(range_of, runs))
+        return MergeInstruction(state.instruction + 1, state.sequenced_ns + 1, ranges)
+
+    def commit(self, played: Played, command: Command) -> None:
+        self.index += 1
+        played.say(pb.ToData(applied=pb.Applied(index=self.index, command=encode_command(command))))
+
+    async def begin(self, played: Played) -> IngestStream:
+        played.say(snapshot_of(new_state(), index=1))
+        played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+        played.data.ingest._is_up = lambda: True
+        return await played.data.ingest.accept(self.hello, Identity("s", "publisher", "feed"))
+
+    def stored(self, played: Played) -> dict[SegmentId, bytes]:
+        replica = Path(played.data.replicas.path(1))
+        return {
+            run.segment: file.read_bytes()
+            for run in self.runs
+            if (file := replica / run.segment.file_name).exists()
+        }
+
+
+def range_of(run: WholeRun) -> MergeRange:
+    data = memoryview(run.data)
+    scanner = SessionScanner(decode_segment_header(bytes(data[:64]), path="log"), marks=True)
+    begin = scanner.chain
+    scanner.scan(data[64:])
+    return MergeRange(1, run.run.number, 0, 64, len(data), run.end - 1, 1, begin, scanner.chain)
+
+
+def proposed(played: Played) -> list[Command]:
+    return [decode_command(one.propose) for one in played.heard if one.HasField("propose")]
+
+
+def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_merged(config):
+    offline = Offline(5)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs))
+            await played.until(lambda: proposed(played))
+            assert proposed(played) == [offline.opening()]
+            assert not played.data.replicas.all()
+            offline.commit(played, offline.opening())
+            await taking
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            await played.until(
+                lambda: played.data.replicas.get(1).store.progress.durable == offline.runs[-1].end_offset
+            )
+
+            def reported() -> set[int]:
+                reports = [one for said in played.heard for one in said.report.segments]
+                return {one.run for one in reports if one.boundaries}
+
+            await played.until(lambda: reported() == set(range(5)))
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config):
+    offline = Offline(6)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            state = played.data.follower.state
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs[:2]))
+            await played.until(lambda: proposed(played))
+            offline.commit(played, offline.opening())
+            await taking
+            offline.commit(played, offline.merging(state, *offline.runs[:5]))
+            assert state.sessions[1].done[0] == 4
+            await intake.append_runs(offline.runs[2:])
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            with pytest.raises(Unreachable, match="after the end"):
+                await intake.append(Chunk(offline.runs[2].end_offset, bytes(8)))
+            await intake.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_snapshot", [False, True])
+def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(config, is_snapshot: bool):
+    """The stream knew them before. They are over, and nothing of them is merged."""
+    offline = Offline(4)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            state = played.data.follower.state
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs[:1]))
+            await played.until(lambda: proposed(played))
+            offline.commit(played, offline.opening())
+            await taking
+            first = offline.runs[0]
+            over = [FenceRun(1, 0, (1, 2, 3)), CloseRun(1, 0, 0, len(first.data), first.end, (1, 2))]
+            if is_snapshot:
+                for command in over:
+                    apply(state, command)
+                offline.index = 9
+                played.say(snapshot_of(state, index=9))
+            else:
+                for command in over:
+                    offline.commit(played, command)
+            offline.commit(played, offline.merging(state, first))
+            assert played.data.follower.state.sessions[1].done[0] == 2
+            for run in offline.runs[1:]:
+                played.heard.clear()
+                taking = asyncio.ensure_future(intake.append_runs([run]))
+                await played.until(lambda taking=taking: taking.done() or proposed(played))
+                for command in proposed(played):
+                    offline.commit(played, command)
+                with pytest.raises(Unreachable):
+                    await taking
+            with_messages = {one: data for one, data in offline.stored(played).items() if len(data) > 64}
+            assert with_messages == {first.segment: bytes(first.data)}
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
+    offline = Offline(3)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            intake = await offline.begin(played)
+            offline.commit(played, offline.opening(ends=False))
+            offline.commit(played, replace(offline.opening(), newest=1))
+            taking = asyncio.ensure_future(intake.append_runs(offline.runs))
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            await played.until(lambda: played.data.replicas.get(1).receiver.has_ended)
+            assert len(offline.stored(played)) == 1
+            assert not taking.done()
+            first = offline.runs[0]
+            offline.commit(played, FenceRun(1, 0))
+            offline.commit(played, CloseRun(1, 0, 0, len(first.data), first.end))
+            await taking
+            assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
+            await intake.close()
+
+    asyncio.run(play())

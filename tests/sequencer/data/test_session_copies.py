@@ -1,0 +1,391 @@
+"""Session replicas of a data process: when they open, close, and release what is merged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+from data_process_bench import Lagging, Played, snapshot_of, with_peers
+from sequencing import do_close, do_fence, do_open, must, new_state, opening
+
+from replicator.protocol.handshake import PushHello
+from replicator.protocol.messages import Chunk, LogOffset, Run
+from replicator.receive.batch_boundaries import read_marks
+from replicator.receive.session_receiver import SessionReceiver
+from rt.errors import Closed, DiskFull, Fenced
+from rt.log.disk import REAL
+from rt.log.format.segment import SegmentId
+from rt.log.scan.directory import list_segments, read_header
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.merged import merged_log as merging_module
+from sequencer.sessions import opener as opening_module
+from sequencer.sessions.idle_replicas import IdleReplicas
+from sequencer.sessions.ingest import IngestStream
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import RunOpened
+from sequencer.state.command_codec import encode_command
+from sequencer.state.session_commands import OpenRun
+
+
+def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    whole = read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))
+    path = lagging.copy_path / "log.0.0"
+    content = bytearray(path.read_bytes())
+    content[whole[-1].offset - 9] ^= 1
+    path.write_bytes(content)
+    assert read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0)) == whole[:-1]
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.missing is not None)
+            assert data.merger.position < lagging.count
+            assert data.merger.failure is None
+
+    asyncio.run(play())
+
+
+def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    assert len(lagging.plans) >= 3
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            assert data.merger is not None
+            await played.until(lambda: data.merger.position == lagging.count)
+            assert lagging.segments == [*range(lagging.end.roll + 1)]
+            durable = await asyncio.to_thread(data.merger.sync)
+            assert durable.instruction == len(lagging.plans)
+            await data.merged_log.release_input(durable.instruction)
+            assert lagging.segments == [lagging.end.roll]
+
+    asyncio.run(play())
+
+
+def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    consumed = lagging.state.sessions[1]
+    assert consumed.consumed is not None
+    ahead = consumed.consumed.end._replace(roll=lagging.end.roll + 2, offset=64)
+    further = replace(consumed, consumed=replace(consumed.consumed, end=ahead))
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.replicas.get(1) is not None)
+            replica = data.replicas.get(1)
+            assert replica is not None
+            data.merged_log._consumed._instructions[1] += 1
+            await data.replicas.skip_merged(replica, further)
+            assert replica.receiver.next_offset == LogOffset(0, ahead.roll, 0)
+            assert lagging.segments == [*range(lagging.end.roll + 1)]
+            data.merged_log._consumed._instructions[1] -= 1
+            await played.until(lambda: data.merger.position == lagging.count)
+            durable = await asyncio.to_thread(data.merger.sync)
+            await data.merged_log.release_input(durable.instruction)
+            assert lagging.segments == [lagging.end.roll]
+
+    asyncio.run(play())
+
+
+def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging_module, "SYNC_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    last = len(lagging.plans)
+
+    def standing(instruction: int) -> pb.ToData:
+        said = pb.Summary(merged=pb.MergedReport(instruction=instruction))
+        return pb.ToData(standing=pb.Standing(nodes=[pb.NodeStanding(name="n3", summary=said)]))
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            data.tasks.keep(data.merged_log.keep_durable())
+            await played.until(lambda: data.merger.durable.instruction == last)
+            assert not data._is_released(1)
+            played.say(standing(2))
+            await played.until(lambda: len(lagging.segments) < lagging.end.roll + 1)
+            assert lagging.segments == [*range(1, lagging.end.roll + 1)], "the second one was merged in parts"
+            played.say(standing(last))
+            await played.until(lambda: lagging.segments == [lagging.end.roll])
+            assert data._is_released(1)
+
+    asyncio.run(play())
+
+
+def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    said = pb.Summary(merged=pb.MergedReport(instruction=len(lagging.plans)))
+
+    async def play() -> None:
+        async with Played(with_peers(config)) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await asyncio.to_thread(data.merger.sync)
+            assert not data.repair._give_up(str(lagging.copy_path), 1)
+            nodes = [pb.NodeStanding(name="n3", summary=said)]
+            played.say(pb.ToData(standing=pb.Standing(nodes=nodes)))
+            assert data.repair._give_up(str(lagging.copy_path), 1)
+            data.tasks.failure = None
+
+    asyncio.run(play())
+
+
+def test_a_copy_of_a_session_that_is_over_is_opened_while_its_plans_wait(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    do_fence(lagging.state)
+    end = lagging.state.sessions[1].consumed
+    assert end is not None
+    do_close(lagging.state, 1, 0, end.end)
+    assert not lagging.state.sessions[1].active_runs
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+
+    asyncio.run(play())
+
+
+def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def merge() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+
+    async def again() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(lagging.state, 20))
+            await asyncio.to_thread(played.data.merger.sync)
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            await played.data.merged_log.release_input(played.data.merger.durable.instruction)
+            assert lagging.segments == [lagging.end.roll]
+
+    asyncio.run(merge())
+    assert len(lagging.segments) > 1
+    asyncio.run(again())
+
+
+def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(config, monkeypatch, caplog):
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            open_replica, tries = data.replicas.open_replica, [0]
+
+            async def fails_at_first(session):
+                tries[0] += 1
+                if tries[0] < 5:
+                    raise DiskFull("no room")
+                return await open_replica(session)
+
+            monkeypatch.setattr(data.replicas, "open_replica", fails_at_first)
+            state = new_state()
+            do_open(state)
+            do_open(state, run=1)
+            do_fence(state)
+            for _ in range(3):
+                played.say(snapshot_of(state))
+            await played.until(lambda: played.finals)
+            assert tries == [5]
+
+    asyncio.run(play())
+    assert caplog.text.count("session_replica_failed") == 1
+
+
+def test_ends_of_lives_that_are_merged_are_forgotten(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            do_open(state)
+            played.say(snapshot_of(state))
+            await played.until(lambda: played.data.replicas.get(1) is not None)
+            replica = played.data.replicas.get(1)
+            assert replica is not None
+            for run in range(3):
+                replica.finals[run] = replica.announced[run] = pb.SessionEnd(session_id=1, run=run)
+            replica.prune_before(LogOffset(2, 0, 64))
+            assert [*replica.finals] == [*replica.announced] == [2]
+
+    asyncio.run(play())
+
+
+def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
+    opened: list[str] = []
+    slow, both = threading.Event(), threading.Barrier(2, timeout=60)
+    real = SessionReceiver.open
+
+    def open_slowly(path: str, *arguments: object, **options: object) -> SessionReceiver:
+        opened.append(path)
+        both.wait()
+        assert slow.wait(60)
+        return real(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SessionReceiver, "open", open_slowly)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            state = new_state()
+            for which in range(2):
+                do_open(state, f"s{which}", incarnation=which)
+            played.say(snapshot_of(state))
+            replicas = played.data.replicas
+            asked = [asyncio.ensure_future(replicas.open_replica(one)) for one in state.sessions.values()]
+            given_up = asyncio.ensure_future(replicas.open_replica(state.sessions[1]))
+            await played.until(lambda: len(opened) == 2)
+            given_up.cancel()
+            slow.set()
+            assert [replica.session_id for replica in await asyncio.gather(*asked)] == [1, 2]
+            assert len(opened) == 2
+
+    asyncio.run(play())
+
+
+def descriptors_of(directory: str) -> int:
+    """How many descriptors of this process are of files below a directory."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{name}").startswith(directory + "/")
+    return count
+
+
+def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            idle = IdleReplicas(
+                data.follower, data.replicas, data.merged_log.is_released, open_max=0, idle_s=0
+            )
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await idle.close_some()
+            assert data.replicas.get(1) is not None, "not all of it is durable in the merged log"
+            await asyncio.to_thread(data.merger.sync)
+            replica = data.replicas.get(1)
+            with replica.in_use():
+                await idle.close_some()
+                assert data.replicas.get(1) is replica
+            await idle.close_some()
+            assert data.replicas.all() == []
+            assert descriptors_of(str(lagging.copy_path)) <= 1, "but for the one that the merger reads"
+            path = str(lagging.copy_path)
+            left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
+            assert left == [SegmentId(0, lagging.end.roll)], "what is merged is not trimmed"
+            # Control begins anew: nothing that is to be merged is there.
+            played.say(lagging.snapshot())
+            assert data.opener._opening == set()
+            do_fence(lagging.state)
+            played.say(snapshot_of(lagging.state, 21))
+            await played.until(lambda: played.finals)
+            assert {(one.roll, one.offset) for one in played.finals} == {lagging.end[1:]}
+            # What is final of it is to be said again to the next control process.
+            await idle.close_some()
+            assert data.replicas.get(1) is not None
+
+    asyncio.run(play())
+
+
+def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            await asyncio.to_thread(data.merger.sync)
+            replica = data.replicas.get(1)
+            closing = asyncio.ensure_future(data.replicas.close_replica(replica))
+            await asyncio.sleep(0)
+            again = await data.replicas.open_replica(lagging.state.sessions[1])
+            await closing
+            assert again is not replica
+            assert again.receiver.next_offset == lagging.end
+            with pytest.raises(Closed):
+                await replica.store.append(Chunk(lagging.end, b"x"))
+
+    asyncio.run(play())
+
+
+def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            state = new_state()
+            played.say(snapshot_of(state))
+            idle = IdleReplicas(data.follower, data.replicas, lambda _: True, open_max=4, idle_s=0)
+            for which in range(100):
+                must(RunOpened, apply(state, OpenRun(f"s{which}", which.to_bytes(16), None, 0, bytes(8))))
+            data.follower.state = state
+            for number in range(1, 101):
+                await data.replicas.open_replica(state.sessions[number])
+                await idle.close_some()
+                assert len(data.replicas.all()) == min(number, 4)
+            assert descriptors_of(config.sessions_directory) <= 4 * 4
+
+    asyncio.run(play())
+
+
+def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
+    async def play() -> None:
+        async with Played(config) as played:
+            intakes = played.data.ingest
+            state = new_state()
+            do_open(state, run=1)
+            played.say(snapshot_of(state, index=1))
+            stale = opening(run=0, newest=1)
+            for index in (2, 3):
+                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
+            assert not intakes._refusals
+            intakes._is_up = lambda: True
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            hello = PushHello("s", stale.session, stale.incarnation, None)
+            asking = asyncio.ensure_future(
+                intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, stale.run_id))
+            )
+            await played.until(lambda: any(one.HasField("propose") for one in played.heard))
+            played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
+            with pytest.raises(Fenced):
+                await asking
+            assert not intakes._refusals
+            assert not intakes._asked
+
+    asyncio.run(play())
+
+
+def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.merger.position == lagging.count)
+            replica = data.replicas.get(1)
+            segments = [SegmentId(0, y) for y in range(lagging.end.roll + 2)]
+            for _ in range(2):
+                known = [replica._header_of(segment) for segment in segments]
+                assert known == [read_header(REAL, str(lagging.copy_path), one) for one in segments]
+                durable = await asyncio.to_thread(data.merger.sync)
+                await data.merged_log.release_input(durable.instruction)
+            assert known[0] is None, "it was trimmed"
+            assert known[-2] is not None
+
+    asyncio.run(play())

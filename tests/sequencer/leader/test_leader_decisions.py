@@ -1,0 +1,209 @@
+"""The leader's trims, rolls and settings, and its decisions about operators' requests."""
+
+from __future__ import annotations
+
+from leader_bench import CLOCK_NS, HOUR_NS, SECOND_NS, Bench, marks_of, writing
+from sequencing import do_open, do_roll
+
+from rt.log.format.segment_table import TrimReason
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.leader.leader import MINUTE_NS
+from sequencer.leader.proposals import REPEAT_NS
+from sequencer.leader.retention_planner import POLL_NS
+from sequencer.state.apply import apply
+from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, RequestLapsed, SegmentsTrimmed
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import Command, Configure, DecideRequest, Roll, SubmitRequest, TrimSegments
+
+# Archiving
+
+
+def grown_old(bench: Bench) -> None:
+    """A sealed segment of positions up to 2, and one that grows."""
+    do_open(bench.state)
+    one = writing(4)
+    for upto in (3, 5):
+        for node in "ab":
+            bench.report(node, {(1, 0, 0): one.segments[0][upto - 3 : upto]})
+        bench.reconcile()
+        if upto == 3:
+            do_roll(bench.state)
+    assert len(bench.state.segments) == 1
+
+
+def test_what_is_too_old_is_trimmed_once_and_time_is_the_clocks(bench):
+    grown_old(bench)
+    apply(bench.state, Configure(session_idle_minutes=0))
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
+    bench.leader.tick()
+    assert bench.pending == []
+    bench.now_ns += week_ns
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    assert bench.pending == [TrimSegments(2, TrimReason.TIME, CLOCK_NS + week_ns)]
+    bench.now_ns += POLL_NS
+    bench.leader.tick()
+    assert len(bench.proposals) == 1  # It is on its way.
+    bench.now_ns += REPEAT_NS
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    assert len(bench.proposals) == 2  # Which may be lost.
+    assert [type(bench.commit(*bench.proposals.popleft())) for _ in range(2)] == [
+        SegmentsTrimmed,
+        CommandRejected,
+    ]
+    bench.now_ns += POLL_NS
+    bench.leader.tick()
+    assert bench.pending == []
+
+
+def test_a_leader_whose_node_is_told_otherwise_configures_the_cluster_once(bench):
+    bench.configured = {"retention_bytes": 7, "retention_minutes": 5, "roll_minutes": 0}
+    bench.lead()
+    bench.leader.tick()
+    bench.leader.tick()
+    assert bench.pending == [Configure(retention_minutes=5, retention_bytes=7)]
+    bench.commit(*bench.proposals.popleft())
+    bench.leader.tick()
+    assert bench.pending == []
+    apply(bench.state, Configure(retention_bytes=8, retention_disk_percent=50))
+    bench.now_ns += REPEAT_NS
+    bench.leader.tick()
+    assert bench.pending == [Configure(retention_bytes=7)]
+
+
+def test_settings_come_before_the_trims_that_they_allow_or_forbid(bench):
+    grown_old(bench)
+    bench.configured = {"retention_minutes": 0}
+    bench.lead()
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
+    for _ in range(3):  # By what is configured now the oldest segment is too old, by what is to be it is not.
+        bench.now_ns += POLL_NS
+        for node in "ab":
+            bench.report(node, clock_ns=CLOCK_NS + week_ns)
+        bench.leader.tick()
+        assert bench.pending == [Configure(retention_minutes=0)]
+    bench.commit(*bench.proposals.popleft())
+    bench.now_ns += POLL_NS
+    bench.leader.tick()
+    assert bench.pending == []
+    assert bench.state.log_start == 0
+
+
+def test_a_trim_that_was_on_its_way_before_a_configuration_is_judged_by_it(bench):
+    grown_old(bench)
+    week_ns = (bench.state.configuration.retention_minutes + 1) * MINUTE_NS
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + week_ns)
+    bench.leader.tick()
+    (trim,) = bench.pending
+    assert isinstance(trim, TrimSegments)
+    bench.commit(encode_command(Configure(retention_minutes=0)))
+    assert isinstance(bench.commit(*bench.proposals.popleft()), CommandRejected)
+    assert bench.state.log_start == 0
+
+
+# What operators ask for
+
+
+ASKED = SubmitRequest(b"q" * 16, CLOCK_NS + 10 * SECOND_NS, Configure(roll_minutes=7))
+
+
+def ask(bench: Bench) -> None:
+    bench.commit(encode_command(ASKED))
+    assert bench.leader.has_plans
+    bench.leader.plan()
+
+
+def test_a_request_is_decided_at_once_by_the_time_that_a_majority_of_clocks_has_reached(bench):
+    bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
+    ask(bench)
+    assert bench.pending == []  # Nobody knows what time it is.
+    bench.report("b", clock_ns=CLOCK_NS + SECOND_NS)
+    bench.leader.tick()
+    assert bench.pending == [DecideRequest(ASKED.id, CLOCK_NS + SECOND_NS)]
+    bench.leader.tick()
+    assert len(bench.pending) == 1
+    assert bench.commit(*bench.proposals.popleft()) == ConfigurationChanged()
+    bench.leader.tick()
+    assert bench.pending == []
+    assert bench.state.configuration.roll_minutes == 7
+
+
+def test_a_request_that_comes_late_is_decided_against_and_forgotten(bench):
+    for node in "ab":
+        bench.report(node, clock_ns=ASKED.until_ns + 1)
+    ask(bench)
+    assert bench.commit(*bench.proposals.popleft()) == RequestLapsed(may_be_done=False)
+    assert bench.state.configuration.roll_minutes == 0
+    assert not bench.state.asked
+
+
+def test_a_decision_that_was_lost_is_proposed_again_by_the_next_leader_and_made_once(bench):
+    for node in "ab":
+        bench.report(node)
+    ask(bench)
+    lost = bench.proposals.popleft()
+    bench.lead()
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS + SECOND_NS)
+    bench.leader.tick()
+    assert bench.commit(*bench.proposals.popleft()) == ConfigurationChanged()
+    apply(bench.state, Configure(roll_minutes=8))
+    assert isinstance(bench.commit(*lost), CommandRejected)
+    assert bench.state.configuration.roll_minutes == 8
+
+
+def test_what_was_decided_is_forgotten_once_its_time_is_over(bench):
+    for node in "ab":
+        bench.report(node)
+    ask(bench)
+    bench.commit(*bench.proposals.popleft())
+    assert bench.state.asked
+    for node in "ab":
+        bench.report(node, clock_ns=ASKED.until_ns + 1)
+    bench.leader.tick()
+    assert bench.commit(*bench.proposals.popleft()) == RequestLapsed(may_be_done=True)
+    assert not bench.state.asked
+
+
+# Segments of the merged log
+
+
+def _aged(bench: Bench, minutes: int) -> None:
+    do_open(bench.state)
+    apply(bench.state, leading_configure(roll_minutes=5))
+    for node in "abc":
+        bench.report(node, marks_of(writing(2)))
+    bench.reconcile()
+    for node in "abc":
+        bench.report(node, clock_ns=CLOCK_NS + minutes * MINUTE_NS)
+
+
+def leading_configure(**fields: int) -> Command:
+    return decode_command(pb.Command(version=1, configure=pb.Configure(**fields)).SerializeToString())
+
+
+def test_a_merged_segment_that_is_old_is_rolled_once(bench):
+    _aged(bench, 5)
+    bench.leader.tick()
+    bench.leader.tick()
+    clock_ns = CLOCK_NS + 5 * MINUTE_NS
+    assert bench.pending == [Roll(2, 0, 0, clock_ns)]
+    bench.reconcile()
+    assert (bench.state.merged.segment, bench.state.merged.created_ns) == ((0, 1), clock_ns)
+    assert bench.state.segments[0].sealed_ns == clock_ns
+    bench.now_ns += REPEAT_NS
+    bench.leader.tick()
+    bench.reconcile()
+    assert sum(isinstance(command, Roll) for command, _ in bench.outcomes) == 1
+
+
+def test_one_clock_that_is_ahead_rolls_nothing(bench):
+    _aged(bench, 4)
+    bench.report("a", clock_ns=CLOCK_NS + HOUR_NS)
+    bench.leader.tick()
+    bench.reconcile()
+    assert not any(isinstance(command, Roll) for command, _ in bench.outcomes)
