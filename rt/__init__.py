@@ -23,6 +23,7 @@ from rt.errors import (
     Fenced,
     FormatError,
     Gap,
+    HandlerFailed,
     InvalidMessage,
     InvalidName,
     InvalidOption,
@@ -37,6 +38,7 @@ from rt.errors import (
     TooManyFiles,
     TooManySessions,
     TopicTooLong,
+    UndecodableValue,
     UnknownVersion,
     WriteConflict,
 )
@@ -50,12 +52,23 @@ if TYPE_CHECKING:
     from rt.log.read.reader import LogReader
     from rt.log.scan.message_batch import Message, MessageBatch
     from rt.net.tls import TLS
+    from rt.serializers import (
+        AvroSerializer,
+        JsonSerializer,
+        MsgpackSerializer,
+        ProtobufSerializer,
+        Serializer,
+        decode,
+    )
     from rt.sidecar.push_protocol import EndpointStatus
+    from rt.streams.group.group import Group
+    from rt.streams.group.options import GroupOptions, HandlerFailure
 
 __version__ = "0.1.0"
 
 __all__ = [
     "TLS",
+    "AvroSerializer",
     "BadContents",
     "CertificateError",
     "Client",
@@ -70,19 +83,27 @@ __all__ = [
     "Fenced",
     "FormatError",
     "Gap",
+    "Group",
+    "GroupOptions",
+    "HandlerFailed",
+    "HandlerFailure",
     "InvalidMessage",
     "InvalidName",
     "InvalidOption",
+    "JsonSerializer",
     "LogNotFound",
     "LogReader",
     "Message",
     "MessageBatch",
     "MessageTooLarge",
+    "MsgpackSerializer",
     "Overloaded",
+    "ProtobufSerializer",
     "ProtocolViolation",
     "Publisher",
     "PublisherStatus",
     "RtError",
+    "Serializer",
     "StorageError",
     "StorageFailed",
     "Subscriber",
@@ -90,10 +111,12 @@ __all__ = [
     "TooManyFiles",
     "TooManySessions",
     "TopicTooLong",
+    "UndecodableValue",
     "UnknownVersion",
     "WriteConflict",
     "aio",
     "connect",
+    "decode",
     "errors",
     "events",
 ]
@@ -110,6 +133,20 @@ _PLACES: Final = {
     "PublisherStatus": "rt.client.publisher_status",
     "Subscriber": "rt.client.subscriber",
     "TLS": "rt.net.tls",
+    **dict.fromkeys(
+        (
+            "AvroSerializer",
+            "JsonSerializer",
+            "MsgpackSerializer",
+            "ProtobufSerializer",
+            "Serializer",
+            "decode",
+        ),
+        "rt.serializers",
+    ),
+    "Group": "rt.streams.group.group",
+    "GroupOptions": "rt.streams.group.options",
+    "HandlerFailure": "rt.streams.group.options",
 }
 """Names that load their module at first use."""
 

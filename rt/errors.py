@@ -11,6 +11,8 @@
     ├── Fenced                         a newer run or incarnation of this session took over
     ├── ProtocolViolation              a peer sent something that the protocol does not allow
     ├── Gap                            expected messages are not available; `event` says which
+    ├── UndecodableValue               a message's value is not what its serializer expects
+    ├── HandlerFailed                  the handler of a group failed, and its group stopped
     ├── Overloaded                     too much in flight; nothing was accepted
     │   └── TooManySessions            the cluster has as many open sessions as it allows
     ├── ClusterMismatch                of another cluster, stream, member or epoch
@@ -155,6 +157,18 @@ class Gap(RtError):
     def __init__(self, what: str, *, event: Event, **details: Any) -> None:
         super().__init__(what, **details)
         self.event = event
+
+
+class UndecodableValue(RtError):
+    """The value of a message is not what the serializer expects. `where` names the message."""
+
+    grpc_status = "DATA_LOSS"
+
+
+class HandlerFailed(RtError):
+    """A handler of a group failed for a message, which was not acknowledged. `__cause__` is its error."""
+
+    grpc_status = "ABORTED"
 
 
 class Overloaded(RtError):

@@ -51,6 +51,11 @@ def session_owner(session: str) -> str:
     return session.partition("~")[0]
 
 
+def check_hold_name(text: str) -> str:
+    """Return `text` if it is a subscriber's name, or that, `~` and a suffix: a group's position."""
+    return _check_joined(text, "subscriber")
+
+
 def check_dedup_id(text: str) -> str:
     """Return `text` if it has the form of a session name; else raise `rt.InvalidName`."""
     return _check_joined(text, "dedup id")

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 from urllib.parse import parse_qsl, unquote
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rt.net.identity import Role
     from rt.net.tls import TLS
     from rt.sidecar.pull_settings import Retention
+    from rt.streams.group.group import Group
+    from rt.streams.group.options import GroupOptions
 
 StrPath = str | os.PathLike[str]
 
@@ -197,6 +200,19 @@ class Client:
         root, name, tls = self._copy(name)
         settings = self.settings
         return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
+
+    def group(self, name: str | None = None, options: GroupOptions | None = None) -> Group:
+        """A member of group `name`, which shares the messages of the stream with the other members.
+
+        Its copy is in `<path>/groups/<name>`, for all members on this machine. None: the only subscriber's
+        certificate names it.
+        """
+        settings = self.settings
+        tls = settings.certificates.find("subscriber", name)
+        name = check_name(tls.identity.name if name is None else name, kind="group")
+        member: type[Group] = import_module("rt.streams.group.group").Group  # A layer above this one.
+        root = os.path.join(settings.path, "groups", name)
+        return member(root, settings.stream, name, endpoints=settings.endpoints, tls=tls, options=options)
 
     def _session(self, name: str | None) -> tuple[str, TLS]:
         """Name of a publisher's session, its certificate."""

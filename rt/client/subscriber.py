@@ -126,7 +126,9 @@ class Subscriber:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
         """Positions of a named subscriber."""
-        self._requested_start = self._resumed() if position is None else position
+        if position is None and self._cursor is not None:
+            position = self._cursor.resume()
+        self._requested_start: Place = "earliest" if position is None else position
         if endpoints and tls is not None:
             self._start_pull(endpoints, tls)
         else:
@@ -194,6 +196,17 @@ class Subscriber:
                 reader.one_by_one(batch)  # Paused meanwhile: deliver it after `resume`.
         except _Cancelled:
             return None
+
+    def seek(self, position: int) -> None:
+        """Continue at `position`, before or after what was delivered. For the thread that reads.
+
+        What the copy does not have before its start is reported as missing. Acknowledged positions stay.
+        """
+        self._requested_start = check_place(check_position(position))
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+            self._watch = DirectoryWatch(self.directory)
 
     def call_off(self) -> None:
         """End the wait of a `next_batch` in another thread, or the next one: it returns None."""
@@ -398,10 +411,6 @@ class Subscriber:
     def _record_start(self, position: int) -> None:
         if self._cursor is not None:
             self._cursor.record_start(position)
-
-    def _resumed(self) -> Place:
-        acknowledged = None if self._cursor is None else self._cursor.resume()
-        return "earliest" if acknowledged is None else acknowledged
 
 
 def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:

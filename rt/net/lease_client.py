@@ -1,4 +1,4 @@
-"""Client of the nodes' lease service, `rt.v1.Leases`, over gRPC.
+"""Client of the nodes' services `rt.v1.Leases` and `rt.v1.Groups`, over gRPC.
 
 If a node cannot answer now, the next one is asked, in rounds, until the time is over. Concurrent calls do
 their rounds independently, so none waits for a node that others skip.
@@ -14,7 +14,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -24,9 +24,12 @@ from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import asking
 from rt.net.tls import TLS
+from rt.v1 import groups_pb2
 from rt.v1 import leases_pb2 as pb
 
 LEASE_SERVICE: Final = "rt.v1.Leases"
+GROUP_SERVICE: Final = "rt.v1.Groups"
+POSITIONS_PER_CALL_MAX: Final = 256
 REQUEST_ID_BYTES: Final = 16
 LEASES_PER_CALL_MAX: Final = 256
 TIMEOUT_S: Final = 10.0
@@ -44,6 +47,14 @@ class LeaseRow(NamedTuple):
     name: str
     owner: str
     token: int
+
+
+class GroupProgress(NamedTuple):
+    """By name: the position below which everything is handled. And the range of the merged log."""
+
+    positions: Mapping[str, int]
+    log_start: int
+    log_end: int
 
 
 class LeaseCalls:
@@ -86,6 +97,24 @@ class LeaseCalls:
         except DecodeError as error:
             raise ProtocolViolation("a node's answer is not a list of leases") from error
 
+    async def acknowledge(
+        self, positions: Mapping[str, int], *, timeout_s: float = TIMEOUT_S
+    ) -> GroupProgress:
+        """Move positions of groups forward: durable in the cluster on return. At most 256.
+
+        Returns all positions whose names start with the certificate's name and `~`, as the node that answers
+        knows them. `{}` only reads.
+        """
+        rows = [groups_pb2.GroupPosition(name=name, position=at) for name, at in positions.items()]
+        request = groups_pb2.GroupPositions(positions=rows).SerializeToString()
+        data = await self._ask("Acknowledge", request, timeout_s, GROUP_SERVICE)
+        try:
+            answer = groups_pb2.GroupPositions.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolation("a node's answer is not a list of positions") from error
+        found = {row.name: row.position for row in answer.positions}
+        return GroupProgress(found, answer.log_start, answer.log_end)
+
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
@@ -112,7 +141,7 @@ class LeaseCalls:
             tokens += got
         return tokens
 
-    async def _ask(self, method: str, data: bytes, timeout_s: float) -> bytes:
+    async def _ask(self, method: str, data: bytes, timeout_s: float, service: str = LEASE_SERVICE) -> bytes:
         """The answer of a node. An error that all nodes give (a name, a certificate) is raised.
 
         Raises `rt.Timeout` or `Unreachable` when the time is over; the operation may have happened.
@@ -126,7 +155,7 @@ class LeaseCalls:
             at = (first + turn - 1) % len(self._endpoints)
             endpoint = self._endpoints[at]
             try:
-                answer = await self._call(endpoint, method, data, min(left_s, ATTEMPT_S))
+                answer = await self._call(endpoint, f"/{service}/{method}", data, min(left_s, ATTEMPT_S))
             except RtError as error:
                 # One node may reject alone, for example because of its own certificate.
                 if not error.retriable:
@@ -147,7 +176,7 @@ class LeaseCalls:
         channel = self._channels.get(endpoint)
         if channel is None:
             channel = self._channels[endpoint] = open_channel(endpoint, self._tls, insecure=self._tls is None)
-        call: Any = channel.get().unary_unary(f"/{LEASE_SERVICE}/{method}")
+        call: Any = channel.get().unary_unary(method)
         with asking(endpoint):
             answer: bytes = await call(data, timeout=timeout_s)
         return answer

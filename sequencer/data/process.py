@@ -27,6 +27,8 @@ from sequencer.config.config import NodeConfig
 from sequencer.config.restart_policy import RestartLater
 from sequencer.data.command_client import CommandClient
 from sequencer.data.epoch_guard import EpochGuard
+from sequencer.data.group_positions import GroupPositions
+from sequencer.data.group_service import GROUP_METHOD_ROLES, GroupService
 from sequencer.data.hard_reset import HardResetter
 from sequencer.data.hold_tracker import HoldTracker
 from sequencer.data.http_servers import HttpServers, Services
@@ -121,6 +123,7 @@ class DataProcess:
         self.fetcher = PeerFetcher(config, tls, follower, replicas, self.opener.opened)
         self.commands = CommandClient(follower, self._propose)
         self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
+        self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
         self.phase_reporter = PhaseReporter(follower, self.merged_log, self.catch_up, self.reports)
@@ -169,8 +172,9 @@ class DataProcess:
                 replication_service(push=push.push, pull=partial(self._pull, pull)),
                 rest_service(lambda: None if self.rest is None else self.rest.answering["rest"]),
                 LeaseService(self.lease_manager).register,
+                GroupService(self.group_positions).register,
             ],
-            roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES},
+            roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES, **GROUP_METHOD_ROLES},
             tls=self._tls,
         )
         self.tasks.keep(MemoryGuard(self.server.calls, self.replicas.unfinished.make_room).run())
@@ -348,6 +352,7 @@ class DataProcess:
         self.commands.on_applied(command, outcome)
         self.hold_tracker.on_applied(command, outcome)
         self.lease_manager.on_applied(command, outcome)
+        self.group_positions.on_applied(command, outcome)
         self.ingest.on_applied(command, outcome)
 
 

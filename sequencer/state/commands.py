@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
-from rt.names import check_name
+from rt.names import check_hold_name, check_name
 from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.session_commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun, OpenSealedRuns
 from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
@@ -164,7 +164,7 @@ class HoldPosition:
     at_ns: int
 
     def __post_init__(self) -> None:
-        check_name(self.name, kind="subscriber")
+        check_hold_name(self.name)
         if not 0 <= self.position < NUMBER_MAX or not 0 <= self.at_ns < 2**63:
             raise ValueError(f"a hold at position {self.position}, {self.at_ns} ns")
 
@@ -176,7 +176,7 @@ class ReleaseHold:
     name: str
 
     def __post_init__(self) -> None:
-        check_name(self.name, kind="subscriber")
+        check_hold_name(self.name)
 
 
 Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession

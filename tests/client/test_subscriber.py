@@ -119,6 +119,21 @@ def test_a_pause_from_another_thread_stops_an_iteration_between_two_messages(pub
     assert got == list(range(10))
 
 
+def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publisher: rt.Publisher) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        assert numbers(subscriber.poll(6)) == [0, 1, 2, 3, 4, 5]
+        subscriber.seek(2)
+        assert subscriber.position == 2
+        assert numbers(subscriber.poll(2)) == [2, 3]
+        subscriber.seek(8)
+        assert numbers(subscriber.poll()) == [8, 9]
+        for wrong in (-1, "latest", 1.5):
+            with pytest.raises(rt.InvalidOption):
+                subscriber.seek(wrong)
+        subscriber.seek(9)
+        assert numbers(subscriber.poll()) == [9]
+
+
 def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         assert subscriber.poll(1)

@@ -47,6 +47,11 @@ class OwnedQueues:
             if not right.is_released and not self._is_over(right.lease, now_s)
         }
 
+    def valid_until_s(self, queue: QueueId) -> float | None:
+        """Until when the queue may be served here, unless its lease is renewed. None if it may not."""
+        right = self.queues.get(queue)
+        return None if right is None or right.is_released else right.lease.until_s - self._margin_s
+
     def kept(self) -> list[QueueId]:
         """The queues that are not being given up."""
         return [queue for queue, right in self.queues.items() if not right.is_leaving]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from rt.names import SESSION_NAME_BYTES_MAX, check_name, check_session_name
+from rt.names import SESSION_NAME_BYTES_MAX, check_hold_name, check_name, check_session_name
 from rt.units import parse_rfc3339, parse_size
 from sequencer.rest.base.errors import BadRequest
 
@@ -190,6 +190,12 @@ def name_of(field: str, description: str, kind: str, *, is_required: bool = True
     text = Annotated[str, Meta(pattern=f"^{_NAME}$")]
     read = partial(check_name, kind=kind)
     return Field(field, description, text, f"the name of a {kind}", is_required, read)
+
+
+def hold_of(field: str, description: str) -> Field:
+    """The name of a hold: a subscriber's name, or that, "~" and a suffix."""
+    text: Any = Annotated[str, Meta(pattern=f"^{_NAME}(~{_NAME})?$", max_length=SESSION_NAME_BYTES_MAX)]
+    return Field(field, description, text, "the name of a hold", True, check_hold_name)
 
 
 def session_of(field: str, description: str, *, is_required: bool = True) -> Field:

@@ -20,7 +20,7 @@ from rt.net.identity import Identity, Role
 from sequencer.rest.base.admin_ports import AdminPorts, ResetKind
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
-from sequencer.rest.base.fields import Field, flag, name_of, session_of, size, whole
+from sequencer.rest.base.fields import Field, flag, hold_of, name_of, session_of, size, whole
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.views.admin_views import (
     CONFIGURATION_KEYS,
@@ -185,7 +185,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         "/release-hold",
         "Releases a subscriber's hold, until it acknowledges again. Responds with the remaining holds.",
         release_hold,
-        (name_of("name", "Name of the subscriber.", "subscriber"),),
+        (hold_of("name", "Name of the hold: of a subscriber, or of a group's position."),),
         list[HoldReport],
     ),
     Action(

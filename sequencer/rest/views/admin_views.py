@@ -9,6 +9,7 @@ from typing import Annotated, Final, get_args
 
 from msgspec import structs
 
+from rt.names import session_owner
 from sequencer.rest.base.admin_ports import ResetKind, ResetState, ResetStatus
 from sequencer.rest.base.answer import TIME, Amount, Answer, Count, Digits, doc, one_of, time_or_empty
 from sequencer.rest.base.fields import page
@@ -95,7 +96,7 @@ def holds(asked: RequestContext) -> Response:
                 is_overridden=hold.position < state.log_start,
             )
             for name, hold in sorted(state.holds.items())
-            if sees_all(asked) or is_own(asked, "subscriber", name)
+            if sees_all(asked) or is_own(asked, "subscriber", session_owner(name))
         ]
     )
 

@@ -1,0 +1,182 @@
+"""`rt.Client.group`: the members of a group share the messages of one stream.
+
+Each message of a matching topic is handled at least once, by one of the members. Order within a topic: the
+first handling of a message starts after the first handling of the topic's previous message has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar, overload
+
+from rt.client.subscriber import Subscriber
+from rt.errors import Closed, InvalidOption
+from rt.log.scan.message_batch import Message
+from rt.names import check_name
+from rt.net.lease_client import LeaseCalls, LeaseRow
+from rt.net.tls import TLS
+from rt.serializers import Serializer
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.balancer.cluster_leases import ClusterLeases
+from rt.streams.core.stream_id import QueueId
+from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.member import Member
+from rt.streams.group.options import GroupOptions
+from rt.streams.group.partitions import Partitions
+
+T = TypeVar("T")
+
+_CREATE: Final = "create"
+_CREATE_S: Final = 30.0
+"""How long the lease of the member that creates a group lasts, if that member dies meanwhile."""
+
+
+class _Leases(LeaseBalancer):
+    """The partitions' leases, with their clock."""
+
+    def __init__(self, leases: ClusterLeases, lease_s: float) -> None:
+        times = LeaseTimes(lease_s, look_s=min(1.0, lease_s), give_up_s=lease_s)
+        super().__init__(leases, times=times)
+        self.now_s = leases.now_s
+
+
+class Group:
+    """A member of group `name`: `subscribe`, then `run` or `serve`, once. `stop` from any thread ends it.
+
+    `name` is the name of the subscriber's certificate, which all members share; it also names the group of
+    leases (`rt certs issue … --role subscriber --name workers --lease workers`).
+
+    All members must subscribe to the same patterns with the same number of partitions. Members on one machine
+    share one copy of the log, below `path`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        stream: str,
+        name: str,
+        *,
+        endpoints: Sequence[str],
+        tls: TLS,
+        options: GroupOptions | None = None,
+    ) -> None:
+        self.name: Final = check_name(name, kind="group")
+        self.stream: Final = check_name(stream, kind="stream")
+        self.options: Final = options or GroupOptions()
+        self._path, self._endpoints, self._tls = path, tuple(endpoints), tls
+        self._subscriptions: list[Subscription] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._member: Member | None = None
+        self._is_stopped = False
+
+    @overload
+    def subscribe(self, pattern: str, handler: Callable[[Message], Awaitable[object] | object]) -> None: ...
+
+    @overload
+    def subscribe(
+        self,
+        pattern: str,
+        handler: Callable[[Message, T], Awaitable[object] | object],
+        serializer: Serializer[T],
+    ) -> None: ...
+
+    def subscribe(self, pattern: str, handler: Handler, serializer: Serializer[T] | None = None) -> None:
+        """Call `handler` for each message whose topic matches `pattern` (`*`, `?`, `[…]`).
+
+        It may be a plain function, called in a thread, or `async`. With `serializer` it gets the message and
+        its value. If it raises, it is called again after a wait; see `GroupOptions`. A message goes to the
+        first pattern that matches.
+        """
+        if self._loop is not None:
+            raise Closed("the group is running", where=self.name, hint="Call subscribe before run.")
+        if not callable(handler):
+            raise InvalidOption("not callable", where="handler", got=repr(handler)[:200])
+        if any(one.pattern == pattern for one in self._subscriptions):
+            raise InvalidOption("the pattern has a handler already", where=self.name, got=repr(pattern))
+        self._subscriptions.append(Subscription(pattern, handler, serializer))
+
+    def run(self) -> None:
+        """Handle messages until `stop`; then give the partitions to the other members.
+
+        Raises what ended it: `rt.HandlerFailed`, `rt.UndecodableValue`, `rt.Gap`, or what prevents reading.
+        """
+        asyncio.run(self.serve())
+
+    async def serve(self) -> None:
+        """`run`, in this event loop. A plain handler runs in a thread. Cancelling it ends it like `stop`."""
+        if self._loop is not None:
+            raise Closed("a group runs once", where=self.name, hint="Make another with client.group.")
+        if not self._subscriptions:
+            raise InvalidOption("the group has no handler", where=self.name, hint="Call subscribe first.")
+        self._loop = asyncio.get_running_loop()
+        patterns = [one.pattern for one in self._subscriptions]
+        partitions = Partitions(self.name, patterns, self.options.partitions)
+        leases = ClusterLeases(self._endpoints, self._tls, self.name)
+        positions = LeaseCalls(self._endpoints, self._tls)
+        handlers = HandlerCalls(self._subscriptions, self.options)
+        try:
+            start = await self._start(partitions, positions, leases.owner)
+            reader = self._open(start)
+            try:
+                balancer = _Leases(leases, self.options.lease_s)
+                self._member = Member(partitions, self.options, balancer, positions, reader, handlers)
+                if self._is_stopped:
+                    return
+                await self._member.run()
+            finally:
+                await asyncio.to_thread(reader.close)
+        finally:
+            handlers.close()
+            await positions.close()
+            await leases.close()
+
+    def stop(self) -> None:
+        """End `run` or `serve`, which return when all partitions are handed over. From any thread."""
+        self._is_stopped = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop_member)
+
+    def _stop_member(self) -> None:
+        if self._member is not None:
+            self._member.stop()
+
+    def _open(self, start: int) -> Subscriber:
+        return Subscriber(
+            self._path,
+            self.stream,
+            endpoints=self._endpoints,
+            tls=self._tls,
+            position=start,
+            on_event=self.options.on_event,
+            connect_timeout=None,
+        )
+
+    async def _start(self, partitions: Partitions, calls: LeaseCalls, owner: str) -> int:
+        """The least position of the group. Creates the positions that do not exist, under a lease, so that no
+        two members give them different ones.
+        """
+        found = partitions.positions((await calls.acknowledge({})).positions)
+        if len(found) < len(partitions.queues):
+            name = f"{self.name}/{_CREATE}"
+            end_s = time.monotonic() + 2 * _CREATE_S
+            while not (token := (await calls.acquire(owner, [name], _CREATE_S))[0]):
+                if time.monotonic() > end_s:
+                    raise Closed("another member creates the group and does not end", where=self.name)
+                await asyncio.sleep(0.2)
+            try:
+                found = await self._create(partitions, calls)
+            finally:
+                await calls.release(owner, [LeaseRow(name, owner, token)])
+        return min(found.values())
+
+    async def _create(self, partitions: Partitions, calls: LeaseCalls) -> dict[QueueId, int]:
+        known = await calls.acknowledge({})
+        found = partitions.positions(known.positions)
+        begin = known.log_start if self.options.start == "earliest" else known.log_end
+        missing = {partitions.position_name(one): begin for one in partitions.queues if one not in found}
+        if missing:
+            known = await calls.acknowledge(missing)
+        return partitions.positions(known.positions)

@@ -1,0 +1,188 @@
+"""Calls the handlers of a member: retries what fails, and asks the program what to do then.
+
+Invariants:
+- A message is handled, skipped by a decision of the program, or raised. Nothing else ends its turn.
+- No call starts after the partition's lease has ended by the clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final, TypeAlias
+
+from rt.errors import HandlerFailed, InvalidOption, UndecodableValue
+from rt.log.scan.message_batch import Message
+from rt.serializers import Serializer, decode
+from rt.streams.group.options import Decision, GroupOptions, HandlerFailure
+
+logger = logging.getLogger("rt.streams.group")
+
+Handler: TypeAlias = Callable[..., Awaitable[object] | object]
+"""Called with a message; with a serializer, with the message and its value."""
+
+_TURN_S: Final = 0.05
+"""A thread calls a plain function for waiting messages for this long, before others have their turn."""
+TURN_MESSAGES: Final = 256
+"""At most this many."""
+_LOOK_S: Final = 0.1
+"""How often a wait for the next try looks whether the partition may still be handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    pattern: str
+    handler: Handler
+    serializer: Serializer[Any] | None
+
+    @property
+    def is_async(self) -> bool:
+        call = getattr(self.handler, "__call__", None)  # noqa: B004 - an object may have an async __call__
+        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
+
+    def call(self, message: Message) -> Awaitable[object] | object:
+        if self.serializer is None:
+            return self.handler(message)
+        return self.handler(message, decode(message, self.serializer))
+
+
+MayHandle: TypeAlias = Callable[[], bool]
+
+
+class HandlerCalls:
+    """The calls of one member. At most `options.concurrency` run at a time."""
+
+    def __init__(self, subscriptions: Sequence[Subscription], options: GroupOptions) -> None:
+        self._subscriptions, self._options = subscriptions, options
+        self._turns = asyncio.Semaphore(options.concurrency)
+        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="rt-group")
+
+    def close(self) -> None:
+        """Start no more calls. One under way ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def handle(self, waiting: Sequence[tuple[Message, int]], may_handle: MayHandle) -> int:
+        """Handle the first of these messages, and further ones of the same pattern if its handler is a plain
+        function. Returns how many are done; 0 if the partition may not be handled here.
+
+        Raises `rt.UndecodableValue` or `rt.HandlerFailed` for a message that the program gives up.
+        """
+        (message, index), attempts, started_s = waiting[0], 0, time.monotonic()
+        while True:
+            done, error = await self._try(waiting, index, may_handle)
+            if done or error is None:
+                return done
+            attempts += 1
+            is_over = isinstance(error, UndecodableValue) or (
+                time.monotonic() - started_s >= self._options.retry_for_s
+            )
+            logger.warning(
+                "handler_failed position=%d topic=%s attempts=%d error=%r",
+                message.position,
+                message.topic,
+                attempts,
+                error,
+            )
+            if is_over:
+                decision = self._decide(HandlerFailure(message, error, attempts))
+                if decision == "skip":
+                    logger.error(
+                        "message_skipped position=%d topic=%s error=%r",
+                        message.position,
+                        message.topic,
+                        error,
+                    )
+                    return 1
+                if decision == "stop":
+                    raise _given_up(message, error, attempts)
+                started_s = time.monotonic()
+            next_s = time.monotonic() + self._wait_s(attempts)
+            while (left_s := next_s - time.monotonic()) > 0:
+                await asyncio.sleep(min(left_s, _LOOK_S))
+                if not may_handle():
+                    return 0
+
+    async def _try(
+        self, waiting: Sequence[tuple[Message, int]], index: int, may_handle: MayHandle
+    ) -> tuple[int, Exception | None]:
+        """How many messages were handled, and the error of the one that followed."""
+        subscription = self._subscriptions[index]
+        async with self._turns:
+            if not subscription.is_async:
+                same = takewhile(lambda one: one[1] == index, waiting)
+                messages = [message for message, _ in same]
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(
+                    self._threads, _call_all, subscription, messages, may_handle
+                )
+            if not may_handle():
+                return 0, None
+            try:
+                called = subscription.call(waiting[0][0])
+                if inspect.isawaitable(called):
+                    await called
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises
+                return 0, error
+            return 1, None
+
+    def _decide(self, failure: HandlerFailure) -> Decision:
+        if self._options.on_error is None:
+            return "stop"
+        decision = self._options.on_error(failure)
+        if decision not in ("retry", "skip", "stop"):
+            raise InvalidOption(
+                "not a decision", where="on_error", got=repr(decision)[:200], expected="retry | skip | stop"
+            )
+        return decision
+
+    def _wait_s(self, attempts: int) -> float:
+        return retry_wait_s(attempts, self._options.retry_min_s, self._options.retry_max_s)
+
+
+def retry_wait_s(attempts: int, least_s: float, most_s: float) -> float:
+    """The wait after so many failed attempts, in seconds: it doubles up to `most_s`."""
+    return min(most_s, least_s * 2.0 ** min(attempts - 1, 60))
+
+
+def _call_all(
+    subscription: Subscription, messages: Sequence[Message], may_handle: MayHandle
+) -> tuple[int, Exception | None]:
+    """In a thread: call a plain function until one call fails, the turn is over, or the lease ends."""
+    end_s = time.monotonic() + _TURN_S
+    for count, message in enumerate(messages):
+        if not may_handle() or (count and time.monotonic() > end_s):
+            return count, None
+        try:
+            returned = subscription.call(message)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises
+            return count, error
+        if inspect.isawaitable(returned):  # Nothing was handled.
+            if inspect.iscoroutine(returned):
+                returned.close()
+            raise InvalidOption(
+                "a plain handler returned an awaitable, which a thread cannot await",
+                where=f"the handler of {subscription.pattern!r}",
+                got=repr(subscription.handler)[:200],
+                expected="`async def`, or a result that needs no await",
+            )
+    return len(messages), None
+
+
+def _given_up(message: Message, error: Exception, attempts: int) -> Exception:
+    if isinstance(error, UndecodableValue):
+        return error
+    failed = HandlerFailed(
+        "a handler failed, so this member of the group stopped; the message is not acknowledged",
+        where=f"position {message.position}, session {message.session}, number {message.number}, "
+        f"topic {message.topic!r}",
+        got=f"{type(error).__name__}: {error}"[:500] + f" ({attempts} attempts)",
+        hint="Mend the handler and start the member again, or give on_error= that decides.",
+    )
+    failed.__cause__ = error
+    return failed

@@ -1,0 +1,113 @@
+"""The messages that wait for their handlers: a lane for each partition of this member. Pure.
+
+Invariants:
+- A lane has every message of its partition from `done` to `end`, in order, each once.
+- `done` moves only forward, past messages that were handled, or that are of other partitions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from rt.log.scan.message_batch import Message, MessageBatch
+from rt.streams.core.stream_id import QueueId
+from rt.streams.group.partitions import Partitions
+
+
+class Lane:
+    def __init__(self, queue: QueueId, position: int) -> None:
+        self.queue = queue
+        self.end = position
+        """Everything of the partition below it was queued."""
+        self.acknowledged = position
+        """Everything below it is handled, as the cluster knows."""
+        self.waiting: deque[tuple[Message, int]] = deque()
+        """Messages that are not handled yet, and the index of the pattern of each."""
+
+    @property
+    def done(self) -> int:
+        """Everything of the partition below it is handled."""
+        return self.waiting[0][0].position if self.waiting else self.end
+
+    def handled(self, count: int) -> None:
+        """The first `count` messages are handled."""
+        for _ in range(count):
+            self.waiting.popleft()
+
+
+class Lanes:
+    """The lanes of one member, which are filled from one reader."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+        self._lanes: dict[QueueId, Lane] = {}
+        self._places: dict[str, tuple[QueueId, int] | None] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(tuple(self._lanes.values()))
+
+    def __contains__(self, queue: QueueId) -> bool:
+        return queue in self._lanes
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    def open(self, queue: QueueId, position: int) -> Lane:
+        assert queue not in self._lanes, queue
+        lane = self._lanes[queue] = Lane(queue, position)
+        return lane
+
+    def close(self, lane: Lane) -> None:
+        if self._lanes.get(lane.queue) is lane:
+            del self._lanes[lane.queue]
+
+    def wanted(self) -> int | None:
+        """From where to read on; None if there are no lanes."""
+        return min((lane.end for lane in self._lanes.values()), default=None)
+
+    def feed(self, start: int, batch: MessageBatch | None, end: int) -> list[Lane]:
+        """Queue what a read from `start` to `end` returned. Returns the lanes that have more messages now.
+
+        Lanes that begin before `start` stay as they are: the reader must go back for them.
+        """
+        fed = {queue: lane for queue, lane in self._lanes.items() if lane.end >= start}
+        found: dict[QueueId, Lane] = {}
+        for message, (queue, index) in () if batch is None else self._messages(batch, fed):
+            lane = fed[queue]
+            if message.position >= lane.end:
+                lane.waiting.append((message, index))
+                found[queue] = lane
+        for lane in fed.values():
+            lane.end = max(lane.end, end)
+        return list(found.values())
+
+    def unacknowledged(self) -> Mapping[str, tuple[Lane, int]]:
+        """By the name of the position: what the cluster does not know yet."""
+        return {
+            self._partitions.position_name(lane.queue): (lane, lane.done)
+            for lane in self._lanes.values()
+            if lane.done > lane.acknowledged
+        }
+
+    def _messages(
+        self, batch: MessageBatch, fed: Mapping[QueueId, Lane]
+    ) -> Iterator[tuple[Message, tuple[QueueId, int]]]:
+        """The messages of these lanes, with their partition and pattern."""
+        places = [self._place(topic) for topic in batch.topic_names]
+        places = [place if place is not None and place[0] in fed else None for place in places]
+        if not any(places):
+            return
+        topics = [0] * len(batch) if batch.topic_index is None else batch.topic_index.tolist()
+        for topic, message in zip(topics, batch.messages(), strict=True):
+            if (place := places[topic]) is not None:
+                yield message, place
+
+    def _place(self, topic: str) -> tuple[QueueId, int] | None:
+        if topic not in self._places:
+            if len(self._places) >= 100_000:
+                self._places.clear()
+            self._places[topic] = self._partitions.place(topic)
+        return self._places[topic]

@@ -1,0 +1,301 @@
+"""One member of a group: follows the leases of the partitions, reads the stream, and acknowledges.
+
+Invariants:
+- A partition is handled only while its lease is valid by the clock, from the position that the cluster has.
+- It is released only after its call under way has ended and its position is acknowledged.
+- The first error that cannot be retried ends the member: it gives up everything it has, then raises.
+
+For one event loop; the subscriber reads in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from itertools import islice
+from typing import Final, Protocol
+
+from rt.errors import InvalidOption, RtError
+from rt.log.scan.message_batch import MessageBatch
+from rt.net.lease_client import GroupProgress
+from rt.streams.balancer.balancer import Fence, QueueListener
+from rt.streams.core.stream_id import QueueId
+from rt.streams.group.handlers import TURN_MESSAGES, HandlerCalls
+from rt.streams.group.lanes import Lane, Lanes
+from rt.streams.group.options import GroupOptions
+from rt.streams.group.partitions import Partitions
+from rt.streams.queue.mapper import QueueMapper
+
+logger = logging.getLogger("rt.streams.group")
+
+_READ_S: Final = 1.0
+_READ_MESSAGES: Final = 1000
+_AGAIN_S: Final = 0.5
+"""The wait before a failed read of the positions is tried again."""
+_LEASE_S: Final = 0.05
+"""How often a lease that has ended by the clock is looked at, until it is renewed or lost."""
+
+
+class PositionCalls(Protocol):
+    """The positions of a group: `rt.net.lease_client.LeaseCalls`."""
+
+    async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress: ...
+
+
+class Reader(Protocol):
+    """What a member uses of `rt.Subscriber`. One thread at a time calls it, except `call_off`."""
+
+    @property
+    def position(self) -> int: ...
+
+    def seek(self, position: int) -> None: ...
+
+    def next_batch(self, timeout: float | None, max_messages: int | None) -> MessageBatch | None: ...
+
+    def call_off(self) -> None: ...
+
+
+class PartitionLeases(Protocol):
+    """What a member uses of `rt.streams.LeaseBalancer`."""
+
+    async def start(self, mapper: QueueMapper) -> None: ...
+
+    def my_queues(self) -> Mapping[QueueId, Fence]: ...
+
+    def valid_until_s(self, queue: QueueId) -> float | None: ...
+
+    def now_s(self) -> float: ...
+
+    def subscribe(self, listener: QueueListener) -> bool: ...
+
+    async def stop(self) -> None: ...
+
+
+class _Work:
+    """A partition that is handled here, and its task."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.is_stopping = False
+        self.fed = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Member:
+    """Run it once. It is the `QueueListener` of its leases."""
+
+    def __init__(
+        self,
+        partitions: Partitions,
+        options: GroupOptions,
+        leases: PartitionLeases,
+        positions: PositionCalls,
+        reader: Reader,
+        calls: HandlerCalls,
+    ) -> None:
+        self._partitions, self._options = partitions, options
+        self._leases, self._positions, self._reader, self._calls = leases, positions, reader, calls
+        self._lanes = Lanes(partitions)
+        self._work: dict[QueueId, _Work] = {}
+        self._opening: dict[QueueId, asyncio.Task[None]] = {}
+        self._closed_to: dict[QueueId, Fence] = {}
+        """Partitions that were given up at this fence: not handled again before a greater one."""
+        self._room = asyncio.Event()
+        self._over = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for their handlers."""
+        return self._lanes.waiting
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._over.set()
+        self._room.set()
+        self._reader.call_off()
+
+    async def run(self) -> None:
+        """Handle messages until `stop`. Raises the error that ended it; everything is given up by then."""
+        self._leases.subscribe(self)
+        tasks = [asyncio.create_task(self._read_all()), asyncio.create_task(self._acknowledge_all())]
+        for task in tasks:
+            task.add_done_callback(self._on_done)
+        try:
+            await self._leases.start(self._partitions.mapper)
+            await self._over.wait()
+        finally:
+            self.stop()
+            tasks[1].cancel()
+            await asyncio.wait(tasks)
+            try:
+                await self._leases.stop()
+            finally:
+                await self._end_all()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _end_all(self) -> None:
+        """The leases are over: nothing may go on."""
+        for opening in tuple(self._opening.values()):
+            opening.cancel()
+        for work in tuple(self._work.values()):
+            await self._end(work)
+
+    # QueueListener
+
+    def queues_changed(self) -> None:
+        mine = self._leases.my_queues()
+        for queue in [*self._closed_to]:
+            if queue not in mine:
+                del self._closed_to[queue]
+        for queue, fence in mine.items():
+            is_closed = queue in self._closed_to and fence <= self._closed_to[queue]
+            if is_closed or queue in self._work or queue in self._opening or self._over.is_set():
+                continue
+            task = self._opening[queue] = asyncio.create_task(self._open(queue))
+            task.add_done_callback(self._on_done)
+
+    async def release(self, queue: QueueId) -> None:
+        work = await self._close(queue)
+        if work is not None and work.lane.done > work.lane.acknowledged:
+            name, done = self._partitions.position_name(queue), work.lane.done
+            try:
+                await self._positions.acknowledge({name: done})
+            except RtError as error:  # The next member handles some messages again.
+                logger.warning("release_not_acknowledged partition=%s error=%r", queue.name, str(error))
+
+    async def revoke(self, queue: QueueId) -> None:
+        await self._close(queue)
+
+    async def _close(self, queue: QueueId) -> _Work | None:
+        self._closed_to[queue] = self._leases.my_queues().get(queue, Fence(0))
+        if (opening := self._opening.get(queue)) is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+        work = self._work.get(queue)
+        if work is not None:
+            await self._end(work)
+        return work
+
+    async def _end(self, work: _Work) -> None:
+        """Wait for the call under way."""
+        work.is_stopping = True
+        work.fed.set()
+        assert work.task is not None
+        try:
+            await asyncio.wait([work.task])
+        finally:
+            if work.task.done():
+                self._forget(work)
+            else:  # It hangs, and the limit for giving it up is over.
+                work.task.add_done_callback(lambda _: self._forget_late(work))
+
+    def _forget(self, work: _Work) -> None:
+        if self._work.get(work.lane.queue) is work:
+            del self._work[work.lane.queue]
+            self._lanes.close(work.lane)
+            self._room.set()
+            logger.info("partition_given_up partition=%s position=%d", work.lane.queue.name, work.lane.done)
+
+    def _forget_late(self, work: _Work) -> None:
+        self._forget(work)
+        self.queues_changed()
+
+    # One partition
+
+    async def _open(self, queue: QueueId) -> None:
+        try:
+            position = await self._position_of(queue)
+            while queue not in self._leases.my_queues():
+                await asyncio.sleep(_LEASE_S)  # It is renewed, or lost: then this is cancelled.
+            work = self._work[queue] = _Work(self._lanes.open(queue, position))
+            logger.info("partition_taken partition=%s position=%d", queue.name, position)
+            work.task = asyncio.create_task(self._serve(work))
+            work.task.add_done_callback(self._on_done)
+            self._room.set()
+            self._reader.call_off()
+        finally:
+            del self._opening[queue]
+
+    async def _position_of(self, queue: QueueId) -> int:
+        while True:
+            try:
+                found = self._partitions.positions((await self._positions.acknowledge({})).positions)
+            except RtError as error:
+                if not error.retriable:
+                    raise
+                logger.info("positions_not_known error=%r", str(error))
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            if queue not in found:
+                raise InvalidOption(
+                    "the position of a partition was removed while the group runs",
+                    where=self._partitions.position_name(queue),
+                    hint="Start the member again: the partition then begins at the group's start.",
+                )
+            return found[queue]
+
+    async def _serve(self, work: _Work) -> None:
+        lane = work.lane
+
+        def may_handle() -> bool:
+            """From any thread."""
+            until_s = self._leases.valid_until_s(lane.queue)
+            return not work.is_stopping and until_s is not None and self._leases.now_s() < until_s
+
+        while not work.is_stopping:
+            if not lane.waiting:
+                work.fed.clear()
+                await work.fed.wait()
+                continue
+            done = await self._calls.handle(tuple(islice(lane.waiting, TURN_MESSAGES)), may_handle)
+            lane.handled(done)
+            self._room.set()
+            if not done and not work.is_stopping:
+                await asyncio.sleep(_LEASE_S)  # It is renewed, or lost and stopped.
+
+    # All partitions
+
+    async def _read_all(self) -> None:
+        while not self._over.is_set():
+            self._room.clear()
+            wanted = self._lanes.wanted()
+            if wanted is None or self._lanes.waiting >= self._options.buffer_messages:
+                await self._room.wait()
+                continue
+            batch, end = await asyncio.to_thread(self._read, wanted)
+            for lane in self._lanes.feed(wanted, batch, end):
+                self._work[lane.queue].fed.set()
+
+    def _read(self, wanted: int) -> tuple[MessageBatch | None, int]:
+        """In a thread: the next messages from `wanted` on, and the position up to which they were read."""
+        if self._reader.position != wanted:
+            self._reader.seek(wanted)
+        batch = self._reader.next_batch(_READ_S, _READ_MESSAGES)
+        return batch, max(wanted, self._reader.position if batch is None else batch.end)
+
+    async def _acknowledge_all(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.commit_every_s)
+            known = self._lanes.unacknowledged()
+            if not known:
+                continue
+            try:
+                await self._positions.acknowledge({name: done for name, (_, done) in known.items()})
+            except RtError as error:
+                if not error.retriable:
+                    raise
+                logger.warning("not_acknowledged partitions=%d error=%r", len(known), str(error))
+                continue
+            for lane, done in known.values():
+                lane.acknowledged = max(lane.acknowledged, done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if self._failure is None:
+                self._failure = error
+            else:
+                logger.error("member_failed error=%r", error)
+            self.stop()

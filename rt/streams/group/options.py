@@ -1,0 +1,81 @@
+"""The settings of a group's member, and what its program decides about failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from rt.errors import InvalidOption
+from rt.log.read.reader import EventHandler
+from rt.log.scan.message_batch import Message
+from rt.streams.balancer.lease import LEASE_S_MAX, LEASE_S_MIN
+
+Decision: TypeAlias = Literal["retry", "skip", "stop"]
+
+PARTITIONS_MAX: Final = 256
+"""As many as one call acknowledges, and a quarter of the holds that a cluster keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerFailure:
+    """A message that its handler did not take, or that could not be decoded."""
+
+    message: Message
+    error: Exception
+    attempts: int
+
+
+ErrorDecision: TypeAlias = Callable[[HandlerFailure], Decision]
+"""What happens to a message that failed. Called in the event loop: it must not block.
+
+`retry`: it is tried for another `retry_for_s`. `skip`: it counts as handled, and the log has
+`message_skipped`. `stop`: the member stops, and another one tries it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """Times are in seconds. All members of a group need the same `partitions`."""
+
+    partitions: int = 16
+    """How many parts the topics are spread over: at most this many members have work. 1 to 256."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a group starts that the cluster does not know yet."""
+    concurrency: int = 1
+    """How many handlers of a member run at a time, for messages of different partitions."""
+    buffer_messages: int = 1000
+    """A member reads no more while this many messages wait for their handlers."""
+    lease_s: float = 10.0
+    """After this time the partitions of a dead or paused member are handled by others."""
+    commit_every_s: float = 1.0
+    """How often positions are acknowledged. After a crash, messages of about this time are handled again."""
+    retry_for_s: float = 60.0
+    """How long a failing message is retried before `on_error` decides."""
+    retry_min_s: float = 0.1
+    """The first wait between two tries. It doubles each time."""
+    retry_max_s: float = 10.0
+    """The longest wait between two tries."""
+    on_error: ErrorDecision | None = None
+    """None: stop."""
+    on_event: EventHandler | None = None
+    """Receives the events of `rt.Subscriber`, such as missing messages, in another thread. None: a gap stops
+    the member with `rt.Gap`.
+    """
+
+    def __post_init__(self) -> None:
+        _require("partitions", self.partitions, 1, PARTITIONS_MAX)
+        _require("concurrency", self.concurrency, 1, 1024)
+        _require("buffer_messages", self.buffer_messages, 1, 10**9)
+        _require("lease_s", self.lease_s, LEASE_S_MIN, LEASE_S_MAX)
+        _require("commit_every_s", self.commit_every_s, 0.01, self.lease_s)
+        _require("retry_for_s", self.retry_for_s, 0, 10**9)
+        _require("retry_min_s", self.retry_min_s, 0.001, 10**9)
+        _require("retry_max_s", self.retry_max_s, self.retry_min_s, 10**9)
+        if self.start not in ("earliest", "latest"):
+            raise InvalidOption("unknown start", where="start", got=self.start, expected="earliest | latest")
+
+
+def _require(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InvalidOption("value out of range", where=name, got=value, expected=f"{least:g} to {most:g}")

@@ -1,0 +1,81 @@
+"""The gRPC service `Groups`: checks whose positions a client may move.
+
+Invariants:
+- A client moves and sees only positions that start with the name in its certificate and `~`.
+- The number of calls in progress is bounded for each identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from rt.errors import CertificateError, ProtocolViolation
+from rt.names import check_hold_name, session_owner
+from rt.net.grpc_auth import Context
+from rt.net.grpc_channel import StreamCaps, caller
+from rt.net.identity import Identity, Role
+from rt.net.lease_client import GROUP_SERVICE, POSITIONS_PER_CALL_MAX
+from rt.v1 import groups_pb2 as pb
+from sequencer.data.group_positions import GroupPositions
+
+# isort: split
+import grpc
+
+CALLS_PER_IDENTITY_MAX: Final = 64
+"""The members of a group share a certificate, and each makes one call at a time."""
+REQUEST_BYTES_MAX: Final = 2**17
+_POSITION_END: Final = 1 << 63
+GROUP_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {f"/{GROUP_SERVICE}/Acknowledge": ("subscriber",)}
+"""Roles that may call each method, for `rt.net.grpc_channel.serve`."""
+
+
+class GroupService:
+    def __init__(self, positions: GroupPositions, *, identify: Callable[[], Identity] = caller) -> None:
+        self._positions, self._identify = positions, identify
+        self._caps = StreamCaps(CALLS_PER_IDENTITY_MAX)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Acknowledge": grpc.unary_unary_rpc_method_handler(self.acknowledge)
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(GROUP_SERVICE, handlers),))
+
+    async def acknowledge(self, data: bytes, _: Context | None = None) -> bytes:
+        identity = self._identify()
+        requested = _decode(data)
+        for name, position in requested.items():
+            check_hold_name(name)
+            if not name.startswith(f"{identity.name}~"):
+                raise CertificateError(
+                    "the name of a group's position starts with the name in the certificate",
+                    where=identity.uri,
+                    got=name,
+                    expected=f"{identity.name}~… instead of {session_owner(name)}",
+                )
+            if position >= _POSITION_END:
+                raise ProtocolViolation("not a position", where=name, got=position)
+        with self._caps.counted(identity):
+            await self._positions.acknowledge(requested)
+            found = self._positions.positions(f"{identity.name}~")
+            start, end = self._positions.log_range
+        rows = (pb.GroupPosition(name=name, position=at) for name, at in sorted(found.items()))
+        return pb.GroupPositions(positions=rows, log_start=start, log_end=end).SerializeToString()
+
+
+def _decode(data: bytes) -> dict[str, int]:
+    if len(data) > REQUEST_BYTES_MAX:
+        raise ProtocolViolation(
+            "a peer sent positions that are too large", got=len(data), expected=REQUEST_BYTES_MAX
+        )
+    try:
+        rows = pb.GroupPositions.FromString(data).positions
+    except DecodeError as error:
+        raise ProtocolViolation("a peer sent positions that are not valid") from error
+    if len(rows) > POSITIONS_PER_CALL_MAX:
+        raise ProtocolViolation(
+            "a peer sent too many positions", got=len(rows), expected=POSITIONS_PER_CALL_MAX
+        )
+    return {row.name: row.position for row in rows}

@@ -1,0 +1,108 @@
+"""The positions of groups over gRPC's service: whose they are, and what comes of a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from batches import CLUSTER
+
+from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, Timeout
+from rt.net.identity import Identity
+from rt.net.lease_client import POSITIONS_PER_CALL_MAX
+from rt.v1 import groups_pb2 as pb
+from sequencer.data import group_positions
+from sequencer.data.group_positions import GroupPositions
+from sequencer.data.group_service import REQUEST_BYTES_MAX, GroupService
+from sequencer.state.apply import apply
+from sequencer.state.command_codec import decode_command, encode_command
+from sequencer.state.commands import Command
+from sequencer.state.state import HOLDS_MAX, SequencerState, SubscriberHold
+
+
+class Cluster:
+    """A node whose proposals are applied at once, or after the first `lost` of them."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.state = SequencerState(CLUSTER)
+        self.state.position = 100
+        self.lost = lost
+        self.positions = GroupPositions(lambda: self.state, self.propose)
+        self.service = GroupService(self.positions, identify=lambda: Identity("s", "subscriber", "workers"))
+
+    def propose(self, command: Command) -> None:
+        if self.lost:
+            self.lost -= 1
+            return
+        command = decode_command(encode_command(command))
+        self.positions.on_applied(command, apply(self.state, command))
+
+    def acknowledge(self, **positions: int) -> dict[str, int]:
+        """Names are those of workers."""
+        return self.ask({f"workers~{name}": position for name, position in positions.items()})
+
+    def ask(self, positions: dict[str, int]) -> dict[str, int]:
+        rows = [pb.GroupPosition(name=name, position=at) for name, at in positions.items()]
+        data = pb.GroupPositions(positions=rows).SerializeToString()
+        answer = pb.GroupPositions.FromString(asyncio.run(self.service.acknowledge(data)))
+        return {row.name.removeprefix("workers~"): row.position for row in answer.positions}
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_positions_move_forward_only_and_are_read_back(cluster: Cluster) -> None:
+    assert cluster.acknowledge() == {}
+    assert cluster.acknowledge(p0=0, p1=7) == {"p0": 0, "p1": 7}
+    assert cluster.acknowledge(p0=5, p1=3) == {"p0": 5, "p1": 7}, "what is late changes nothing"
+    cluster.state.holds["other"] = SubscriberHold(1, 1)
+    cluster.state.holds["workers"] = SubscriberHold(1, 1)
+    assert cluster.acknowledge() == {"p0": 5, "p1": 7}, "only its own"
+
+
+def test_a_proposal_that_was_lost_is_made_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
+    cluster.lost = 3
+    assert cluster.acknowledge(p0=4) == {"p0": 4}
+
+
+def test_without_a_decision_the_call_ends_with_an_error(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_positions, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
+    with pytest.raises(Overloaded, match="beyond 100"):
+        cluster.acknowledge(p0=101)
+    cluster.acknowledge(p0=1)
+    with pytest.raises(Timeout, match="workers~p0 at 101"):
+        cluster.acknowledge(p0=101)
+    with pytest.raises(Timeout, match="workers~p0 at 2"):
+        Cluster(lost=10**9).acknowledge(p0=2)
+
+
+def test_a_group_needs_room_for_its_holds(cluster: Cluster) -> None:
+    cluster.state.holds |= {f"n{number}": SubscriberHold(0, 1) for number in range(HOLDS_MAX)}
+    with pytest.raises(Overloaded, match="hold data back"):
+        cluster.acknowledge(p0=1)
+
+
+def test_a_client_moves_no_positions_but_its_own(cluster: Cluster) -> None:
+    for name in ("other~p0", "workers", "workers2~p0"):
+        with pytest.raises(CertificateError, match=name):
+            cluster.ask({name: 1})
+    with pytest.raises(InvalidName):
+        cluster.ask({"workers~../p0": 1})
+    assert cluster.state.holds == {}
+
+
+def test_a_malformed_request_is_refused(cluster: Cluster) -> None:
+    many = {f"workers~p{number}": 1 for number in range(POSITIONS_PER_CALL_MAX + 1)}
+    with pytest.raises(ProtocolViolation, match="too many"):
+        cluster.ask(many)
+    with pytest.raises(ProtocolViolation, match="not a position"):
+        cluster.acknowledge(p0=2**63)
+    for data in (b"\xff", bytes(REQUEST_BYTES_MAX + 1)):
+        with pytest.raises(ProtocolViolation):
+            asyncio.run(cluster.service.acknowledge(data))

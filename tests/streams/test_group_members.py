@@ -1,0 +1,185 @@
+"""Members of a group in one process: they share partitions, hand them over exactly, and stop at a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from memory_leases import LeaseTable, MemoryLeases
+
+import rt
+from rt.net.lease_client import GroupProgress
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.member import Member
+from rt.streams.group.options import GroupOptions
+from rt.streams.group.partitions import Partitions
+
+WAIT_S = 60.0
+TOPICS = [f"a/{number}" for number in range(8)]
+
+
+class Positions:
+    """The positions that a cluster keeps. Retriable errors come first while `failures` lasts."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self.held = {partitions.position_name(queue): 0 for queue in partitions.queues}
+        self.failures = 0
+
+    async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
+        if self.failures:
+            self.failures -= 1
+            raise rt.Overloaded("busy")
+        for name, position in positions.items():
+            self.held[name] = max(self.held[name], position)
+        return GroupProgress(dict(self.held), 0, 10**9)
+
+
+class Balancer(LeaseBalancer):
+    def __init__(self, leases: MemoryLeases) -> None:
+        super().__init__(leases, times=LeaseTimes(30.0, look_s=0.02, give_up_s=30.0))
+        self.now_s = leases.now_s
+
+
+class World:
+    def __init__(self, root: Path, count: int = 4) -> None:
+        self.root = root
+        self.partitions = Partitions("workers", ["a/*"], count)
+        self.positions, self.table = Positions(self.partitions), LeaseTable(time.monotonic)
+        self.publisher = rt.Publisher(root, "s", publisher_id="feed1")
+        self.publish(40)
+
+    def publish(self, count: int) -> None:
+        for number in range(count):
+            self.publisher.publish(b"%d" % number, topic=TOPICS[number % len(TOPICS)])
+        self.publisher.flush()
+
+    async def run(self, handler: Handler, made: list[Member], **options: float) -> None:
+        """Run a member on the log file until it is stopped."""
+        leases = MemoryLeases(self.table, f"workers~m{len(made)}")
+        settings = GroupOptions(retry_min_s=0.001, retry_max_s=0.001, **options)  # type: ignore[arg-type]
+        calls = HandlerCalls([Subscription("a/*", handler, None)], settings)
+        with closing(rt.Subscriber(self.root / "s" / "sessions" / "feed1", "s", position=0)) as reader:
+            member = Member(self.partitions, settings, Balancer(leases), self.positions, reader, calls)
+            made.append(member)
+            try:
+                await member.run()
+            finally:
+                calls.close()
+
+
+async def until(is_met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_met():
+            await asyncio.sleep(0.01)
+
+
+def test_members_share_the_messages_and_hand_over_exactly_when_they_stop(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    handled: list[tuple[str, rt.Message]] = []
+    members: list[Member] = []
+
+    def by(name: str) -> set[str]:
+        return {message.topic for other, message in handled if other == name}
+
+    async def main() -> None:
+        async def note(message: rt.Message) -> None:
+            handled.append(("first", message))
+
+        first = asyncio.create_task(world.run(note, members))
+        await until(lambda: len(handled) == 40)
+        second = asyncio.create_task(world.run(lambda message: handled.append(("second", message)), members))
+        total = 40
+        while not by("second"):
+            world.publish(8)
+            total += 8
+            await until(lambda total=total: len(handled) >= total)  # type: ignore[misc]
+        world.publish(400)
+        members[0].stop()
+        await first
+        world.publish(40)
+        total += 440
+        await until(lambda: len(handled) >= total)
+        members[1].stop()
+        await second
+        assert len(handled) == total, "each once, as no member died"
+        for topic in TOPICS:
+            positions = [message.position for _, message in handled if message.topic == topic]
+            assert positions == sorted(positions)
+        assert set(world.positions.held.values()) == {total}
+
+    with world.publisher:
+        asyncio.run(main())
+
+
+def test_a_failure_stops_the_member_and_its_message_is_not_acknowledged(tmp_path: Path) -> None:
+    world = World(tmp_path, count=1)
+    world.positions.failures = 2
+    handled: list[int] = []
+
+    async def fail(message: rt.Message) -> None:
+        if message.position == 17:
+            raise ValueError("no price")
+        handled.append(message.position)
+
+    with world.publisher:
+        with pytest.raises(rt.HandlerFailed, match="position 17"):
+            asyncio.run(world.run(fail, [], retry_for_s=0))
+        assert handled == list(range(17))
+        assert set(world.positions.held.values()) == {17}
+
+        async def main() -> None:
+            members: list[Member] = []
+            running = asyncio.create_task(
+                world.run(lambda message: handled.append(message.position), members)
+            )
+            await until(lambda: len(handled) == 40)
+            members[0].stop()
+            await running
+
+        asyncio.run(main())
+    assert handled == list(range(40))
+
+
+def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.publish(5000)
+    handled: list[int] = []
+    is_free = asyncio.Event()
+
+    async def wait(message: rt.Message) -> None:
+        await is_free.wait()
+        handled.append(message.position)
+
+    async def main() -> None:
+        members: list[Member] = []
+        running = asyncio.create_task(world.run(wait, members, buffer_messages=10, concurrency=4))
+        await until(lambda: bool(members) and members[0].waiting >= 10)
+        await asyncio.sleep(0)
+        assert members[0].waiting < 2000, "one read more than the buffer at most"
+        is_free.set()
+        await until(lambda: len(handled) == 5040)
+        members[0].stop()
+        await running
+
+    with world.publisher:
+        asyncio.run(main())
+
+
+def test_a_subscriber_seeks_back_and_forth(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with (
+        world.publisher,
+        rt.Subscriber(tmp_path / "s" / "sessions" / "feed1", "s", position=0) as subscriber,
+    ):
+        assert [message.position for message in subscriber.poll(3)] == [0, 1, 2]
+        subscriber.seek(30)
+        assert (subscriber.position, subscriber.poll(1)[0].position, subscriber.position) == (30, 30, 31)
+        subscriber.seek(1)
+        assert [message.position for message in subscriber.poll(2)] == [1, 2]
+        with pytest.raises(rt.InvalidOption):
+            subscriber.seek("latest")  # type: ignore[arg-type]
