@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,17 @@ def published(root: Path) -> list[bytes]:
         return [each.value for each in reader]
 
 
+@pytest.fixture
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    feeds = Feeds(tmp_path)
+    yield feeds
+    feeds.close()
+
+
 @pytest.mark.parametrize("release", ["commit", "now"])
 def test_each_result_is_published_once_over_crashes_at_random_moments(
-    tmp_path: Path, release: Release
+    tmp_path: Path, feeds: Feeds, release: Release
 ) -> None:
-    feeds = Feeds(tmp_path)
     fill(feeds, 90)
     plain = Machine(tmp_path / "plain", MemoryStore(), release, log=feeds.path)
     plain.finish(90)
@@ -70,8 +77,7 @@ def test_each_result_is_published_once_over_crashes_at_random_moments(
     assert published(tmp_path) == expected
 
 
-def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_a_named_source_acknowledges_what_checkpoints_hold(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 4)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path, name="queries")
     machine.source.pump()
@@ -101,8 +107,7 @@ class Interleaved(MessageSource):
         self._value = value
 
 
-def test_an_acknowledgement_during_a_pump_is_not_lost(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_an_acknowledgement_during_a_pump_is_not_lost(feeds: Feeds) -> None:
     fill(feeds, 4)
     source = Interleaved(feeds.path, "s", name="queries")
     source.subscribe(observer := Picky()).start(0)
@@ -116,8 +121,7 @@ def test_an_acknowledgement_during_a_pump_is_not_lost(tmp_path: Path) -> None:
         assert after.position == 3
 
 
-def test_trimmed_messages_raise_a_gap(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_trimmed_messages_raise_a_gap(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 3)
     feeds.roll()
     fill(feeds, 3, first=3)
@@ -149,8 +153,8 @@ class Picky:
     def on_completed(self) -> None: ...
 
 
-def test_a_refused_message_is_sent_again_and_none_is_left_out(tmp_path: Path) -> None:
-    feeds, observer = Feeds(tmp_path), Picky()
+def test_a_refused_message_is_sent_again_and_none_is_left_out(feeds: Feeds) -> None:
+    observer = Picky()
     feeds.publish("a", [b"%d" % number for number in range(6)], "t", [BASE_NS] * 6)
     feeds.merge()
     source = MessageSource(feeds.path, "s")
@@ -165,9 +169,8 @@ def test_a_refused_message_is_sent_again_and_none_is_left_out(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("first", "expected"), [("earliest", b"pair 3 4"), ("latest", b"pair 6 7")])
 def test_queries_can_start_at_either_end_of_a_trimmed_log(
-    tmp_path: Path, first: str, expected: bytes
+    tmp_path: Path, feeds: Feeds, first: str, expected: bytes
 ) -> None:
-    feeds = Feeds(tmp_path)
     fill(feeds, 3)
     feeds.roll()
     fill(feeds, 3, first=3)
@@ -180,8 +183,7 @@ def test_queries_can_start_at_either_end_of_a_trimmed_log(
         MessageSource(feeds.path, "s", first="newest")  # type: ignore[arg-type]
 
 
-def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 3)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
     machine.engine.start("bad", "numbers", sink="out")
@@ -190,8 +192,7 @@ def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path) -
     assert machine.engine.queries["pairs"] is None
 
 
-def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 9)
     Machine(tmp_path, MemoryStore(), log=feeds.path).finish(9)
     assert published(tmp_path)
@@ -199,8 +200,7 @@ def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: 
         Machine(tmp_path, MemoryStore(), log=feeds.path)
 
 
-def test_a_full_checkpoint_holds_the_output(tmp_path: Path) -> None:
-    feeds = Feeds(tmp_path)
+def test_a_full_checkpoint_holds_the_output(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 9)
     machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
     machine.source.pump()
