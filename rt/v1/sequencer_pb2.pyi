@@ -721,7 +721,7 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -729,6 +729,7 @@ class Summary(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     STEP_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DATA_SILENT_S_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     merged: MergedReport
     disk_bytes: int
@@ -736,7 +737,8 @@ class Summary(_message.Message):
     step: str
     step_done: int
     step_total: int
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ...) -> None: ...
+    data_silent_s: float
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ...) -> None: ...
 
 class ToControl(_message.Message):
     __slots__ = ("hello", "propose", "report")
@@ -831,7 +833,7 @@ class Applied(_message.Message):
     def __init__(self, index: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id", "leader_gap_s")
+    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id", "leader_gap_s", "is_resetting")
     NODE_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -841,6 +843,7 @@ class Standing(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    IS_RESETTING_FIELD_NUMBER: _ClassVar[int]
     node: str
     leader: str
     term: int
@@ -850,18 +853,23 @@ class Standing(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeStanding]
     epoch_id: int
     leader_gap_s: float
-    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ...) -> None: ...
+    is_resetting: bool
+    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ..., is_resetting: _Optional[bool] = ...) -> None: ...
 
 class NodeStanding(_message.Message):
-    __slots__ = ("name", "address", "is_connected", "is_counted", "summary")
+    __slots__ = ("name", "address", "is_connected", "is_counted", "summary", "summary_age_s", "clock_offset_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     IS_COUNTED_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     is_connected: bool
     is_counted: bool
     summary: Summary
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    summary_age_s: float
+    clock_offset_s: float
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., summary_age_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ...) -> None: ...

@@ -1,6 +1,6 @@
 """The phases of a node from its start until it keeps up with the others. Pure.
 
-    starting ── snapshot ── commands ── copying ── merging ── ready          unreachable: nothing was heard
+    starting ── snapshot ── commands ── copying ── merging ── ready     data-hung, unreachable: silent
 
 Each process of a node reports its part: control how far Raft's log is applied, data how far the merged log
 goes. Invariant: a node is in the first phase that it has not completed. A ready node returns to a phase after
@@ -22,8 +22,10 @@ COPYING: Final = "copying"
 MERGING: Final = "merging"
 """Is behind in merging; in positions."""
 READY: Final = "ready"
+DATA_HUNG: Final = "data-hung"
+"""The data process has reported nothing for too long."""
 UNREACHABLE: Final = "unreachable"
-PHASES: Final = (STARTING, SNAPSHOT, COMMANDS, COPYING, MERGING, READY, UNREACHABLE)
+PHASES: Final = (STARTING, SNAPSHOT, COMMANDS, COPYING, MERGING, READY, DATA_HUNG, UNREACHABLE)
 
 PATIENCE_NS: Final = 2 * 10**9
 

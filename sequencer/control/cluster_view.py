@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +13,8 @@ from sequencer.raft.model.api import Leadership, Status
 
 UNREACHABLE_NS: Final = 5 * 10**9
 """A node that sent no summary for this long is unreachable, even if it is connected."""
+OFFSETS: Final = 10
+"""Summaries whose clock is compared, over 5 s. A delay on the way only makes a clock look late."""
 
 
 class ClusterView:
@@ -21,9 +24,12 @@ class ClusterView:
         self._name, self._addresses = name, addresses
         self._summaries: dict[str, tuple[pb.Summary, int]] = {}
         """Each summary, and when it arrived."""
+        self._offsets_ns: dict[str, deque[int]] = {}
 
-    def on_summary(self, node: str, summary: pb.Summary, now_ns: int) -> None:
+    def on_summary(self, node: str, summary: pb.Summary, now_ns: int, clock_ns: int) -> None:
+        """`now_ns` is of the monotonic clock, `clock_ns` of the wall clock that nodes compare."""
         self._summaries[node] = summary, now_ns
+        self._offsets_ns.setdefault(node, deque(maxlen=OFFSETS)).append(summary.clock_ns - clock_ns)
 
     def to_proto(
         self, status: Status, leadership: Leadership, now_ns: int, *, accepts_sessions: bool
@@ -53,6 +59,8 @@ class ClusterView:
                 continue
             summary, heard_ns = self._summaries[member.name]
             one.summary.CopyFrom(summary)
+            one.summary_age_s = max(now_ns - heard_ns, 0) / 1e9
+            one.clock_offset_s = 0.0 if member.is_self else max(self._offsets_ns[member.name]) / 1e9
             if not member.is_connected or now_ns - heard_ns >= UNREACHABLE_NS:
                 one.summary.step, one.summary.step_done, one.summary.step_total = Phase(UNREACHABLE)
         return standing
@@ -75,7 +83,9 @@ def data_phase(data_status: DataStatus) -> Phase | None:
     return Phase(said.step, said.done, said.total) if said.step else None
 
 
-def summarize(data_status: DataStatus, clock_ns: int, step: Phase) -> pb.Summary:
+def summarize(
+    data_status: DataStatus, clock_ns: int, step: Phase, *, data_silent_s: float = 0.0
+) -> pb.Summary:
     return pb.Summary(
         step=step.name,
         step_done=step.done,
@@ -84,4 +94,5 @@ def summarize(data_status: DataStatus, clock_ns: int, step: Phase) -> pb.Summary
         merged=data_status.merged,
         disk_bytes=data_status.disk_bytes,
         disk_free_bytes=data_status.disk_free_bytes,
+        data_silent_s=data_silent_s,
     )

@@ -20,13 +20,14 @@ from rt.errors import FormatError, Overloaded
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
-from sequencer.config.startup_phase import NodePhases, Phase
+from sequencer.config.startup_phase import DATA_HUNG, NodePhases, Phase
 from sequencer.control.cluster_view import ClusterView, data_phase, raft_log_view, summarize
 from sequencer.control.leader_loop import LeaderLoop
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.reporter import Reporter
 from sequencer.control.state_machine import SequencerStateMachine
 from sequencer.ipc.server import ControlServer
+from sequencer.ipc.silence import HUNG_S, SilenceDetector
 from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver
@@ -63,6 +64,7 @@ class ControlProcess:
         """The epoch has ended here. The data process gets nothing more of it."""
         self._disk = b""
         """The data process's disk id, once it has reported it."""
+        self._data_silence = SilenceDetector()
         self._summary_due_ns = self._join_due_ns = self._tick_due_ns = 0
         self._phases = NodePhases()
         self._machine = SequencerStateMachine(self._on_applied, self._on_restored)
@@ -77,7 +79,9 @@ class ControlProcess:
             on_report=self._on_report,
             on_full_report_requested=self._on_full_report_requested,
             on_fetch=self._on_fetch,
-            on_summary=lambda node, said: self._cluster_view.on_summary(node, said, time.monotonic_ns()),
+            on_summary=lambda node, said: self._cluster_view.on_summary(
+                node, said, time.monotonic_ns(), time.time_ns()
+            ),
             on_diverged=on_failure,
         )
         self._reporter = Reporter(self._messenger, self._tick_by, lambda: self._has_joined)
@@ -147,6 +151,7 @@ class ControlProcess:
         except DecodeError:
             logger.error("data_message_rejected bytes=%d", len(content))
             return
+        self._data_silence.record_message()
         match message.WhichOneof("kind"):
             case "hello":
                 self._on_hello(message.hello)
@@ -214,6 +219,7 @@ class ControlProcess:
                 self._reporter.holdings.remove_session(session_id)
         if isinstance(outcome, ClusterReset):
             # Files are changed when the next epoch is durable: its snapshot carries the reset.
+            self._send_cluster_view(is_resetting=True)
             self._is_over, self._is_attached = True, False
         if self._is_attached:
             self._send(pb.ToData(applied=pb.Applied(index=index, command=content)))
@@ -254,8 +260,12 @@ class ControlProcess:
             self._reporter.report()
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
+            silent_s = self._data_silence.update(now_ns / 1e9) if self._disk else 0.0
+            phase = self._phase(now_ns)
+            if silent_s >= HUNG_S:
+                phase = Phase(DATA_HUNG)
             self._messenger.send_summary(
-                summarize(self._reporter.holdings.data_status, time.time_ns(), self._phase(now_ns))
+                summarize(self._reporter.holdings.data_status, time.time_ns(), phase, data_silent_s=silent_s)
             )
             self._send_cluster_view()
         self._leader_loop.tick()
@@ -294,7 +304,7 @@ class ControlProcess:
             snapshot = pb.ControlSnapshot(index=self._machine.index, state=state, plans=plans, epoch_id=epoch)
             self._send(pb.ToData(snapshot=snapshot))
 
-    def _send_cluster_view(self) -> None:
+    def _send_cluster_view(self, *, is_resetting: bool = False) -> None:
         if self._is_attached:
             accepts_sessions = self._has_joined and self._consensus.is_caught_up
             standing = self._cluster_view.to_proto(
@@ -303,6 +313,7 @@ class ControlProcess:
                 time.monotonic_ns(),
                 accepts_sessions=accepts_sessions,
             )
+            standing.is_resetting = is_resetting
             self._send(pb.ToData(standing=standing))
 
     def _send(self, message: pb.ToData) -> None:

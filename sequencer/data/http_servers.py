@@ -32,6 +32,7 @@ from sequencer.raft.transport.peer_auth import TlsContexts
 from sequencer.rest.base.admin_ports import AdminPorts, CommandPort, ResetPort
 from sequencer.rest.base.node_snapshot import (
     Counts,
+    DamageCounter,
     DamagedSegment,
     LeaseCounter,
     MergeStatus,
@@ -80,6 +81,10 @@ class DataView(Protocol):
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
         """The segments of the merged log that are corrupt and not trimmed."""
+
+    @property
+    def damage(self) -> DamageCounter:
+        """What was corrupt on this node's disk so far."""
 
     @property
     def failure(self) -> RtError | None:
@@ -170,6 +175,7 @@ class HttpServers:
             state = self._data.follower.state
             self._services.clients.update(self._services.pull.pulls, 0 if state is None else state.position)
             self._contexts.refresh(loop.time())
+            self._data.link.silence.update(loop.time())
             if self._contexts.loaded.server is not described:
                 described = self._contexts.loaded.server
                 with contextlib.suppress(CertificateError):  # During a rotation.
@@ -188,6 +194,7 @@ class HttpServers:
             started_ns=self._started_ns,
             standing=data.follower.standing,
             is_control_up=data.link.is_up,
+            control_silent_s=data.link.silence.silent_s,
             applied_index=data.follower.index,
             state=None if data.follower.state is None else _copy(data.follower.state),
             merging=None if data.merger is None else _merge_status(data.merger),
@@ -228,6 +235,7 @@ class HttpServers:
             memory_bytes=resident_bytes(),
             certificate_end_s=self._certificate_end_s,
             trims=self._data.trims,
+            damage=self._data.damage,
             overtaken=services.pull.overtaken,
             refused_holds=self._data.hold_tracker.refused,
             leases=self._data.lease_counts,

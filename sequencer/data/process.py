@@ -44,7 +44,7 @@ from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
-from sequencer.rest.base.node_snapshot import DamagedSegment, LeaseCounter, TrimCounter
+from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment, LeaseCounter, TrimCounter
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
 from sequencer.sessions.client_tracker import ClientTracker, TrackedStores
 from sequencer.sessions.closed_replicas import ClosedReplicas
@@ -195,6 +195,10 @@ class DataProcess:
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
         return self.repair.damaged_segments()
+
+    @property
+    def damage(self) -> DamageCounter:
+        return self.repair.damage
 
     @property
     def failure(self) -> RtError | None:

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from rt.errors import FormatError
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.framing import FrameDecoder, frame
+from sequencer.ipc.silence import SilenceDetector
 
 RETRY_S: Final = 0.1
 _READ_BYTES: Final = 1 << 20
@@ -38,6 +39,8 @@ class ControlLink:
     ) -> None:
         self._path, self._hello, self._on_message, self._on_lost = path, hello, on_message, on_lost
         self._writer: asyncio.StreamWriter | None = None
+        self.silence: Final = SilenceDetector()
+        """Of the control process, which sends its view of the cluster every 500 ms."""
 
     @property
     def is_up(self) -> bool:
@@ -72,5 +75,6 @@ class ControlLink:
             except (FormatError, DecodeError) as error:
                 logger.error("control_link_broken error=%r", str(error))
                 return
+            self.silence.record_message()
             for message in messages:
                 self._on_message(message)

@@ -27,7 +27,7 @@ from sequencer.config.config import NodeConfig
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.repair_queue import Repairer, VerifiedDisk
 from sequencer.merged.scrubber import Scrubber, ScrubTarget
-from sequencer.rest.base.node_snapshot import DamagedSegment
+from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment
 from sequencer.sessions.disk_id import forget_disk_id
 from sequencer.sessions.merge_progress import consumed_place
 from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
@@ -62,6 +62,13 @@ class RepairService:
         )
         self.scrubber = Scrubber(self._targets, self.repairer.on_corrupt, pool)
         self.disk = VerifiedDisk(self.repairer.corrupt_files)
+        self._set_aside = _last_set_aside(self._kept)
+
+    @property
+    def damage(self) -> DamageCounter:
+        repairer = self.repairer
+        last, last_ns = max(repairer.last, self._set_aside, key=lambda one: one[1])
+        return DamageCounter(repairer.found, repairer.repaired, last, last_ns)
 
     def client_error(self, error: Corrupt) -> RtError:
         """The error for clients: for a corrupt merged segment, it names the positions that are missing."""
@@ -166,6 +173,16 @@ class RepairService:
             and LogOffset(*durable.id, durable.offset) <= consumed
         )
         return is_merged and self._replicas.is_released(session_id)
+
+
+def _last_set_aside(kept: str) -> tuple[str, int]:
+    """The session replica that was set aside last, and when; ("", 0): none. See `_give_up` for its name."""
+    names = os.listdir(kept) if os.path.isdir(kept) else []
+    times = {name: int(name.rpartition(".")[2]) for name in names if name.rpartition(".")[2].isdecimal()}
+    if not times:
+        return "", 0
+    last = max(times, key=times.__getitem__)
+    return os.path.join(kept, last), times[last]
 
 
 def _positions_of(state: SequencerState, segment: SegmentId) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -168,6 +169,10 @@ class Repairer:
         self._on_failed, self._give_up = on_failed, give_up
         self._pending: dict[str, _CorruptFile] = {}
         self._changed = asyncio.Event()
+        self.found = self.repaired = 0
+        """Segments, since the start."""
+        self.last: tuple[str, int] = "", 0
+        """The last corruption found: path with offset, and when; ns since 1970."""
 
     @property
     def corrupt_segments(self) -> list[CorruptSegment]:
@@ -187,6 +192,7 @@ class Repairer:
             return False
         if self.corrupt_files.add(path, error):
             logger.error("segment_corrupt path=%s offset=%d error=%r", path, error.offset, str(error))
+            self.found, self.last = self.found + 1, (f"{path} at offset {error.offset}", time.time_ns())
             self._pending[path] = _CorruptFile(directory, segment, self._again_s)
             self._changed.set()
         return True
@@ -247,6 +253,7 @@ class Repairer:
             if valid < end:
                 self.corrupt_files.record_valid_end(path, valid)
                 raise Corrupt("the good bytes of the peers end too early", path=path, offset=valid)
+            self.repaired += 1
             logger.warning("segment_repaired path=%s changed_bytes=%d", path, changed)
         return True
 

@@ -71,6 +71,12 @@ def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> 
     return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
 
 
+def names_clock_of(nodes: WiredNodes, name: str) -> bool:
+    """Whether a node has an alarm about that node's clock."""
+    alarms = told(nodes, "/status")["alarms"]
+    return any(one["name"] == "clock-skew" and f"clock of {name} is" in one["text"] for one in alarms)
+
+
 def configure(nodes: WiredNodes, **changes: int) -> None:
     told(nodes, "/configuration", {"rollBytes": ROLL_BYTES, "retentionDiskPercent": 0, **changes})
 
@@ -115,6 +121,7 @@ def test_clocks_that_jump_an_hour_lose_repeat_and_reorder_nothing(faults: Faults
         for seconds in (HOUR, -HOUR):
             leader = nodes.wait_ready()
             jump(nodes, seconds, leader)
+            faults.wait(lambda leader=leader: names_clock_of(nodes, leader), "the wrong clock to be named")
             faults.wait_flow(sender)
             nodes.kill(leader, part="control")
             faults.wait_flow(sender)

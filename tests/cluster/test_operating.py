@@ -13,6 +13,7 @@ from faults import WAIT_S, Faults
 
 import rt
 from rt.net.rest_client import ask, check
+from sequencer.ipc.silence import HUNG_S
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,10 @@ class Operator:
 
     def holds(self) -> dict[str, int]:
         return {one["name"]: one["position"] for one in self.told("/holds")}
+
+    def alarms(self, asked: str) -> dict[str, str]:
+        """The texts of a node's alarms, by name."""
+        return {one["name"]: one["text"] for one in self.told("/status", asked)["alarms"]}
 
     def member(self, name: str, asked: str) -> dict[str, Any]:
         """How one node sees another, or itself; without a phase while it knows of no members."""
@@ -101,3 +106,29 @@ def test_a_node_that_lost_its_disk_is_seen_away_then_copying_then_ready(
     faults.wait(lambda: operator.member("n3", "n1")["phase"] == "ready", "n3 to be back")
     nodes.wait_merged(end)
     faults.verdict()
+
+
+def test_a_process_that_is_stopped_is_named_by_its_sibling_and_data_about_it_bears_its_age(
+    faults: Faults, operator: Operator
+) -> None:
+    nodes = faults.nodes
+    leader = nodes.wait_ready()
+    one, other = (name for name in nodes.names if name != leader)
+    faults.wait(lambda: operator.member(one, leader)["phase"] == "ready", "all to keep up")
+    nodes.pause(one, "data")
+    nodes.pause(other, "control")
+    try:
+        faults.wait(lambda: "data-hung" in operator.alarms(leader), "the hung data process to be named")
+        text = operator.alarms(leader)["data-hung"]
+        assert f"The data process of {one} has not answered" in text
+        assert "pgrep -af 'child_main data'" in text
+        assert operator.member(one, leader)["phase"] == "data-hung"
+        faults.wait(lambda: "control-hung" in operator.alarms(other), "the hung control process to be named")
+        obstacles = operator.told("/status", other)["node"]["obstacles"]
+        assert "control-hung: the control process does not answer" in obstacles
+        assert operator.member(leader, other)["reportAgeSeconds"] >= HUNG_S
+    finally:
+        nodes.resume(one, "data")
+        nodes.resume(other, "control")
+    faults.wait(lambda: "data-hung" not in operator.alarms(leader), "the data process to answer")
+    faults.wait(lambda: "control-hung" not in operator.alarms(other), "the control process to answer")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from prom_rules import HELM, check_names, labels_in, promtool
 
+from sequencer.ipc import silence
 from sequencer.rest.views import alarms
 
 RULES_PATH = HELM / "alerts" / "rt.rules.yaml"
@@ -47,6 +48,11 @@ def certificate(days: float) -> Series:
     return nodes("rt_certificate_expiry_timestamp_seconds", f"{days * DAY + 1200:.0f}x40")
 
 
+def members(metric: str, values: str) -> Series:
+    """One series a node, of the member n3."""
+    return {f'{metric}{{job="rt",instance="n{number}",member="n3"}}': values for number in (1, 2)}
+
+
 def stopped(value: int) -> Series:
     return {
         f'rt_member_stopped{{job="rt",instance="n{number}",member="n3"}}': f"{value}x40" for number in (1, 2)
@@ -71,6 +77,29 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
     "RtMemberAway": ([ONE_AWAY], [ALL, peers(("n1", "n3", 0), ("n2", "n3", 1))]),
     "RtNoSpareMember": ([{**ONE_AWAY, **LEADS}], [{**ALL, **LEADS}, {**FIVE, **LEADS}, ONE_AWAY]),
     "RtControlDown": ([nodes("rt_control_connected", "0x40")], [nodes("rt_control_connected", "1x40")]),
+    "RtDataHung": (
+        [members("rt_member_data_silent_seconds", "5x40")],
+        [members("rt_member_data_silent_seconds", "2x40")],
+    ),
+    "RtControlHung": (
+        [{**nodes("rt_control_silent_seconds", "5x40"), **nodes("rt_control_connected", "1x40")}],
+        [
+            {**nodes("rt_control_silent_seconds", "1x40"), **nodes("rt_control_connected", "1x40")},
+            {**nodes("rt_control_silent_seconds", "50x40"), **nodes("rt_control_connected", "0x40")},
+        ],
+    ),
+    "RtClockSkew": (
+        [
+            members("rt_member_clock_skew_seconds", "1.5x40"),
+            members("rt_member_clock_skew_seconds", "-1.5x40"),
+        ],
+        [members("rt_member_clock_skew_seconds", "1x40")],
+    ),
+    "RtResetRunning": ([nodes("rt_reset_running", "1x40")], [nodes("rt_reset_running", "0x40")]),
+    "RtDamageFound": (
+        [nodes("rt_last_corruption_timestamp_seconds", "0 600x40")],
+        [nodes("rt_last_corruption_timestamp_seconds", f"{-DAY}x40")],
+    ),
     "RtNotReady": (
         [nodes("rt_is_ready", "0x40")],
         [nodes("rt_is_ready", "1x40"), nodes("rt_is_ready", "1 0x3 1x40")],
@@ -121,6 +150,13 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [{**nodes("rt_held_bytes", "8x40"), **nodes("rt_hold_max_bytes", "10x40")}],
         [
             {**nodes("rt_held_bytes", "7x40"), **nodes("rt_hold_max_bytes", "10x40")},
+            {**nodes("rt_held_bytes", "11x40"), **nodes("rt_hold_max_bytes", "0x40")},
+        ],
+    ),
+    "RtHoldAboveLimit": (
+        [{**nodes("rt_held_bytes", "11x40"), **nodes("rt_hold_max_bytes", "10x40")}],
+        [
+            {**nodes("rt_held_bytes", "10x40"), **nodes("rt_hold_max_bytes", "10x40")},
             {**nodes("rt_held_bytes", "11x40"), **nodes("rt_hold_max_bytes", "0x40")},
         ],
     ),
@@ -187,6 +223,10 @@ def test_alerts_begin_where_alarms_do() -> None:
         ("RtCertificateExpiresSoon", alarms.CERTIFICATE_CRITICAL_S),
     ):
         assert f"time() < {seconds // DAY} * {DAY}" in RULES[name]["expr"]
+    assert f">= {silence.HUNG_S:g}" in RULES["RtDataHung"]["expr"]
+    assert f">= {silence.HUNG_S:g}" in RULES["RtControlHung"]["expr"]
+    assert f"> {alarms.CLOCK_SKEW_S:g}" in RULES["RtClockSkew"]["expr"]
+    assert f"< {alarms.DAMAGE_S}" in RULES["RtDamageFound"]["expr"]
 
 
 @pytest.mark.slow

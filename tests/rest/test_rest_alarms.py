@@ -20,8 +20,17 @@ from rest_node import (
 )
 
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.base.node_snapshot import Client, Counts, DamagedSegment, MergeStatus, NodeSnapshot
-from sequencer.rest.views.alarms import CLIENT_LAG_S, MERGE_LAG_BYTES, alarms_of
+from sequencer.rest.base.admin_ports import ResetStatus
+from sequencer.rest.base.node_snapshot import (
+    Client,
+    Counts,
+    DamageCounter,
+    DamagedSegment,
+    MergeStatus,
+    NodeSnapshot,
+    obstacles,
+)
+from sequencer.rest.views.alarms import CLIENT_LAG_S, DAMAGE_S, MERGE_LAG_BYTES, RESET_S, alarms_of
 from sequencer.state.state import Configuration, SequencerState, SubscriberHold
 
 DAY_S = 24 * 3600
@@ -69,6 +78,69 @@ def test_a_node_of_which_nothing_is_known_yet_says_that_alone() -> None:
 
 def test_without_a_leader_is_critical() -> None:
     assert found(healthy(standing=whole(leader=""))) == [("no-leader", "critical")]
+
+
+def test_a_control_process_that_is_connected_and_silent_is_hung_and_the_node_is_not_ready() -> None:
+    assert found(healthy(control_silent_s=4.9)) == []
+    node = healthy(control_silent_s=5.0)
+    assert found(node) == [("control-hung", "critical")]
+    assert "has not answered for 5 s" in the_text(node)
+    assert "pgrep -af 'child_main control'" in the_text(node)
+    assert obstacles(node) == ["control-hung: the control process does not answer"]
+    assert found(healthy(control_silent_s=9, is_control_up=False)) == [("control-down", "critical")]
+
+
+def test_a_data_process_that_is_silent_is_hung_on_each_node_that_hears_of_it() -> None:
+    told = whole()
+    told.nodes[0].summary.data_silent_s = 4.9
+    assert found(healthy(standing=told)) == []
+    told.nodes[0].summary.data_silent_s = 5
+    assert found(healthy(standing=told)) == [("data-hung", "critical")]
+    assert "The data process of n3 has not answered for 5 s" in the_text(healthy(standing=told))
+    told.nodes[0].summary_age_s = 60
+    assert found(healthy(standing=told)) == []  # An old report says nothing of now.
+
+
+def test_a_reset_is_told_as_one_and_not_as_a_control_process_that_is_down() -> None:
+    told = whole(is_resetting=True)
+    away = {"standing": told, "is_control_up": False}
+    assert found(healthy(**away)) == [("reset-running", "warning")]
+    assert found(healthy(**away, control_silent_s=RESET_S)) == [("control-down", "critical")]
+    running = ResetStatus("running", "soft", 2, NOW)
+    assert found(healthy(is_control_up=False, reset=running)) == [("reset-running", "warning")]
+    assert "rt rest /reset-status" in the_text(healthy(**away))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "wanted"),
+    [
+        ((0, 0, 0), ""),
+        ((1.0, 0, 0), ""),
+        ((61, 0, 0), "The clock of n3 is 61 s ahead of those"),
+        ((-8, 0, 0), "The clock of n3 is 8 s behind those"),
+        ((-8, 0, -8.5), "The clock of n1 is 8 s ahead of those"),
+    ],
+)
+def test_a_clock_that_differs_from_the_median_by_more_than_a_second_is_told(
+    offsets: tuple[float, float, float], wanted: str
+) -> None:
+    told = whole()
+    for one, offset_s in zip(told.nodes, offsets, strict=True):  # n3, n1, n2
+        one.clock_offset_s = offset_s
+    assert found(healthy(standing=told)) == ([("clock-skew", "warning")] if wanted else [])
+    if wanted:
+        assert the_text(healthy(standing=told)).startswith(wanted)
+
+
+def test_damage_is_told_for_a_day_after_it_was_found_with_its_place() -> None:
+    def node(age_s: int) -> NodeSnapshot:
+        damage = DamageCounter(3, 2, "/rt/s/merged/log.0.3 at offset 4096", NOW - age_s * SECOND)
+        return healthy(counts=Counts(damage=damage))
+
+    assert found(node(0)) == found(node(DAMAGE_S - 1)) == [("damage-found", "warning")]
+    assert "/rt/s/merged/log.0.3 at offset 4096" in the_text(node(0))
+    assert "found 3 corrupt segments and repaired 2" in the_text(node(0))
+    assert found(node(DAMAGE_S)) == []
 
 
 @pytest.mark.parametrize(
@@ -215,9 +287,11 @@ def test_what_the_policy_would_trim_is_told_when_holds_keep_nearly_as_much_as_th
 
     both, first = 1001 + 1002, 1001
     assert found(node(both, 30, 350, 100)) == [("hold-limit", "warning")]
-    assert the_text(node(both, 30, 350, 100)).endswith(
-        'Subscriber "h100" is furthest behind. Data above the limit is trimmed despite holds.'
-    )
+    assert (
+        'Subscriber "h100" is furthest behind. Data above the limit is trimmed despite holds. Start it. If '
+        'it is retired: `rt rest /release-hold --data \'{"name": "h100"}\'`.'
+    ) in the_text(node(both, 30, 350, 100))
+    assert found(node(both - 1, 30, 100)) == [("hold-limit", "critical")]
     assert found(node(both * 5 // 4, 30, 100)) == [("hold-limit", "warning")]
     assert found(node(both * 5 // 4 + 2, 30, 100)) == []
     assert found(node(first, 35, 100)) == [("hold-limit", "warning")]
@@ -234,7 +308,7 @@ def test_so_it_is_when_size_would_trim_it() -> None:
 
     assert found(healthy(state=state)) == []
     state.configuration = replace(state.configuration, retention_bytes=2642)
-    assert found(healthy(state=state)) == [("hold-limit", "warning")]
+    assert found(healthy(state=state)) == [("hold-limit", "critical")]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ _WORDS: Final = frozenset(
     | {
         "time",
         "floor",
+        "abs",
         "histogram_quantile",
         "bool",
         "avg",

@@ -353,11 +353,29 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         *("rt_alarms", "rt_info", "rt_certificate"),
     ),
     "Is anything stuck?": (
-        *("rt_merge_stopped", "rt_merge_catching", "rt_merge_lag", "rt_member_", "rt_replication_lag"),
-        *("rt_subscriber_lag", "rt_hold_lag", "rt_rejections"),
+        *(
+            "rt_control_silent",
+            "rt_reset_running",
+            "rt_merge_stopped",
+            "rt_merge_catching",
+            "rt_merge_lag",
+            "rt_member_",
+            "rt_replication_lag",
+        ),
+        *("rt_subscriber_lag", "rt_hold_lag", "rt_rejections", "rt_control_silent", "rt_reset_running"),
     ),
     "Is anything lost?": (
-        *("rt_subscriber_gaps", "rt_runs_cut_short", "rt_holds_overridden", "rt_holds_refused", "rt_trimmed"),
+        *("rt_corrupt", "rt_repaired", "rt_last_corruption"),
+        *(
+            "rt_corrupt",
+            "rt_repaired",
+            "rt_last_corruption",
+            "rt_subscriber_gaps",
+            "rt_runs_cut_short",
+            "rt_holds_overridden",
+            "rt_holds_refused",
+            "rt_trimmed",
+        ),
     ),
     "How fast is it?": (
         *("rt_merged_", "rt_committed_", "rt_merge_instructions", "rt_push_", "rt_pull_", "rt_fsync"),

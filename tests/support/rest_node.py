@@ -22,7 +22,14 @@ from sequencer.data.http_servers import HttpServers, Services
 from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
 from sequencer.rest.base.errors import NotReady
-from sequencer.rest.base.node_snapshot import Client, LeaseCounter, MergeStatus, NodeSnapshot, TrimCounter
+from sequencer.rest.base.node_snapshot import (
+    Client,
+    DamageCounter,
+    LeaseCounter,
+    MergeStatus,
+    NodeSnapshot,
+    TrimCounter,
+)
 from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.apply import apply
@@ -206,7 +213,7 @@ class Served:
                 **settings,
             ),
             follower=SimpleNamespace(state=history(), standing=standing(), index=99),
-            link=SimpleNamespace(is_up=True),
+            link=SimpleNamespace(is_up=True, silence=SimpleNamespace(silent_s=0.0, update=lambda _: 0.0)),
             merger=SimpleNamespace(
                 written=SimpleNamespace(instruction=17, position=360),
                 durable=SimpleNamespace(position=350),
@@ -218,6 +225,7 @@ class Served:
             failure=None,
             trims=TrimCounter(),
             damaged=(),
+            damage=DamageCounter(),
             lease_counts=LeaseCounter(),
             hold_tracker=SimpleNamespace(refused={}),
             commands=FakeCommanding(self),

@@ -101,10 +101,11 @@ class ClusterSummary:
         }
 
 
-def _rank(answer: NodeAnswer) -> tuple[bool, bool, int, int]:
+def _rank(answer: NodeAnswer) -> tuple[bool, bool, bool, int, int]:
     status = answer.status
     return (
         bool(status["node"]["isControlUp"]),
+        status["node"]["controlSilentSeconds"] < STALE_S,
         bool(status["leader"]),
         int(status["term"]),
         int(status["node"]["appliedIndex"]),
@@ -125,6 +126,8 @@ def _key(client: Document) -> tuple[str, str]:
     return str(client["certificate"]), str(client["session"])
 
 
+STALE_S: Final = 5.0
+"""A report that is older does not say how a member is now; members report twice a second."""
 CLIENTS_MAX: Final = 20
 """Most lines of publishers, and of subscribers: those with the most lag are shown."""
 
@@ -201,6 +204,13 @@ def _members(members: Sequence[Document]) -> Iterator[str]:
 
 
 def _phase(member: Document) -> str:
+    """The current phase, and its progress; its age if the report is an old one."""
+    age_s = member["reportAgeSeconds"]
+    late = f" ({age_s:.0f} s ago)" if age_s >= STALE_S else ""
+    return f"{_current_phase(member)}{late}"
+
+
+def _current_phase(member: Document) -> str:
     if member["stopped"]:
         return "stopped"
     phase, done, total = (member.get(key) for key in ("phase", "phaseDone", "phaseTotal"))

@@ -9,12 +9,14 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from statistics import median_low
 from typing import Final, NamedTuple
 
 from rt.exposition import Histogram
 from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome, SegmentsTrimmed
 from sequencer.state.state import SequencerState
@@ -77,6 +79,18 @@ class TrimCounter:
 
 
 @dataclass(frozen=True, slots=True)
+class DamageCounter:
+    """Corrupt segments of this node's disk, since this process started."""
+
+    found: int = 0
+    repaired: int = 0
+    last: str = ""
+    """Path and offset of the last corrupt bytes, or the directory that was set aside because of some."""
+    last_ns: int = 0
+    """When they were found, also by an earlier process if it set a directory aside; 0: none are known."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseCounter:
     """Lease changes, counted like trims."""
 
@@ -120,6 +134,7 @@ class Counts:
     refused_holds: Mapping[str, str] = field(default_factory=dict)
     """Name of a subscriber of this node: why its hold was refused."""
     leases: LeaseCounter = field(default_factory=LeaseCounter)
+    damage: DamageCounter = DamageCounter()
     overtaken: int = 0
     """Subscribers that had to skip forward because the data they needed next was trimmed."""
 
@@ -162,6 +177,8 @@ class NodeSnapshot:
     standing: pb.Standing
     """As the control process last reported; never changed in place."""
     is_control_up: bool = True
+    control_silent_s: float = 0.0
+    """Since the control process last reported, connected or not."""
     applied_index: int = 0
     state: SequencerState | None = None
     """A copy; None before the first snapshot."""
@@ -174,6 +191,26 @@ class NodeSnapshot:
     """Fields of the replicated configuration that this node's settings set. REST cannot change them."""
     clients: tuple[Client, ...] = ()
     counts: Counts = Counts()
+
+    @property
+    def is_control_hung(self) -> bool:
+        """Whether the control process is connected, but stopped or stuck."""
+        return self.is_control_up and self.control_silent_s >= HUNG_S
+
+    @property
+    def clock_skews(self) -> dict[str, float]:
+        """Seconds by which the clock of each member that reports is ahead of the median."""
+        offsets = {
+            one.name: one.clock_offset_s
+            for one in self.standing.nodes
+            if one.summary.clock_ns and self.report_age_s(one) < HUNG_S
+        }
+        middle = median_low(offsets.values()) if offsets else 0.0
+        return {name: offset - middle for name, offset in sorted(offsets.items())}
+
+    def report_age_s(self, member: pb.NodeStanding) -> float:
+        """Seconds since the last report of a member arrived here; -1: none did."""
+        return member.summary_age_s + self.control_silent_s if member.HasField("summary") else -1.0
 
     @property
     def lag(self) -> tuple[int, int]:
@@ -226,6 +263,7 @@ def obstacles(node: NodeSnapshot) -> list[str]:
     reasons: list[tuple[bool, str]] = [
         (bool(node.failure), "the data process has failed"),
         (not node.is_control_up, "the control process is not connected"),
+        (node.is_control_hung, "control-hung: the control process does not answer"),
         (not standing.leader, "no leader is known"),
         (standing.role not in {"leader", "follower"}, "this node is neither leader nor follower"),
         (not standing.is_caught_up, "no entry of the current term was applied yet"),

@@ -4,6 +4,7 @@ import { Table, bar, byId, fill, make, note, say, sparkline } from "./dom.js";
 import { bytes, clock, count, day, moment, percent, several, span } from "./words.js";
 
 const ROWS_MAX = 100;
+const STALE_S = 5;
 const LEVELS = ["critical", "warning"];
 
 const behind = (messages) => (messages > 0 ? several(messages, "message") : "none");
@@ -114,6 +115,14 @@ function role(one) {
 }
 
 function step(one) {
+  const found = phase(one);
+  if (one.reportAgeSeconds < STALE_S) {
+    return found;
+  }
+  return { text: found.text, below: `as reported ${span(one.reportAgeSeconds)} ago` };
+}
+
+function phase(one) {
   if (one.stopped) {
     return { text: "stopped", below: one.stopped };
   }
@@ -282,5 +291,5 @@ function connection(client, nowMs) {
   if (client.active) {
     return { text: "connected", below: `since ${clock(moment(client.connectTime))}` };
   }
-  return { text: "ended", below: `${span((nowMs - moment(client.disconnectTime)) / 1000)} ago` };
+  return { text: "not connected here", below: `left this node ${span((nowMs - moment(client.disconnectTime)) / 1000)} ago` };
 }

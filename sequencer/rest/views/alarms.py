@@ -13,6 +13,7 @@ from archiver.policy import RetentionPolicy
 from archiver.retention import plan_trim
 from rt.units import NS_PER_MINUTE, NS_PER_S, format_time
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
@@ -31,6 +32,11 @@ CLIENT_LAG_S: Final = 30.0
 """An election or a node's restart takes a few seconds."""
 CERTIFICATE_WARNING_S: Final = 14 * 24 * 3600
 CERTIFICATE_CRITICAL_S: Final = 3 * 24 * 3600
+CLOCK_SKEW_S: Final = 1.0
+RESET_S: Final = 30.0
+"""A control process that is away for longer is down, not in a reset."""
+DAMAGE_S: Final = 24 * 3600
+"""How long damage is reported after it was found: a dying disk is replaced before it takes more."""
 SOON_PERCENT: Final = 80
 """A segment is due soon when it has used this share of a retention limit."""
 
@@ -55,12 +61,35 @@ def alarms_of(node: NodeSnapshot) -> list[Alarm]:
 
 
 def _of_consensus(node: NodeSnapshot) -> Iterator[Alarm]:
-    if not node.is_control_up:
+    if is_resetting(node):
+        text = f"A reset of the cluster runs; {node.node} merges nothing until it is over, mostly in seconds."
+        yield Alarm("reset-running", "warning", f"{text} Wait. To follow it: `rt rest /reset-status`.")
+    elif node.is_control_hung:
+        text = (
+            f"The control process of {node.node} has not answered for {_duration(node.control_silent_s)}: "
+            "it is stopped or stuck. The reported cluster state is as old."
+        )
+        yield Alarm("control-hung", "critical", f"{text} {_restart(node.node, 'control')}")
+    elif not node.is_control_up:
         text = f"The control process of {node.node} is not connected. The reported cluster state is stale."
         yield Alarm("control-down", "critical", f"{text} Check the node's log.")
     elif not node.standing.leader:
         text = f"{node.node} knows no leader. Nothing is merged. Check that a majority of the members runs."
         yield Alarm("no-leader", "critical", text)
+
+
+def is_resetting(node: NodeSnapshot) -> bool:
+    """Whether a reset runs, as far as this node knows. A control process that stays away is down."""
+    is_away = not node.is_control_up and node.control_silent_s < RESET_S
+    return node.reset.state == "running" or (is_away and node.standing.is_resetting)
+
+
+def _restart(node: str, process: str) -> str:
+    """The next step for a hung process."""
+    return (
+        f"On {node}, look for it: `pgrep -af 'child_main {process}'`. State T in `ps`: `kill -CONT PID`. "
+        "Otherwise `kill -9 PID`: the node starts it again, and nothing acknowledged is lost."
+    )
 
 
 def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
@@ -74,6 +103,24 @@ def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
         else:
             less = "the cluster has no majority" if spare < 0 else "one more failure would stop the stream"
             yield Alarm("member-unreachable", "critical", f"{text}: {less}. Start it, or check its network.")
+    for one in members:
+        silent_s = one.summary.data_silent_s
+        if silent_s >= HUNG_S and node.report_age_s(one) < HUNG_S:
+            text = (
+                f"The data process of {one.name} has not answered for {_duration(silent_s)}: it is stopped, "
+                f"stuck or cannot start. Its clients and its ports for health and REST wait."
+            )
+            yield Alarm("data-hung", "critical", f"{text} {_restart(one.name, 'data')}")
+    for name, skew_s in node.clock_skews.items():
+        if abs(skew_s) > CLOCK_SKEW_S:
+            way = "ahead of" if skew_s > 0 else "behind"
+            text = f"The clock of {name} is {_duration(abs(skew_s))} {way} those of the other nodes."
+            yield Alarm(
+                "clock-skew",
+                "warning",
+                f"{text} Order and durability do not depend on clocks; times and retention by age do. On "
+                f"{name}: `chronyc tracking` or `timedatectl`, then correct its clock.",
+            )
     for one in members:
         if one.summary.merged.stopped:
             yield Alarm(
@@ -125,7 +172,20 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
 
 
 def _of_damage(node: NodeSnapshot) -> Iterator[Alarm]:
-    """Corrupt merged segments; critical if no other node has good bytes."""
+    """Damage of the last day; corrupt merged segments, critical if no other node has good bytes."""
+    damage = node.counts.damage
+    if damage.last_ns and node.now_ns - damage.last_ns < DAMAGE_S * NS_PER_S:
+        text = (
+            f"{node.node} found corrupt bytes on its disk, the last at "
+            f"{format_time(damage.last_ns)[:19]}Z: {damage.last}. Since its start it found "
+            f"{damage.found} corrupt segments and repaired {damage.repaired}."
+        )
+        yield Alarm(
+            "damage-found",
+            "warning",
+            f"{text} The disk may be dying: `dmesg -T | grep -i error` and `smartctl -a DEVICE` on "
+            f"{node.node}. If it is, start the node with an empty directory on a new disk.",
+        )
     for one in node.damaged:
         text = (
             f"{one.name} of {node.node} is corrupt from offset {one.offset} on. "
@@ -188,7 +248,13 @@ def _of_holds(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
             f"Holds keep {held / 1e9:.2f} GB that would be trimmed otherwise (limit {limit / 1e9:.2f} GB). "
             f'Subscriber "{name}" is furthest behind. Data above the limit is trimmed despite holds.'
         )
-        yield Alarm("hold-limit", "warning", text)
+        hint = (
+            f'Start it. If it is retired: `rt rest /release-hold --data \'{{"name": "{name}"}}\'`. '
+            "To keep more: `rt rest /configuration --data '{\"holdBytesMax\": N}'`."
+        )
+        # Above the limit the subscriber loses data with the next trim.
+        severity: Severity = "critical" if held > limit else "warning"
+        yield Alarm("hold-limit", severity, f"{text} {hint}")
 
 
 def due_segments(node: NodeSnapshot, state: SequencerState) -> list[MergedSegment]:

@@ -8,7 +8,7 @@ import rt
 from rt.units import NS_PER_MINUTE, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, UNREACHABLE
-from sequencer.rest.base.answer import TIME, Answer, Count, CountOrNone, doc, one_of, time_or_empty
+from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc, one_of, time_or_empty
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, obstacles
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
@@ -51,10 +51,19 @@ class MemberReport(Answer):
     is_counted: Annotated[bool, doc("Whether its vote counts: its disk is admitted.")]
     merged: Annotated[LogEnd, doc("Its durable merged log.")]
     phase: Annotated[
-        str, one_of(PHASES), doc("Start-up phase. ready: it keeps up. unreachable: it does not report.")
+        str,
+        one_of(PHASES),
+        doc(
+            "Start-up phase. ready: it keeps up. data-hung: its data process does not answer. "
+            "unreachable: it does not report."
+        ),
     ]
     phase_done: Annotated[Count, doc("Progress of the phase: bytes of a snapshot, indices or positions.")]
     phase_total: Annotated[Count, doc("End of the phase, in the unit of phaseDone. 0: not known.")]
+    report_age_seconds: Annotated[
+        float, doc("Time since its last report arrived; older entries are stale. -1: none arrived.")
+    ]
+    clock_skew_seconds: Annotated[float, doc("How far its clock is ahead of the median of the members'.")]
     stopped: Annotated[str, doc("Why it has stopped merging permanently. Empty: it has not.")]
     clock: Annotated[str, doc(f"Its clock at its last report. {TIME}")]
     disk_bytes: Annotated[Count, doc("Size of its file system.")]
@@ -68,6 +77,9 @@ class NodeStatus(Answer):
     role: Annotated[str, doc("Its Raft role.")]
     is_caught_up: Annotated[bool, doc("Whether it applied an entry of the current term since it started.")]
     is_control_up: Annotated[bool, doc("Whether its control process is connected to its data process.")]
+    control_silent_seconds: Annotated[
+        Amount, doc("Time since its control process last reported. Above 5: it is hung.")
+    ]
     applied_index: Annotated[Count, doc("Raft index of the last applied command.")]
     merged_position: Annotated[Count, doc("One past the last position in its merged log.")]
     durable_position: Annotated[Count, doc("One past the last position that is synced to its disk.")]
@@ -115,7 +127,7 @@ def status(asked: RequestContext) -> Response:
             retention=_retention(node, state),
             leases=len(state.leases),
             alarms=alarms_of(node),
-            members=[_member(one, standing) for one in sorted(standing.nodes, key=lambda one: one.name)],
+            members=[_member(one, node) for one in sorted(standing.nodes, key=lambda one: one.name)],
             node=_node(node),
         )
     )
@@ -140,8 +152,8 @@ def _retention(node: NodeSnapshot, state: SequencerState) -> RetentionReport:
     )
 
 
-def _member(one: pb.NodeStanding, standing: pb.Standing) -> MemberReport:
-    summary, merged = one.summary, one.summary.merged
+def _member(one: pb.NodeStanding, node: NodeSnapshot) -> MemberReport:
+    standing, summary, merged = node.standing, one.summary, one.summary.merged
     return MemberReport(
         name=one.name,
         address=one.address,
@@ -152,6 +164,8 @@ def _member(one: pb.NodeStanding, standing: pb.Standing) -> MemberReport:
         phase=summary.step or UNREACHABLE,
         phase_done=summary.step_done,
         phase_total=summary.step_total,
+        report_age_seconds=round(node.report_age_s(one), 1),
+        clock_skew_seconds=round(node.clock_skews.get(one.name, 0.0), 3),
         stopped=merged.stopped,
         clock=time_or_empty(summary.clock_ns),
         disk_bytes=summary.disk_bytes,
@@ -167,6 +181,7 @@ def _node(node: NodeSnapshot) -> NodeStatus:
         role=node.standing.role,
         is_caught_up=node.standing.is_caught_up,
         is_control_up=node.is_control_up,
+        control_silent_seconds=round(node.control_silent_s, 1),
         applied_index=node.applied_index,
         merged_position=0 if merging is None else merging.position,
         durable_position=0 if merging is None else merging.durable_position,

@@ -16,16 +16,16 @@ import rt
 from rt.exposition import CONDITION, Metric, condition, exposition, number
 from rt.units import NS_PER_S
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.startup_phase import PHASES, READY, UNREACHABLE
+from sequencer.config.startup_phase import DATA_HUNG, PHASES, READY, UNREACHABLE
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, obstacles
-from sequencer.rest.views.alarms import Severity, alarms_of
+from sequencer.rest.views.alarms import Severity, alarms_of, is_resetting
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_metrics import of_log, of_policy, of_publishers, of_subscribers
 from sequencer.state.state import SequencerState
 
 _SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-_STEPS: Final = [step for step in PHASES if step != UNREACHABLE]
-"""An unreachable node exports nothing."""
+_STEPS: Final = [step for step in PHASES if step not in {DATA_HUNG, UNREACHABLE}]
+"""Such a node exports nothing."""
 
 
 def metrics(asked: RequestContext) -> Response:
@@ -44,6 +44,7 @@ def metrics_of(node: NodeSnapshot) -> Iterator[Metric]:
     yield from _of_leases(node, state)
     yield from _of_services(node)
     yield from _of_raft(node)
+    yield from _of_damage(node)
     yield from _of_process(node)
 
 
@@ -99,6 +100,24 @@ def _of_members(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
         ("member",),
         {name: bool(one.summary.merged.stopped) for name, one in members.items()},
         unit=CONDITION,
+    )
+    yield Metric(
+        "rt_member_data_silent_seconds",
+        "Time since this member's data process last reported, as its control process says. Above 5: hung.",
+        ("member",),
+        {name: one.summary.data_silent_s for name, one in members.items()},
+    )
+    yield Metric(
+        "rt_member_report_age_seconds",
+        "Time since the last report of this member arrived here.",
+        ("member",),
+        {name: node.report_age_s(one) for name, one in members.items() if one.HasField("summary")},
+    )
+    yield Metric(
+        "rt_member_clock_skew_seconds",
+        "How far this member's clock is ahead of the median of the members that report.",
+        ("member",),
+        {(name,): skew_s for name, skew_s in node.clock_skews.items()},
     )
     own = next((one.summary for one in members.values() if one.name == node.node), pb.Summary())
     yield Metric(
@@ -160,6 +179,14 @@ def _of_raft(node: NodeSnapshot) -> Iterator[Metric]:
     yield condition("rt_has_leader", "1 if this node knows a leader.", bool(standing.leader))
     yield condition("rt_is_ready", "1 if /readiness answers 200.", not obstacles(node))
     yield condition("rt_control_connected", "1 if the control process is connected.", node.is_control_up)
+    yield number(
+        "rt_control_silent_seconds",
+        "Time since the control process last reported. Above 5: it is hung or down.",
+        node.control_silent_s,
+    )
+    yield condition(
+        "rt_reset_running", "1 if this node knows that a reset of the cluster runs.", is_resetting(node)
+    )
     yield Metric(
         "rt_peer_connected",
         "1 if this node is connected to this peer.",
@@ -169,6 +196,27 @@ def _of_raft(node: NodeSnapshot) -> Iterator[Metric]:
     )
     yield number("rt_disk_bytes", "Size of this node's file system. 0: not reported yet.", own.disk_bytes)
     yield number("rt_disk_free_bytes", "Free bytes of this node's file system.", own.disk_free_bytes)
+
+
+def _of_damage(node: NodeSnapshot) -> Iterator[Metric]:
+    damage = node.counts.damage
+    yield number(
+        "rt_corrupt_segments_total",
+        "Segments found corrupt on this node's disk since this process started.",
+        damage.found,
+        unit="segments",
+    )
+    yield number(
+        "rt_repaired_segments_total",
+        "Segments repaired with good bytes of other nodes since this process started.",
+        damage.repaired,
+        unit="segments",
+    )
+    yield number(
+        "rt_last_corruption_timestamp_seconds",
+        "Unix time when corrupt bytes were last found on this node's disk. 0: none are known.",
+        damage.last_ns / NS_PER_S,
+    )
 
 
 def _of_process(node: NodeSnapshot) -> Iterator[Metric]:

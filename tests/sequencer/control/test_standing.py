@@ -8,7 +8,7 @@ import pytest
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import Phase
-from sequencer.control.cluster_view import UNREACHABLE_NS, ClusterView, summarize
+from sequencer.control.cluster_view import OFFSETS, UNREACHABLE_NS, ClusterView, summarize
 from sequencer.control.reporter import DataStatus
 from sequencer.raft.model.api import Leadership, MemberStatus, Status
 
@@ -51,7 +51,7 @@ def standing(
 
 def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
     for clock_ns in (1, 2):
-        nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns), 0)
+        nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns), 0, 0)
     one, other = standing(nodes).nodes
     assert (one.name, one.address, one.is_connected, one.is_counted) == ("n1", "a:5002", True, True)
     assert (other.name, other.address, other.is_connected, other.is_counted) == ("n2", "b:5002", False, False)
@@ -81,10 +81,28 @@ def test_a_node_is_away_once_it_is_cut_off_or_silent_and_its_last_words_stay(nod
         summary = standing(nodes, now_ns, members=members).nodes[1].summary
         return summary.step, summary.step_done, summary.step_total, summary.clock_ns
 
-    nodes.on_summary("n2", said, 10)
+    nodes.on_summary("n2", said, 10, 0)
     assert step_of(10, connected) == ("merging", 5, 6, 7)
     assert step_of(9 + UNREACHABLE_NS, connected) == ("merging", 5, 6, 7)
     assert step_of(10 + UNREACHABLE_NS, connected) == ("unreachable", 0, 0, 7)
     assert step_of(11, MEMBERS) == ("unreachable", 0, 0, 7)
-    nodes.on_summary("n2", said, 10 + UNREACHABLE_NS)
+    nodes.on_summary("n2", said, 10 + UNREACHABLE_NS, 0)
     assert step_of(10 + UNREACHABLE_NS, connected) == ("merging", 5, 6, 7)
+
+
+def test_a_summary_bears_its_age_and_what_it_says_of_the_data_process(nodes):
+    nodes.on_summary("n2", summarize(DataStatus(), 7, Phase("data-hung"), data_silent_s=6.5), 10**9, 7)
+    other = standing(nodes, 3 * 10**9).nodes[1]
+    assert (other.summary_age_s, other.summary.data_silent_s) == (2.0, 6.5)
+
+
+def test_the_offset_of_a_clock_is_that_of_the_summary_which_came_fastest(nodes):
+    def offset_after(*arrivals: tuple[int, int]) -> float:
+        """(clock in the summary, clock here when it came), in seconds."""
+        for said_s, here_s in arrivals:
+            nodes.on_summary("n2", pb.Summary(clock_ns=said_s * 10**9), 0, here_s * 10**9)
+        return standing(nodes).nodes[1].clock_offset_s
+
+    assert offset_after((100, 130), (101, 111), (102, 102)) == 0
+    assert offset_after(*[(203 + n, 103 + n) for n in range(OFFSETS)]) == 100
+    assert offset_after(*[(50 + n, 113 + n) for n in range(OFFSETS)]) == -63

@@ -25,6 +25,7 @@ from rt.log.scan.directory import read_header, read_identity
 from rt.net.grpc_errors import Unreachable
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.loopback import free_port
+from sequencer.merged.repair import _last_set_aside
 from sequencer.merged.repair_queue import CorruptFiles, Fetch, Repairer, VerifiedDisk
 from sequencer.merged.scrubber import Scrubber, ScrubTarget
 from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
@@ -118,6 +119,8 @@ def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
         async with logs.repairer(tmp_path, pki) as repairer:
             assert repairer.on_corrupt(error)
             await until(is_sound(repairer))
+            assert (repairer.found, repairer.repaired) == (1, 1)
+            assert repairer.last[0] == f"{error.path} at offset {error.offset}"
         assert files_of(REAL, str(logs.path)) == logs.good
         assert not (tmp_path / "mending").exists()
 
@@ -432,3 +435,11 @@ def test_what_was_trimmed_or_is_not_synced_yet_is_not_told(tmp_path: Path) -> No
         assert found == []
 
     asyncio.run(main())
+
+
+def test_what_an_earlier_process_set_aside_is_the_last_damage_of_this_one(tmp_path: Path) -> None:
+    kept = tmp_path / "damaged"
+    assert _last_set_aside(str(kept)) == ("", 0)
+    for name in ("7.200", "12.1000", "3.999", "notes.txt"):
+        (kept / name).mkdir(parents=True)
+    assert _last_set_aside(str(kept)) == (str(kept / "12.1000"), 1000)

@@ -1,0 +1,28 @@
+"""How long a process has been silent, as far as the listener itself was running. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HUNG_S: Final = 5.0
+"""A process that was silent for longer is stuck or stopped: it reports every two seconds at least."""
+_STEP_S_MAX: Final = 2.0
+"""A longer step was a pause of the listener, which did not read what arrived meanwhile."""
+
+
+class SilenceDetector:
+    """Adds up the time between calls of `update`, back to 0 with each `record_message`."""
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self._updated_s: float | None = None
+
+    def record_message(self) -> None:
+        self.silent_s = 0.0
+
+    def update(self, now_s: float) -> float:
+        """Returns the seconds of silence. Call it about once a second."""
+        if self._updated_s is not None:
+            self.silent_s += min(max(now_s - self._updated_s, 0.0), _STEP_S_MAX)
+        self._updated_s = now_s
+        return self.silent_s

@@ -1,0 +1,33 @@
+"""When a process counts as silent."""
+
+from __future__ import annotations
+
+from sequencer.ipc.silence import HUNG_S, SilenceDetector
+
+
+def silence_after(*steps_s: float) -> float:
+    silence, now_s = SilenceDetector(), 100.0
+    silence.update(now_s)
+    for step_s in steps_s:
+        now_s += step_s
+        silence.update(now_s)
+    return silence.silent_s
+
+
+def test_silence_is_the_time_since_the_last_message() -> None:
+    assert silence_after(1, 1, 1) == 3
+    assert silence_after(*[1] * 5) >= HUNG_S
+    silence = SilenceDetector()
+    silence.update(1.0)
+    silence.update(2.0)
+    silence.record_message()
+    assert silence.silent_s == 0
+    assert silence.update(3.0) == 1
+
+
+def test_a_pause_of_the_listener_is_no_silence_of_the_other_process() -> None:
+    assert silence_after(3600) < HUNG_S
+
+
+def test_a_clock_that_stands_still_adds_nothing() -> None:
+    assert silence_after(0, 0) == 0
