@@ -167,13 +167,13 @@ def test_a_child_that_does_not_end_is_killed_with_its_group(start: Children) -> 
 
 @pytest.mark.usefixtures("no_pushes")
 def test_one_that_cannot_be_started_leaves_nothing_open(start: Children) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))  # Those of earlier tests may be closed meanwhile.
     with pytest.raises(FileNotFoundError):
         ChildProcess(["/no/such/program"], is_logged=True)
     child = start("")
     until_ended(child)
     child.kill()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_no_line_of_a_child_is_lost_while_its_parent_is_slow(start: Children) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from rt.client.publisher import Publisher
 from rt.client.subscriber import Subscriber
-from rt.errors import InvalidOption, RtError, Timeout, WriteConflict
+from rt.errors import Fenced, InvalidOption, RtError, Timeout, WriteConflict
 from rt.log.scan.message_batch import Message
 from rt.log.write.batcher import as_bytes, check_size, check_topic, checked_stamp
 from rt.query.checkpoint.edge import OutputEdge
@@ -200,7 +200,10 @@ class MessageSink:
     def on_completed(self) -> None: ...
 
     def pump(self) -> None:
-        """Acknowledge merged messages; without nodes, flush and acknowledge all messages."""
+        """Acknowledge merged messages; without nodes, flush and acknowledge all messages.
+
+        Raises `rt.Fenced` if another publisher took the session over: the rest would never be merged.
+        """
         if not self._is_pushed:
             self.publisher.flush()
             end = self.publisher.next_number
@@ -212,6 +215,10 @@ class MessageSink:
         if end - 1 > self._acknowledged:
             self._subscription.acknowledge(end - 1)
             self._acknowledged = end - 1
+        elif self._is_pushed and end < self.publisher.next_number:
+            error = self.publisher.status().error
+            if isinstance(error, Fenced):
+                raise error
 
     def close(self, timeout: float = 30.0) -> None:
         """As `Publisher.close`. The next run publishes again what is not acknowledged."""

@@ -18,6 +18,7 @@ from query_driver import RunningQueries
 import rt
 from rt.errors import WriteConflict
 from rt.objects import MemoryStore
+from rt.sidecar.progress_file import read_progress
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
 
@@ -74,6 +75,8 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
         # What the first process published stays on another disk, and is still pushed.
         watermark = COUNT * (kill + 1) // (KILLS + 1)
         run(arguments(min(kill, 1)), watermark, draw.randint(0, 12), is_in_it=kill > 0)
+        if kill == 0:  # The session on another disk is the newer one only if the nodes hear of it later.
+            node.wait(lambda: is_replicated(tmp_path / "0"), "the first process's push", timeout_s=WAIT_S)
     run(arguments(1))
     node.wait_merged(len(expected), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
     assert merged(node) == expected
@@ -81,6 +84,11 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
     lost = {**sink, "path": f"{tmp_path}/1", "tls": tls}
     with pytest.raises(WriteConflict, match="not of this output"):
         RunningQueries(feeds.path, MemoryStore(), lost, "commit")
+
+
+def is_replicated(disk: Path) -> bool:
+    record = read_progress(str(disk / "s" / "sessions" / "out"))
+    return record is not None and record.replicated.number > 0
 
 
 def run(

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from merged_logs import BASE_NS, Feeds
+from push_node import NodesInThread, PushNode
 from query_driver import RunningQueries
 
 import rt
 from rt.errors import WriteConflict
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
 from rt.objects import CheckpointKind, MemoryStore
 from rt.query.checkpoint.edge import Release
 from rt.query.core.errors import Backlogged, QueryExists, SequenceGap
@@ -235,3 +238,27 @@ def test_a_source_has_one_observer(tmp_path: Path) -> None:
     source.subscribe(object())  # type: ignore[arg-type]
     with pytest.raises(QueryExists):
         source.subscribe(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_sink_whose_session_another_publisher_took_over_says_so(tmp_path: Path, feeds: Feeds) -> None:
+    init_ca(pki := tmp_path / "pki")
+    issue(pki, Identity("s", "node", "n1"), loopback=True)
+    issue(pki, Identity("s", "publisher", "out"))
+    node = PushNode(members=1)
+    node.refusal = rt.Fenced("a newer directory of this session was opened")
+    fill(feeds, 9)
+    with NodesInThread(node, tls=rt.TLS.from_directory(pki, "n1")):
+        options = {
+            "path": str(tmp_path),
+            "endpoints": [node.endpoint],
+            "tls": rt.TLS.from_directory(pki, "out"),
+            "dedup_id": "results",
+            "check_timeout": None,
+        }
+        queries = RunningQueries(feeds.path, MemoryStore(), options, "commit")
+        with pytest.raises(rt.Fenced):
+            queries.finish(9)
+        queries.engine.unload()
+        with pytest.raises(rt.Fenced):
+            queries.sink.close(timeout=0)

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -101,12 +102,13 @@ def test_a_stop_on_a_full_disk_is_a_stop(tls: dict[str, TLS]) -> None:
     assert isinstance(future.exception(0), Closed)
 
 
-def _descriptors() -> list[str]:
-    found = []
+def _descriptors() -> Counter[str]:
+    """How many of each kind."""
+    found: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0])
-    return sorted(found)
+            found[os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]] += 1
+    return found
 
 
 @pytest.mark.usefixtures("no_pushes")
@@ -123,8 +125,8 @@ def test_a_failed_opening_leaves_no_files(tls: dict[str, TLS], tmp_path: Path) -
     for _ in range(3):
         with pytest.raises(Corrupt):
             running.open()
-        assert set(threading.enumerate()) == threads
-        assert _descriptors() == descriptors
+        assert set(threading.enumerate()) <= threads  # Those of earlier tests may end meanwhile.
+        assert _descriptors() <= descriptors
     file.pwritev([bytes([byte])], 40)
     file.close()
     running.raft = running.open()
