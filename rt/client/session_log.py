@@ -17,6 +17,7 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
+from rt.names import session_owner
 
 FSYNC_INTERVAL_SECONDS: Final = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
@@ -202,7 +203,12 @@ def _open_writer(directory: str, identity: LogIdentity, disk: Disk, seconds: flo
     while True:
         try:
             return LogWriter.open(directory, identity, disk=disk)
-        except DirectoryLocked:
+        except DirectoryLocked as error:
             if monotonic() >= deadline:
+                other = f"{session_owner(identity.name)}~2"
+                error.hint = (
+                    f"Another publisher has the session {identity.name!r} open: stop it, or give each "
+                    f"publisher its own name, for example publisher_id={other!r}."
+                )
                 raise
         sleep(_LOCKED_AGAIN_SECONDS)

@@ -67,6 +67,12 @@ def node_config(flags: Mapping[str, Any], environment: Mapping[str, str], direct
     return build_config({**from_file(_path(file)), **settings} if file is not None else settings)
 
 
+def given_values(flags: Mapping[str, Any], environment: Mapping[str, str], directory: str) -> dict[str, Any]:
+    """The values of options and variables alone, by key. `BadSetting` as for `node_config`."""
+    settings = {**from_environment(environment, directory), **from_flags(flags, directory)}
+    return {key: KEYS[key](one) for key, one in settings.items() if key in KEYS}
+
+
 def from_flags(flags: Mapping[str, Any], directory: str) -> dict[str, SettingSource]:
     settings = {}
     for key, value in flags.items():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from rt.cli.formats.new_files import write_new_files
 from rt.cli.options import option
 from rt.errors import CertificateError
 from rt.net.tls import TLS
@@ -23,7 +25,8 @@ from sequencer.config.config import (
     BadSetting,
     NodeConfig,
 )
-from sequencer.config.config_loader import MEMBER_FORM, node_config
+from sequencer.config.config_loader import MEMBER_FORM, given_values, node_config
+from sequencer.config.config_template import config_template
 from sequencer.node.startup_check import check_directories, check_ports
 from sequencer.node.supervisor import lock_directory, supervise
 
@@ -38,6 +41,21 @@ _size = partial(_setting, metavar="SIZE")
 @_file(
     "--config",
     help="TOML file with these settings. The keys are the option names with _ for -. Default: no file.",
+)
+@click.option(
+    "--init",
+    is_flag=True,
+    help="Write a commented file for --config, and end. Given options and variables become its values.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    allow_from_autoenv=False,
+    help="With --init: the file to write. Default: stdout.",
+)
+@click.option(
+    "--force", is_flag=True, help="With --init: replace a file that exists and differs. Default: fail."
 )
 @_setting("--stream", metavar="NAME", help="Name of the stream. Required.")
 @_setting(
@@ -111,7 +129,7 @@ _size = partial(_setting, metavar="SIZE")
     "0: keep nothing for them. Default: 10Gi.",
 )
 @click.pass_context
-def node(ctx: click.Context, /, **flags: Any) -> None:
+def node(ctx: click.Context, /, init: bool, out: Path | None, force: bool, **flags: Any) -> None:
     """Run a node: consensus, session replicas, the merged log.
 
     Options take precedence over RT_NODE_... variables, these over RT_... variables, these over the file,
@@ -121,7 +139,12 @@ def node(ctx: click.Context, /, **flags: Any) -> None:
     The node runs until SIGTERM or SIGINT. Exit status 0: it was stopped. 1: it cannot start or continue. 2:
     a setting is wrong. 71: its data differs from that of the other nodes.
     """
+    if not init and (out is not None or force):
+        raise click.UsageError("--out and --force need --init.", ctx)
     try:
+        if init:
+            _write_template(_given(ctx, flags), out, force=force)
+            return
         config = node_config(_given(ctx, flags), os.environ, os.getcwd())
     except BadSetting as error:
         raise click.UsageError(str(error), ctx) from error
@@ -144,6 +167,16 @@ def _given(ctx: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
         if before is not None and before.get_parameter_source(key) is ParameterSource.COMMANDLINE:
             given.setdefault(key, before.params[key])
     return given
+
+
+def _write_template(given: dict[str, Any], out: Path | None, *, force: bool) -> None:
+    if "config" in given:
+        raise click.UsageError("--init excludes --config.")
+    text = config_template(given_values(given, os.environ, os.getcwd()))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_new_files({out: text.encode()}, force=force)
 
 
 def check_certificate(config: NodeConfig) -> None:

@@ -17,6 +17,7 @@ from replicator.protocol.messages import LogOffset, Run, WholeRun
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError, TooManySessions
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
+from rt.names import session_owner
 from rt.net.grpc_errors import Unreachable
 from sequencer.sessions.merge_progress import consumed_place
 from sequencer.state.apply_result import CommandRejected
@@ -35,7 +36,8 @@ def session_of(state: SequencerState, hello: PushHello) -> Session | None:
             "a newer directory of this session was opened",
             where=hello.session,
             got=got,
-            hint="Two hosts use one session name, or an old directory was restored. Use different names.",
+            hint="Two publishers use one session name, or an old directory was restored. Give each its own "
+            f"name, for example {session_owner(hello.session)}~2, which the same certificate allows.",
         )
     if (hello.session, hello.incarnation) in state.forgotten:
         raise Fenced(

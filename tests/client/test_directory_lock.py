@@ -83,3 +83,15 @@ def test_a_publisher_whose_lock_file_was_removed_fails_at_its_next_flush(tmp_pat
             publisher.close()
         second.publish(b"second")
     assert [m.value for m in read(publisher.directory)] == [b"second"]
+
+
+def test_a_second_publisher_of_a_name_is_told_how_to_name_each(tmp_path: Path) -> None:
+    """Also with the default name, that of the host, which all workers of a host share."""
+    for name, example in ((None, "~2"), ("feed1", "feed1~2"), ("feed1~7", "feed1~2")):
+        with (
+            rt.Publisher(tmp_path, "s", publisher_id=name) as first,
+            pytest.raises(rt.DirectoryLocked) as refused,
+        ):
+            rt.Publisher(tmp_path, "s", publisher_id=name)
+        assert f"Another publisher has the session {first.session!r} open" in str(refused.value)
+        assert f"{example}'" in str(refused.value)

@@ -78,7 +78,7 @@ def test_a_restart_continues_with_the_next_number_in_the_next_session_number(tmp
 
 def test_a_second_publisher_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     with open_publisher(tmp_path) as publisher:
-        with pytest.raises(rt.DirectoryLocked, match=r"already in use.*A directory has one writer"):
+        with pytest.raises(rt.DirectoryLocked, match=r"already in use.*Another publisher has the session"):
             open_publisher(tmp_path)
         publisher.publish(b"still works")
     assert [m.value for m in read(publisher.directory)] == [b"still works"]

@@ -186,7 +186,7 @@ for where, language, content in blocks:
         continue
     for command in content:
         print("$", command, flush=True)
-        if command.startswith(("rt node", "rt dev")):
+        if command.startswith(("rt node --config", "rt dev")):
             log = open("nodes.log", "a+")
             subprocess.Popen(["bash", "-c", "exec " + command], stdout=log, stderr=log)
             while command.startswith("rt dev"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 import click
 
+from rt.cli.formats.new_files import write_new_files
 from rt.cli.options import option
-from rt.errors import RtError
 
 FILES: Final = {"rt.json": "dashboards", "rt.rules.yaml": "alerts"}
 """Each file, and the folder of `helm/` in which it is kept in a checkout."""
@@ -31,15 +30,7 @@ def dashboards(directory: Path, force: bool) -> None:
 
     Import rt.json into Grafana, and name rt.rules.yaml under rule_files in Prometheus.
     """
-    contents = {name: monitoring_file(name) for name in FILES}
-    for name, content in contents.items():
-        path = directory / name
-        if not force and path.exists() and path.read_bytes() != content:
-            raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
-    os.makedirs(directory, exist_ok=True)
-    for name, content in contents.items():
-        (directory / name).write_bytes(content)
-        click.echo(f"Wrote {directory / name}.", err=True)
+    write_new_files({directory / name: monitoring_file(name) for name in FILES}, force=force)
 
 
 def monitoring_file(name: str) -> bytes:

@@ -1,0 +1,127 @@
+"""`rt systemd`: write units for a node, and for `rt push` and `rt pull` beside programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from rt.cli.formats.new_files import write_new_files
+from rt.cli.options import option
+from rt.errors import InvalidOption
+
+_UNIT: Final = """\
+[Unit]
+Description={description}
+After=network-online.target
+Wants=network-online.target
+# Never give up: what stops it may be mended in an hour.
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+DynamicUser=no
+User=rt
+Group=rt
+UMask=0027
+{command}
+Restart=on-failure
+RestartSec=5
+{exits}
+KillMode=mixed
+{limits}
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=yes
+ReadWritePaths=/var/lib/rt
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectControlGroups=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+_CLIENT_EXITS: Final = """\
+# 2: wrong options. 130 and 143: stopped by a signal.
+RestartPreventExitStatus=2
+SuccessExitStatus=130 143"""
+_CLIENT_LIMITS: Final = "TimeoutStopSec=30\nLimitNOFILE=65536"
+
+UNITS: Final = {
+    "node": (
+        "rt-node.service",
+        {
+            "description": "rt node",
+            "command": "ExecStart={program} node --config /etc/rt/node.toml --log-format json",
+            "exits": "# 2: wrong settings. 71: its data differs from that of the others, kept for analysis.\n"
+            "RestartPreventExitStatus=2 71",
+            "limits": "# Its two processes have 10 seconds each to end.\nTimeoutStopSec=30\n"
+            "# Five descriptors for each session.\nLimitNOFILE=65536",
+        },
+    ),
+    "push": (
+        "rt-push@.service",
+        {
+            "description": "rt push of %i",
+            "command": "# DIRECTORY, RT_PUSH_STREAM, RT_ENDPOINTS, RT_CA, RT_CERT, RT_KEY\n"
+            "EnvironmentFile=/etc/rt/push-%i.env\nExecStart={program} push ${{DIRECTORY}}",
+            "exits": _CLIENT_EXITS,
+            "limits": _CLIENT_LIMITS,
+        },
+    ),
+    "pull": (
+        "rt-pull@.service",
+        {
+            "description": "rt pull of %i",
+            "command": "# DIRECTORY, RT_PULL_STREAM, RT_ENDPOINTS, RT_CA, RT_CERT, RT_KEY\n"
+            "EnvironmentFile=/etc/rt/pull-%i.env\nExecStart={program} pull ${{DIRECTORY}}",
+            "exits": _CLIENT_EXITS,
+            "limits": _CLIENT_LIMITS,
+        },
+    ),
+}
+"""File and fields of each unit."""
+
+
+@click.command()
+@option(
+    "--out",
+    "directory",
+    required=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory to write to, such as /etc/systemd/system. It is created if it does not exist.",
+)
+@option("--unit", type=click.Choice([*UNITS, "all"]), default="all", help="Which unit to write.")
+@option("--force", is_flag=True, help="Replace files that exist and differ. Default: fail.")
+def systemd(directory: Path, unit: str, force: bool) -> None:
+    """Write systemd units: rt-node.service, rt-push@.service and rt-pull@.service.
+
+    They run this installation of rt as the user rt, with data in /var/lib/rt and settings in /etc/rt:
+    node.toml of the node, and push-NAME.env or pull-NAME.env for rt-push@NAME or rt-pull@NAME. To change
+    one, use `systemctl edit`.
+    """
+    chosen = list(UNITS) if unit == "all" else [unit]
+    program = Path(sys.executable).absolute().parent / "rt"
+    contents = {directory / UNITS[name][0]: unit_text(name, program).encode() for name in chosen}
+    write_new_files(contents, force=force)
+
+
+def unit_text(name: str, program: Path) -> str:
+    """The text of a unit of `UNITS`. `rt.InvalidOption` if systemd could not start `program`."""
+    if set(str(program)) & set(" \t\n\"'\\%$;"):
+        raise InvalidOption(
+            "systemd cannot start a program with such a path",
+            where=program,
+            expected="a path without spaces, quotes, backslashes and the characters % $ ;",
+            hint="Install rt in another directory, such as /opt/rt.",
+        )
+    fields = {key: text.format(program=program) for key, text in UNITS[name][1].items()}
+    return _UNIT.format(**fields)

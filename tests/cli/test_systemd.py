@@ -1,0 +1,149 @@
+"""`rt systemd`: the units are ones that systemd takes, and what they start runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rt.cli.commands.systemd import UNITS
+from rt.cli.main import main
+from sequencer.config.restart_policy import ExitStatus, RestartTimes
+from sequencer.node.supervisor import COMMANDS
+
+KEYS = frozenset(
+    [
+        *("Description", "After", "Wants", "StartLimitIntervalSec", "Type", "DynamicUser", "User", "Group"),
+        *("UMask", "EnvironmentFile", "ExecStart", "Restart", "RestartSec", "RestartPreventExitStatus"),
+        *("SuccessExitStatus", "KillMode", "TimeoutStopSec", "LimitNOFILE", "NoNewPrivileges"),
+        *("CapabilityBoundingSet", "ProtectSystem", "ProtectHome", "ReadWritePaths", "PrivateTmp"),
+        *("PrivateDevices", "ProtectControlGroups", "ProtectKernelModules", "ProtectKernelTunables"),
+        *("RestrictSUIDSGID", "LockPersonality", "WantedBy"),
+    ]
+)
+"""Keys of systemd 247, the oldest of a supported Debian, that the units use."""
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> dict[str, Path]:
+    assert main(["systemd", "--out", str(tmp_path / "units")]) == 0
+    return {name: tmp_path / "units" / file for name, (file, _) in UNITS.items()}
+
+
+def settings(unit: Path) -> dict[str, str]:
+    lines = [line for line in unit.read_text().splitlines() if line and line[0] not in "#["]
+    pairs = dict(line.split("=", 1) for line in lines)
+    assert len(pairs) == len(lines), "no key twice"
+    return pairs
+
+
+def test_the_units_have_known_keys_only(units: dict[str, Path]) -> None:
+    for unit in units.values():
+        assert settings(unit).keys() <= KEYS
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_a_unit(units: dict[str, Path], name: str) -> None:
+    unit = units[name]
+    instance = unit.with_name(unit.name.replace("@.", "@feed1."))
+    if instance != unit:
+        instance.symlink_to(unit)
+    command = ["systemd-analyze", "verify", "--man=no", str(instance)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Units of the machine that it loads beside this one may have problems of their own.
+    own = [line for line in result.stderr.splitlines() if instance.name in line or str(unit) in line]
+    assert own == []
+
+
+def test_a_node_is_not_started_again_if_that_cannot_help_and_has_time_to_stop(units: dict[str, Path]) -> None:
+    found = settings(units["node"])
+    statuses = {int(word) for word in found["RestartPreventExitStatus"].split()}
+    assert statuses == {ExitStatus.MISUSED, ExitStatus.DIVERGED}
+    assert int(found["TimeoutStopSec"]) > len(COMMANDS) * RestartTimes().stop_s
+
+
+def test_a_unit_that_was_changed_is_replaced_only_by_force(
+    units: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    units["node"].write_text("mine")
+    out = str(units["node"].parent)
+    assert main(["systemd", "--out", out]) == 1
+    assert "--force replaces it" in capsys.readouterr().err
+    assert main(["systemd", "--out", out, "--unit", "push"]) == 0
+    assert units["node"].read_text() == "mine"
+    assert main(["systemd", "--out", out, "--force"]) == 0
+    assert units["node"].read_text() != "mine"
+
+
+def test_an_installation_that_systemd_cannot_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "with space" / "bin" / "python"))
+    assert main(["systemd", "--out", str(tmp_path / "units")]) == 2
+    assert "with such a path" in capsys.readouterr().err
+    assert not (tmp_path / "units").exists()
+
+
+def started(unit: Path, variables: dict[str, str], root: Path) -> subprocess.Popen[str]:
+    """What the unit starts, with directories below `root` for those of the machine."""
+    line = settings(unit)["ExecStart"]
+    line = re.sub(r"/etc/rt", str(root), line)
+    words = [variables[word[2:-1]] if word.startswith("${") else word for word in shlex.split(line)]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RT_")}
+    return subprocess.Popen(
+        words, env={**environment, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_what_push_and_pull_units_start_runs_until_it_is_stopped_and_the_stop_is_no_failure(
+    units: dict[str, Path], tmp_path: Path
+) -> None:
+    """No node answers. A wrong option or variable would end them with status 2 before they log that."""
+    (pki := tmp_path / "pki").mkdir()
+    assert main(["certs", "init", str(pki)]) == 0
+    for name, role in (("push", "publisher"), ("pull", "subscriber")):
+        issue = ["certs", "issue", str(pki), "--stream", "trades", "--role", role, "--name", name]
+        assert main(issue) == 0
+        (tmp_path / name).mkdir()
+        variables = {
+            "DIRECTORY": str(tmp_path / name),
+            f"RT_{name.upper()}_STREAM": "trades",
+            "RT_ENDPOINTS": "127.0.0.1:1",
+            "RT_CA": str(pki / "ca.crt"),
+            "RT_CERT": str(pki / f"{name}.crt"),
+            "RT_KEY": str(pki / f"{name}.key"),
+        }
+        if name == "push":
+            fed = ["pub", "--path", str(tmp_path / name), "--stream", "trades", "--name", name, "--quiet"]
+            source = tmp_path / "one"
+            source.write_text("one\n")
+            assert main([*fed, str(source)]) == 0
+        process = started(units[name], variables, tmp_path)
+        try:
+            assert process.stdout is not None
+            assert any("127.0.0.1:1" in line for line in process.stdout), "it ended"
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode in map(int, settings(units[name])["SuccessExitStatus"].split())
+
+
+@pytest.mark.slow
+def test_what_the_node_unit_starts_reads_its_file_and_ends_with_2_if_that_is_wrong(
+    units: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "node.toml").write_text("unknown = 1\n")
+    process = started(units["node"], {}, tmp_path)
+    output, _ = process.communicate()
+    assert (process.returncode, "unknown key" in output) == (ExitStatus.MISUSED, True), output

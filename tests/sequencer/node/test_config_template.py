@@ -1,0 +1,82 @@
+"""`rt node --init`: the file names every setting with its default, and `rt node` reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rt.cli.main import main
+from sequencer.config.config import NodeConfig
+from sequencer.config.config_loader import KEYS, build_config, from_file
+from sequencer.config.config_template import DEFAULTS, REQUIRED, SECTIONS, config_template
+from sequencer.state.state import Configuration
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("RT_")]:
+        monkeypatch.delenv(variable)
+
+
+def loaded(text: str, directory: Path) -> NodeConfig:
+    path = directory / "node.toml"
+    path.write_text(text)
+    return build_config(from_file(str(path)))
+
+
+def test_the_template_has_every_setting_once() -> None:
+    known = {*KEYS}
+    assert {key for settings in SECTIONS.values() for key in settings} | {"members"} == known
+    assert REQUIRED.keys() | DEFAULTS.keys() == known
+    text = config_template({})
+    for key in known - {"members"}:
+        assert len(re.findall(rf"^#?{key} = ", text, re.MULTILINE)) == 1, key
+
+
+def test_what_is_commented_out_are_the_defaults(tmp_path: Path) -> None:
+    text = config_template({})
+    plain = loaded(text, tmp_path)
+    uncommented = loaded(re.sub(r"^#(\w+ = )", r"\1", text, flags=re.MULTILINE), tmp_path)
+    shared = Configuration()
+    for key in DEFAULTS:
+        expected = getattr(shared, key) if getattr(plain, key) is None else getattr(plain, key)
+        assert getattr(uncommented, key) == expected, key
+
+
+def test_given_options_and_variables_become_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RT_MEMBERS", "n1=127.0.0.1:1,127.0.0.1:2")
+    monkeypatch.setenv("RT_RETENTION_BYTES", "90Gi")
+    monkeypatch.chdir(tmp_path)
+    assert main(["node", "--init", "--name", "n1", "--directory", "data", "--rest-port", "0"]) == 0
+    found = tomllib.loads(capsys.readouterr().out)
+    assert found["members"] == {"n1": {"raft": "127.0.0.1:1", "data": "127.0.0.1:2"}}
+    assert (found["directory"], found["rest_port"]) == (str(tmp_path / "data"), 0)
+    assert found["retention_bytes"] == 90 << 30
+    assert found["stream"] == REQUIRED["stream"]
+
+
+def test_a_wrong_value_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "--init", "--rest-port", "x"]) == 2
+    assert "invalid port (at --rest-port)" in capsys.readouterr().err
+    assert main(["node", "--force"]) == 2
+    assert "need --init" in capsys.readouterr().err
+
+
+def test_a_file_that_differs_is_replaced_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "n1.toml"
+    assert main(["node", "--init", "--out", str(out)]) == 0
+    assert main(["node", "--init", "--out", str(out)]) == 0, "it is the same"
+    out.write_text("mine")
+    assert main(["node", "--init", "--out", str(out)]) == 1
+    assert "--force replaces it" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main(["node", "--init", "--out", str(out), "--force"]) == 0
+    assert out.read_text() == config_template({})
