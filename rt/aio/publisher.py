@@ -1,7 +1,8 @@
 """`rt.aio.Publisher`: the publisher for event loops.
 
 Invariants:
-- The loop never waits for a disk's sync or for the network. `publish` may write a batch to a local file.
+- The loop never waits for the network. `publish` writes full batches to a local file; it syncs that file only
+  where a segment rolls, and after each batch with `fsync="batch"`.
 - A message that was published stays published, whatever is cancelled afterwards.
 - Waits cost no thread and no task each: one look at the progress ends all that are due.
 """
@@ -9,9 +10,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import copy
 import heapq
 import logging
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -131,9 +134,14 @@ class Publisher:
         return self._opened.status()
 
     async def open(self) -> None:
-        """Open the session. Once; `async with` does it."""
+        """Open the session. Once; `async with` does it. If it is cancelled, the session is closed again."""
         self._loop = asyncio.get_running_loop()
-        publisher = self._publisher = await asyncio.to_thread(self._make)
+        making = self._loop.run_in_executor(None, self._make)
+        try:
+            publisher = self._publisher = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_close_unwanted)
+            raise
         if (replication := publisher.replication) is not None:
             self._merged = publisher.progress.merged
             self._waits = _Waits(replication)
@@ -229,6 +237,13 @@ class Publisher:
             logger.exception("handler_failed session=%s", self._opened.session)
 
 
+def _close_unwanted(making: asyncio.Future[rt.client.publisher.Publisher]) -> None:
+    """Release the directory that an opening took which was cancelled."""
+    if not making.cancelled() and making.exception() is None:
+        close = partial(making.result().close, 0)
+        threading.Thread(target=close, name="rt-publisher-unwanted").start()
+
+
 class _Wait(NamedTuple):
     run: int
     number: int
@@ -269,6 +284,8 @@ class _Waits:
         if not wait.future.done() or wait.future.cancelled():
             wait.future.cancel()
             self._abandoned += 1
+        else:
+            wait.future.exception()  # Its task may have been cancelled at the same moment.
         if self._abandoned > _ABANDONED_MAX:
             self._abandoned = 0
             for heap in self._heaps.values():
@@ -285,7 +302,7 @@ class _Waits:
         except RtError as error:
             for heap in self._heaps.values():
                 while heap:
-                    _end(heap.pop().future, error)
+                    _end(heapq.heappop(heap).future, copy.copy(error))
 
 
 def _end(future: asyncio.Future[None], error: RtError | None) -> None:

@@ -204,9 +204,9 @@ class WaitHandle:
             self.release()
 
     def has_come(self, run: int, number: int, level: WaitLevel) -> bool:
-        """Whether `number` of run `run` has reached `level`."""
+        """Whether `number`, of run `run` or an earlier one, has reached `level`: runs do in their order."""
         reached: Level = self._record.replicated if level == "replicated" else self._record.merged
-        return reached.run == run and reached.number > number
+        return reached.run > run or (reached.run == run and reached.number > number)
 
     def raise_if_vain(self) -> None:
         """Raise what prevents that more is replicated."""

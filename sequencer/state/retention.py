@@ -14,9 +14,17 @@ from itertools import islice, takewhile
 from archiver.policy import RetentionPolicy
 from archiver.retention import due
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
+from rt.names import session_owner
 from sequencer.state import commands
 from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, Outcome, SegmentsTrimmed
-from sequencer.state.state import HOLDS_MAX, Configuration, MergedSegment, SequencerState, SubscriberHold
+from sequencer.state.state import (
+    HOLDS_MAX,
+    HOLDS_PER_NAME_MAX,
+    Configuration,
+    MergedSegment,
+    SequencerState,
+    SubscriberHold,
+)
 
 
 def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:
@@ -79,6 +87,11 @@ def hold(state: SequencerState, command: commands.HoldPosition) -> Outcome:
     known = state.holds.get(command.name)
     if known is None and len(state.holds) >= HOLDS_MAX:
         return CommandRejected(f"{HOLDS_MAX} subscribers hold data back, and {command.name} is one more")
+    owner = session_owner(command.name)
+    if known is None and command.name != owner:
+        count = sum(name.startswith(f"{owner}~") for name in state.holds)
+        if count >= HOLDS_PER_NAME_MAX:
+            return CommandRejected(f"{owner} has {count} positions of groups, and {command.name} is one more")
     if known is not None and command.position < known.position:
         return CommandRejected(
             f"{command.name} has acknowledged up to {known.position}, not {command.position}"

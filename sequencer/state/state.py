@@ -23,7 +23,9 @@ TIME_MINUTES: Final = 7 * 24 * 60
 DISK_PERCENT: Final = 90
 HOLD_LIMIT_BYTES: Final = 10 << 30
 HOLDS_MAX: Final = 1_000
-"""Named subscribers with holds: about 100 KB of every snapshot."""
+"""Named subscribers and groups' positions: about 100 KB of every snapshot."""
+HOLDS_PER_NAME_MAX: Final = 256
+"""Positions of groups with one certificate's name: limits each, so that none uses up all holds."""
 ASKED_MAX: Final = 256
 """Operators' requests that wait, or whose time is not over: those of a few seconds."""
 LEASES_MAX: Final = 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ import pytest
 from push_node import NodesInThread, PushNode
 
 import rt
-from rt.aio.publisher import _ABANDONED_MAX
+from rt.aio.publisher import _ABANDONED_MAX, _Waits
+from rt.client.wait_handle import WaitHandle
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
+from rt.sidecar.progress_file import NO_LEVEL, Level, ProgressRecord
 
 WAIT_SECONDS = 120
 
@@ -199,3 +202,95 @@ def test_a_directory_in_use_is_told_at_the_opening(tmp_path: Path) -> None:
                 pass
 
     run(main())
+
+
+def test_an_opening_that_is_cancelled_leaves_the_directory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_opening, may_open, is_closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(rt.Publisher):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            is_opening.set()
+            may_open.wait(WAIT_SECONDS)
+            super().__init__(*arguments, **options)
+
+        def close(self, timeout: float | None = 0) -> None:
+            super().close(timeout)
+            is_closed.set()
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(publisher.open())
+        await asyncio.to_thread(is_opening.wait, WAIT_SECONDS)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        may_open.set()
+        assert await asyncio.to_thread(is_closed.wait, WAIT_SECONDS)
+        async with rt.aio.Publisher(tmp_path, "s", publisher_id="feed"):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rt.client.publisher.Publisher", Slow)
+        publisher = rt.aio.Publisher(tmp_path, "s", publisher_id="feed")
+    run(main())
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as again:
+        again.publish(b"one")
+
+
+class Replication(WaitHandle):
+    """Progress that a test sets."""
+
+    def __init__(self) -> None:
+        self.error: rt.RtError | None = None
+        self.reach(NO_LEVEL)
+
+    def reach(self, level: Level) -> None:
+        self._record = ProgressRecord(bytes(16), level, level)
+
+    def raise_if_vain(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def start_waiting(self) -> None:
+        """Nothing polls."""
+
+    def stop_waiting(self) -> None:
+        """Nothing polls."""
+
+
+def test_waits_end_though_the_run_changed_before_it_had_a_message() -> None:
+    """The first message of a dedup session may set its number, which starts another run."""
+
+    async def main() -> None:
+        replication = Replication()
+        waits = _Waits(replication)
+        earlier, later = waits.add(3, 50, "merged"), waits.add(4, 200, "merged")
+        assert earlier is not None
+        assert later is not None
+        replication.reach(Level(4, 150))
+        waits.advance()
+        assert (earlier.future.done(), later.future.done()) == (True, False), "an earlier run comes first"
+        replication.reach(Level(4, 201))
+        waits.advance()
+        assert later.future.done()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_wait_that_is_cancelled_is_not_reported_to_the_loop() -> None:
+    async def main() -> list[dict[str, Any]]:
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, report: reports.append(report))
+        replication = Replication()
+        waits = _Waits(replication)
+        wait = waits.add(0, 5, "merged")
+        assert wait is not None
+        replication.error = rt.Closed("the publisher is closed")
+        waits.advance()
+        waits.discard(wait)
+        del wait, waits
+        gc.collect()
+        return [report for report in reports if "never retrieved" in report["message"]]
+
+    assert asyncio.run(main()) == []

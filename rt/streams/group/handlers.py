@@ -127,6 +127,10 @@ class HandlerCalls:
                 called = subscription.call(waiting[0][0])
                 if inspect.isawaitable(called):
                     await called
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                return 0, _cancelled_within(error)
             except Exception as error:  # noqa: BLE001 - whatever a handler raises
                 return 0, error
             return 1, None
@@ -160,6 +164,8 @@ def _call_all(
             return count, None
         try:
             returned = subscription.call(message)
+        except asyncio.CancelledError as error:
+            return count, _cancelled_within(error)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises
             return count, error
         if inspect.isawaitable(returned):  # Nothing was handled.
@@ -172,6 +178,19 @@ def _call_all(
                 expected="`async def`, or a result that needs no await",
             )
     return len(messages), None
+
+
+def _is_cancelled() -> bool:
+    """Whether this task is to end. Else a `CancelledError` comes from something that a handler awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancelled_within(error: asyncio.CancelledError) -> Exception:
+    """The failure of a handler that raised it, which alone would end the partition's task in silence."""
+    failure = RuntimeError(f"CancelledError in the handler: {error}".removesuffix(": "))
+    failure.__cause__ = error
+    return failure
 
 
 def _given_up(message: Message, error: Exception, attempts: int) -> Exception:

@@ -33,6 +33,8 @@ _READ_S: Final = 1.0
 _READ_MESSAGES: Final = 1000
 _AGAIN_S: Final = 0.5
 """The wait before a failed read of the positions is tried again."""
+_LEFT_S: Final = 1.0
+"""How long the end waits for handlers that were cancelled."""
 _LEASE_S: Final = 0.05
 """How often a lease that has ended by the clock is looked at, until it is renewed or lost."""
 
@@ -137,11 +139,18 @@ class Member:
             raise self._failure
 
     async def _end_all(self) -> None:
-        """The leases are over: nothing may go on."""
-        for opening in tuple(self._opening.values()):
-            opening.cancel()
-        for work in tuple(self._work.values()):
-            await self._end(work)
+        """The leases are over: nothing may go on. What still runs had the time of a lease to end."""
+        left = {*self._opening.values()}
+        for work in self._work.values():
+            assert work.task is not None
+            work.is_stopping = True
+            if not work.task.done():
+                logger.error("handler_left partition=%s position=%d", work.lane.queue.name, work.lane.done)
+            left.add(work.task)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_LEFT_S)
 
     # QueueListener
 
@@ -293,7 +302,12 @@ class Member:
                 lane.acknowledged = max(lane.acknowledged, done)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            is_serving = any(one.task is task and not one.is_stopping for one in self._work.values())
+            error: BaseException | None = RuntimeError("a handler cancelled its task") if is_serving else None
+        else:
+            error = task.exception()
+        if error is not None:
             if self._failure is None:
                 self._failure = error
             else:

@@ -15,9 +15,10 @@ from sequencer.data import group_positions
 from sequencer.data.group_positions import GroupPositions
 from sequencer.data.group_service import REQUEST_BYTES_MAX, GroupService
 from sequencer.state.apply import apply
+from sequencer.state.apply_result import HoldMoved
 from sequencer.state.command_codec import decode_command, encode_command
-from sequencer.state.commands import Command
-from sequencer.state.state import HOLDS_MAX, SequencerState, SubscriberHold
+from sequencer.state.commands import Command, HoldPosition
+from sequencer.state.state import HOLDS_MAX, HOLDS_PER_NAME_MAX, SequencerState, SubscriberHold
 
 
 class Cluster:
@@ -86,6 +87,16 @@ def test_a_group_needs_room_for_its_holds(cluster: Cluster) -> None:
     cluster.state.holds |= {f"n{number}": SubscriberHold(0, 1) for number in range(HOLDS_MAX)}
     with pytest.raises(Overloaded, match="hold data back"):
         cluster.acknowledge(p0=1)
+
+
+def test_one_certificate_does_not_use_up_the_holds_of_all(cluster: Cluster) -> None:
+    partitions = {f"p{number}": 0 for number in range(HOLDS_PER_NAME_MAX)}
+    assert cluster.acknowledge(**partitions) == partitions, "the largest group"
+    with pytest.raises(Overloaded, match="workers~p256 is one more"):
+        cluster.acknowledge(p256=0)
+    assert cluster.acknowledge(p0=1)["p0"] == 1, "those that are there move on"
+    assert isinstance(apply(cluster.state, HoldPosition("workers", 0, 1)), HoldMoved), "its own hold"
+    assert isinstance(apply(cluster.state, HoldPosition("workers2~p0", 0, 1)), HoldMoved)
 
 
 def test_a_client_moves_no_positions_but_its_own(cluster: Cluster) -> None:

@@ -1,0 +1,136 @@
+"""Handlers of a member that are cancelled within, or hang: no partition stalls silently, and `stop` ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from memory_leases import LeaseTable, MemoryLeases
+
+import rt
+from rt.net.lease_client import GroupProgress
+from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.member import Member
+from rt.streams.group.options import GroupOptions
+from rt.streams.group.partitions import Partitions
+
+WAIT_S = 60.0
+COUNT = 12
+
+
+class Positions:
+    """The positions that a cluster keeps."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self.held = {partitions.position_name(queue): 0 for queue in partitions.queues}
+
+    async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
+        for name, position in positions.items():
+            self.held[name] = max(self.held[name], position)
+        return GroupProgress(dict(self.held), 0, 10**9)
+
+
+class Balancer(LeaseBalancer):
+    """Gives a partition up at once if its work does not end."""
+
+    def __init__(self, leases: MemoryLeases) -> None:
+        super().__init__(leases, times=LeaseTimes(30.0, look_s=0.02, give_up_s=0.05))
+        self.now_s = leases.now_s
+
+
+class World:
+    """A log of a few messages of one partition, and one member that handles it."""
+
+    def __init__(self, root: Path) -> None:
+        self._log = root / "s" / "sessions" / "feed1"
+        self._partitions = Partitions("workers", ["a"], 1)
+        self.positions = Positions(self._partitions)
+        self.member: Member | None = None
+        with rt.Publisher(root, "s", publisher_id="feed1") as publisher:
+            publisher.publish_many([b"%d" % number for number in range(COUNT)], topic="a")
+
+    async def run(self, handler: Handler) -> None:
+        """Until it is stopped. Fails after a time in which it ends on any machine."""
+        options = GroupOptions(retry_for_s=0, retry_min_s=0.001, retry_max_s=0.001)
+        calls = HandlerCalls([Subscription("a", handler, None)], options)
+        leases = MemoryLeases(LeaseTable(time.monotonic), "workers~m0")
+        with closing(rt.Subscriber(self._log, "s", position=0)) as reader:
+            self.member = Member(self._partitions, options, Balancer(leases), self.positions, reader, calls)
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await self.member.run()
+            finally:
+                calls.close()
+
+    def stop(self) -> None:
+        assert self.member is not None
+        self.member.stop()
+
+
+async def cancelled_within(message: rt.Message) -> None:
+    """As a library does whose own task was cancelled."""
+    if message.position == 5:
+        raise asyncio.CancelledError
+
+
+def cancelled_in_a_thread(message: rt.Message) -> None:
+    if message.position == 5:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("handler", [cancelled_within, cancelled_in_a_thread])
+def test_a_cancellation_that_a_handler_raises_is_a_failure_of_its_message(
+    tmp_path: Path, handler: Handler
+) -> None:
+    world = World(tmp_path)
+    with pytest.raises(rt.HandlerFailed, match="position 5,"):
+        asyncio.run(world.run(handler))
+    assert set(world.positions.held.values()) == {5}
+
+
+def test_a_handler_that_cancels_its_own_task_stops_the_member(tmp_path: Path) -> None:
+    world = World(tmp_path)
+
+    async def cancel(message: rt.Message) -> None:
+        if message.position == 5 and (task := asyncio.current_task()) is not None:
+            task.cancel()
+            await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="cancelled its task"):
+        asyncio.run(world.run(cancel))
+    assert set(world.positions.held.values()) == {5}
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_a_handler_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, kind: str) -> None:
+    world, is_free = World(tmp_path), threading.Event()
+    calls: list[int] = []
+
+    async def hang(message: rt.Message) -> None:
+        calls.append(message.position)
+        world.stop()
+        await asyncio.Event().wait()
+
+    def block(message: rt.Message) -> None:
+        calls.append(message.position)
+        loop.call_soon_threadsafe(world.stop)
+        is_free.wait()
+
+    async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        await world.run(hang if kind == "async" else block)
+
+    loop: asyncio.AbstractEventLoop
+    try:
+        asyncio.run(main())
+    finally:
+        is_free.set()
+    assert calls == [0], "none after it"
+    assert set(world.positions.held.values()) == {0}, "it is handled again by another member"
