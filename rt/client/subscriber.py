@@ -113,6 +113,7 @@ class Subscriber:
         self._disk = disk
         self._gate = DeliveryGate(self._wake)
         self._reader: FollowReader | None = None
+        self._has_begun = False  # Whether `seek` moved it: its start, from which nodes hold the log, stays.
         self._watch: DirectoryWatch | None = None
         """Watches the directory in which the log will appear."""
         self._is_opening = False
@@ -202,11 +203,15 @@ class Subscriber:
 
         What the copy does not have before its start is reported as missing. Acknowledged positions stay.
         """
-        self._requested_start = check_place(check_position(position))
+        start = check_place(check_position(position))
+        if self._gate.is_closed:
+            raise Closed("the subscriber is closed", where=self.directory)
+        self._requested_start = start
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
             self._watch = DirectoryWatch(self.directory)
+            self._has_begun = True
 
     def call_off(self) -> None:
         """End the wait of a `next_batch` in another thread, or the next one: it returns None."""
@@ -312,8 +317,8 @@ class Subscriber:
         )
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
-        if start != "latest":  # That is known only after a node was reached.
-            self._record_start(0 if start == "earliest" else start)
+        if start != "latest" and self._cursor is not None:  # That is known only after a node was reached.
+            self._cursor.record_start(0 if start == "earliest" else start)
         self._watch = DirectoryWatch(self.directory)
         try:
             pulling = PullSidecar(self.directory, settings, on_change=self._gate.change)
@@ -386,9 +391,9 @@ class Subscriber:
             may_be_ahead=self._copy is not None,
             disk=self._disk,
         )
-        if self._copy is not None:
+        if self._copy is not None and self._cursor is not None and not self._has_begun:
             try:
-                self._record_start(reader.position)
+                self._cursor.record_start(reader.position)
             except BaseException:
                 reader.close()
                 raise
@@ -407,10 +412,6 @@ class Subscriber:
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= check_position(position) <= self.position:
             raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
-
-    def _record_start(self, position: int) -> None:
-        if self._cursor is not None:
-            self._cursor.record_start(position)
 
 
 def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:

@@ -220,11 +220,11 @@ def test_a_fenced_publisher_gets_an_error_and_its_push_client_stays_down(tmp_pat
                 publisher.wait(number, timeout=WAIT_SECONDS)
             until(lambda: not is_served(publisher.directory))
             asked = len(nodes.nodes[0].hellos)
+            for node in nodes.nodes:
+                node.refusal = None
             with publisher_of(tmp_path / "other", pki, nodes, publisher_id="feed~2") as other:
-                for node in nodes.nodes:
-                    node.refusal = None
                 other.wait(other.publish(b"one"), timeout=WAIT_SECONDS)
-            assert [hello.session for hello in nodes.nodes[0].hellos[asked:]] == ["feed~2"]
+            assert {hello.session for hello in nodes.nodes[0].hellos[asked:]} <= {"feed~2"}
 
 
 @pytest.mark.slow

@@ -132,6 +132,8 @@ def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publishe
                 subscriber.seek(wrong)
         subscriber.seek(9)
         assert numbers(subscriber.poll()) == [9]
+    with pytest.raises(rt.Closed):
+        subscriber.seek(0)
 
 
 def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:

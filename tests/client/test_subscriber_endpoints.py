@@ -277,6 +277,22 @@ def test_the_nodes_hear_where_a_named_subscriber_began_and_what_it_acknowledges(
         assert source.acknowledged[-1] == ("sub", 2)
 
 
+def test_a_seek_of_a_named_subscriber_does_not_move_the_start_that_nodes_hold(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    for number in range(6):
+        source.publish(b"%d" % number)
+    with subscriber_of(tmp_path, pki, source, name="sub", position=1) as named:
+        assert take(named, 1) == [b"1"]
+        named.seek(5)
+        assert take(named, 1) == [b"5"]
+        assert named._cursor is not None
+        assert named._cursor._begun == 1
+        named.seek(0)
+        assert take(named, 1) == [b"0"]
+        assert named._cursor._begun == 1
+
+
 def test_a_subscriber_that_reaches_no_node_in_time_is_told_why_once_and_goes_on(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
