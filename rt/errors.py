@@ -5,7 +5,8 @@
     ├── InvalidOption (ValueError)     an unknown option, or a value that is not allowed
     ├── InvalidMessage (ValueError)    a message that a log cannot hold
     │   ├── MessageTooLarge
-    │   └── TopicTooLong
+    │   ├── TopicTooLong
+    │   └── InvalidHeader
     ├── Timeout (TimeoutError)         a deadline passed; the outcome may be unknown
     ├── Closed                         used after close, or in a forked child
     ├── Fenced                         a newer run or incarnation of this session took over
@@ -119,6 +120,10 @@ class MessageTooLarge(InvalidMessage):
 
 class TopicTooLong(InvalidMessage):
     """A topic above 1,024 bytes of UTF-8."""
+
+
+class InvalidHeader(InvalidMessage):
+    """Headers above their limits, or a header with an invalid key."""
 
 
 class Timeout(RtError, TimeoutError):

@@ -12,8 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from rt.log.format.batch import CODEC_NONE, BadBatch, BatchHeader, UnknownCodec, check_values, expand_columns
+from rt.log.format.batch import (
+    CODEC_NONE,
+    HEADERS_FLAG,
+    BadBatch,
+    BatchHeader,
+    UnknownCodec,
+    check_values,
+    expand_columns,
+)
 from rt.log.format.constants import TOPIC_BYTES_MAX, Buffer, padded
+from rt.log.scan.header_table import headers_start, read_headers
 
 _FEW: Final = 16  # Up to this number of messages plain Python is faster than numpy.
 QUICK_BYTES_MAX: Final = 2**20  # Uncompressed bytes that a check may expand in an event loop.
@@ -63,7 +72,7 @@ def topics_in(dictionary: bytes, count: int) -> tuple[bytes, ...]:
 
 
 def expanded_bytes(header: BatchHeader) -> int:
-    """How many bytes `check_columns` expands of the batch: 0 if it is not compressed."""
+    """How many bytes `check_columns` expands of the batch: 0 if it is not compressed and has no headers."""
     return 0 if header.flags == CODEC_NONE else header.columns_bytes + header.values_bytes
 
 
@@ -74,14 +83,18 @@ def check_columns(header: BatchHeader, batch: memoryview) -> None:
     """
     try:
         columns = expand_columns(header, batch)
-        _check_plain(header, columns)
-        if header.flags != CODEC_NONE:
+        values_end = _check_plain(header, columns)
+        if header.flags & HEADERS_FLAG:
+            section = check_values(header, batch, headers_start(header, values_end))
+            read_headers(memoryview(section), header.message_count)
+        elif header.flags != CODEC_NONE:
             check_values(header, batch)
     except BadBatch as error:
         raise BadColumns(str(error)) from error
 
 
-def _check_plain(header: BatchHeader, columns: Buffer) -> None:
+def _check_plain(header: BatchHeader, columns: Buffer) -> int:
+    """Check the columns; return where the messages' values end."""
     count = header.message_count
     view = memoryview(columns)
     offsets = view[: 4 * (count + 1)]
@@ -99,7 +112,8 @@ def _check_plain(header: BatchHeader, columns: Buffer) -> None:
         first, last = int(array[0]), int(array[-1])
         times = np.frombuffer(timestamps, "<i8")
         low_ns, high_ns = int(times.min()), int(times.max())
-    if first != 0 or last != header.values_bytes or not rises:
+    ends_well = last <= header.values_bytes if header.flags & HEADERS_FLAG else last == header.values_bytes
+    if first != 0 or not ends_well or not rises:
         raise BadColumns("value offsets do not rise from 0 to the end of the values")
     if (low_ns, high_ns) != (header.timestamp_low_ns, header.timestamp_high_ns):
         raise BadColumns("the time range in the header differs from that of the messages")
@@ -108,3 +122,4 @@ def _check_plain(header: BatchHeader, columns: Buffer) -> None:
         at += 8 * count
         if int(np.frombuffer(view[at : at + 2 * count], "<u2").max()) >= header.topic_count:
             raise BadColumns("a topic index is not below the number of topics")
+    return last

@@ -27,6 +27,7 @@ from rt.client.settings import FsyncPolicy
 from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.errors import Closed, RtError
 from rt.log.format.batch import Int64s
+from rt.log.format.headers import HeadersInput
 from rt.option_checks import check_timeout
 from rt.sidecar.progress_file import PublisherProgress
 
@@ -148,19 +149,28 @@ class Publisher:
             replication.listen(self._wake)
 
     def publish(
-        self, value: bytes, topic: str = "", timestamp_ns: int | None = None, number: int | None = None
+        self,
+        value: bytes,
+        topic: str = "",
+        timestamp_ns: int | None = None,
+        number: int | None = None,
+        headers: HeadersInput = (),
     ) -> Delivery:
         """Append one message, as `rt.Publisher.publish` does. Await the result to wait until it is merged."""
-        accepted = self._opened.publish(value, topic, timestamp_ns, number)
+        accepted = self._opened.publish(value, topic, timestamp_ns, number, headers)
         return Delivery(self, range(accepted, accepted + 1))
 
     def publish_many(
-        self, values: Iterable[bytes], topic: str = "", timestamps_ns: Sequence[int] | Int64s | None = None
+        self,
+        values: Iterable[bytes],
+        topic: str = "",
+        timestamps_ns: Sequence[int] | Int64s | None = None,
+        headers: HeadersInput | Sequence[HeadersInput] = (),
     ) -> Delivery:
         """Append many messages of one topic, as `rt.Publisher.publish_many` does. Takes about a millisecond a
         MB: give large lists in parts.
         """
-        return Delivery(self, self._opened.publish_many(values, topic, timestamps_ns))
+        return Delivery(self, self._opened.publish_many(values, topic, timestamps_ns, headers))
 
     async def flush(self) -> None:
         """See `rt.Publisher.flush`."""

@@ -18,7 +18,9 @@ from rt.client.settings import PublisherSettings
 from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.format.batch import BatchDraft
 from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.headers import Headers
 from rt.log.write.batcher import (
+    MESSAGE_COST_BYTES,
     TOGETHER_BYTES,
     BulkMessages,
     PendingBatch,
@@ -69,12 +71,30 @@ class BatchWriter:
         if number is not None and number != self.batch.end:
             self._renumber(number)
 
-    def make_room(self, topic: str, size: int) -> tuple[PendingBatch, int]:
-        """Return a batch with room for messages of `topic` that cost `size`, and the topic's index in it."""
+    def make_room(self, topic: str, size: int, headers: Headers = ()) -> tuple[PendingBatch, int]:
+        """Return a batch with room for messages that cost `size`, and the index in it of topic and headers.
+
+        Only one message may have `headers`.
+        """
         check_topic(topic)
-        if not self.batch.has_room(topic, size, self._batch_bytes):
+        if not self.batch.has_room(topic, size, self._batch_bytes, headers):
             self.write_batch()
-        return self.batch, self.batch.add_topic(topic)
+        return self.batch, self.batch.add_topic(topic) | self.batch.add_headers(headers)
+
+    def add_each(
+        self, values: list[bytes], topic: str, stamps: list[int], headers: list[Headers], first: int
+    ) -> None:
+        """Add values one by one, each with its headers."""
+        try:
+            for value, stamp, own in zip(values, stamps, headers, strict=True):
+                size = len(value) + MESSAGE_COST_BYTES
+                batch, index = self.make_room(topic, size, own)
+                batch.add_many([value], [stamp], index, size)
+        except DiskFull as error:
+            error.accepted = range(first, self.batch.end)
+            raise
+        finally:
+            self._wake()
 
     def add_values(self, many: BulkMessages, first: int) -> None:
         """Add a few values to the batch. Of many, fill it up and write it with batches of the next ones; the

@@ -36,6 +36,7 @@ from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
 from rt.log.format.batch import Int64s
+from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.directory import session_directory
@@ -186,13 +187,19 @@ class Publisher:
         return self._writer.batch.end
 
     def publish(
-        self, value: bytes, topic: str = "", timestamp_ns: int | None = None, number: int | None = None
+        self,
+        value: bytes,
+        topic: str = "",
+        timestamp_ns: int | None = None,
+        number: int | None = None,
+        headers: HeadersInput = (),
     ) -> int:
         """Append one message and return its number.
 
         `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
-        must be `next_number`; the first message of a dedup session may set it. Durable after `flush`. Raises
-        `rt.MessageTooLarge`, `rt.TopicTooLong`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what
+        must be `next_number`; the first message of a dedup session may set it. `headers` is a mapping, or
+        pairs of a key and bytes. Durable after `flush`. Raises `rt.MessageTooLarge`, `rt.TopicTooLong`,
+        `rt.InvalidHeader`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what
         blocks replication; then the message was not accepted.
         """
         if type(value) is not bytes:
@@ -201,6 +208,7 @@ class Publisher:
             timestamp_ns = checked_stamp(timestamp_ns)
         if number is not None:
             number = check_position(number)
+        own = checked_headers(headers) if headers else ()
         size = len(value) + MESSAGE_COST_BYTES
         writer = self._writer
         with self._lock:
@@ -208,9 +216,9 @@ class Publisher:
                 self._check(number)
             batch = writer.batch
             index = batch.topics.get(topic)
-            if index is None or batch.bytes + size > self._batch_bytes:
-                check_size(len(value))
-                batch, index = writer.make_room(topic, size)
+            if index is None or own or batch.bytes + size > self._batch_bytes:
+                check_size(len(value), own)
+                batch, index = writer.make_room(topic, size, own)
             if timestamp_ns is None:
                 timestamp_ns = time_ns()
                 if timestamp_ns < self._last_ns:
@@ -232,11 +240,16 @@ class Publisher:
             return batch.first + count - 1
 
     def publish_many(
-        self, values: Iterable[bytes], topic: str = "", timestamps_ns: Sequence[int] | Int64s | None = None
+        self,
+        values: Iterable[bytes],
+        topic: str = "",
+        timestamps_ns: Sequence[int] | Int64s | None = None,
+        headers: HeadersInput | Sequence[HeadersInput] = (),
     ) -> range:
         """Append many messages of one topic and return the range of their numbers.
 
-        Much faster than `publish` for each. `timestamps_ns`, if given, has one entry for each value. If it
+        Much faster than `publish` for each. `timestamps_ns`, if given, has one entry for each value.
+        `headers` are those of all messages, or a sequence with those of each. If it
         raises `rt.DiskFull`, the error's `accepted` are the numbers of the values that were accepted.
         """
         values = values if isinstance(values, list) else list(values)
@@ -244,6 +257,9 @@ class Publisher:
             values = [as_bytes(value) for value in values]
         stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
         check_topic(topic)
+        own = headers_of_each(headers, len(values)) if headers and values else []
+        for value, pairs in zip(values, own, strict=False):
+            check_size(len(value), pairs)
         writer = self._writer
         with self._lock:
             self._check(None)
@@ -251,7 +267,9 @@ class Publisher:
             if stamps is None:
                 self._last_ns = max(time_ns(), self._last_ns)
                 stamps = np.broadcast_to(np.int64(self._last_ns), (len(values),))
-            if values:
+            if own:
+                writer.add_each(values, topic, stamps.tolist(), own, first)
+            elif values:
                 writer.add_values(BulkMessages(values, topic, stamps), first)
             return range(first, writer.batch.end)
 

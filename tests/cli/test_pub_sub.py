@@ -720,7 +720,10 @@ class Stub:
         self.kept: list[tuple[bytes, int]] = []
         self._takes = takes
 
-    def publish_many(self, values: list[bytes], topic: str, stamps: list[int] | None) -> range:
+    def publish_many(
+        self, values: list[bytes], topic: str, stamps: list[int] | None, headers: object
+    ) -> range:
+        assert not headers
         assert stamps is not None
         first = len(self.kept)
         taken = self._takes.pop(0) if self._takes else len(values)
@@ -1070,3 +1073,20 @@ def test_the_wait_has_a_bar_on_a_terminal(cluster: Cluster) -> None:
 def kept_values(directory: Path) -> list[bytes]:
     with rt.LogReader(directory, on_event=lambda _: None) as reader:
         return [message.value for message in reader]
+
+
+def test_headers_go_from_pub_to_sub_and_back(tmp_path: Path) -> None:
+    runner = CliRunner()
+    where = ["--path", str(tmp_path), "--stream", "s"]
+    given = ["--header", "kind=a=b", "--header", "raw=x"]
+    assert runner.invoke(cli, ["pub", *where, "--name", "one", *given], input="v\n").exit_code == 0
+    shown = runner.invoke(cli, ["sub", str(tmp_path / "s/sessions/one"), "--json"]).stdout
+    assert json.loads(shown)["headers"] == [{"key": "kind", "value": "a=b"}, {"key": "raw", "value": "x"}]
+    again = ["pub", *where, "--name", "two", "--format", "json", "--envelope"]
+    assert runner.invoke(cli, again, input=shown).exit_code == 0
+    with rt.LogReader(tmp_path / "s/sessions/two") as reader:
+        assert [message.headers for message in reader] == [(("kind", b"a=b"), ("raw", b"x"))]
+    dumped = runner.invoke(cli, ["log", "dump", str(tmp_path / "s/sessions/two")]).stdout
+    assert "kind=a=b  raw=x" in dumped
+    refused = runner.invoke(cli, ["pub", *where, "--header", "none"], input="v\n")
+    assert (refused.exit_code, "KEY=VALUE" in refused.output) == (2, True)

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.log.format.batch import BatchDraft
+from rt.log.format.headers import SETS_MAX
+from rt.log.scan.header_table import read_headers
 from rt.log.write.batcher import MESSAGE_COST_BYTES, TOPIC_COST_BYTES, BulkMessages, PendingBatch
 
 BATCH_BYTES = 4096
@@ -60,3 +62,19 @@ def test_cut_values_follow_the_pending_ones_in_order_and_fill_their_batch(
         room = BATCH_BYTES - held_bytes - cost
         assert joined == 0 or many.cost(0) - many.cost(joined) <= room
         assert joined == len(values) or many.cost(0) - many.cost(joined + 1) > room
+
+
+def test_as_many_different_headers_as_a_batch_may_have_are_accepted_beside_a_message_without_any() -> None:
+    batch = PendingBatch(0)
+    batch.add_many([b"plain"], [0], batch.add_topic(""), 5 + MESSAGE_COST_BYTES)
+    size = MESSAGE_COST_BYTES
+    for number in range(SETS_MAX + 1):
+        headers = (("k", b"%d" % number),)
+        if not batch.has_room("", size, 2**24, headers):
+            break
+        batch.add_many([b""], [number], batch.add_topic("") | batch.add_headers(headers), size)
+    draft = batch.draft()
+    assert len(batch.values) == SETS_MAX
+    table, index = read_headers(memoryview(draft.headers), len(batch.values))
+    assert index is not None
+    assert [table.sets[one] for one in index.tolist()[:2]] == [(), (("k", b"0"),)]

@@ -356,6 +356,11 @@ def test_arrow_shares_values_offsets_timestamps_and_numbers() -> None:
 # Arrow
 
 
+PAIR = pa.struct(
+    [pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
+
+
 def test_the_schema_is_the_one_that_spark_reads() -> None:
     whole = decode(*placed([batch([Said("t", b"v", 5)])]), SESSIONS)
     assert whole is not None
@@ -370,6 +375,7 @@ def test_the_schema_is_the_one_that_spark_reads() -> None:
                 pa.field("number", pa.int64(), nullable=False),
                 pa.field("topic", text, nullable=False),
                 pa.field("value", pa.binary(), nullable=False),
+                pa.field("headers", pa.list_(PAIR), nullable=False),
             ]
         )
     )

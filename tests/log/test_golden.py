@@ -24,6 +24,7 @@ from batches import (
     Said,
     batch,
     declaration_of,
+    draft,
     merged_bytes,
     merged_header,
     session_bytes,
@@ -37,9 +38,10 @@ import rt.log.format.durable_end
 import rt.log.format.index
 import rt.log.format.segment
 import rt.log.format.segment_table
-from rt.log.format.batch import BATCH_OVERHEAD_BYTES, CODEC_NONE, CODEC_ZSTD
+from rt.log.format.batch import BATCH_OVERHEAD_BYTES, CODEC_NONE, CODEC_ZSTD, HEADERS_FLAG, encode_batch
 from rt.log.format.checksum import batch_seed
 from rt.log.format.durable_end import DurableEnd, encode_durable_end, newest_durable_end
+from rt.log.format.headers import Headers, encode_headers
 from rt.log.format.index import EntryKind, IndexEntry, decode_entries, encode_entry
 from rt.log.format.segment import (
     LogKind,
@@ -85,7 +87,7 @@ def dump_batch(dump: Dump) -> None:
     start = dump.at
     header = dump.fields(BATCH)
     count, topics = header["message count"], header["topic count"]
-    if header["flags"] == CODEC_NONE:
+    if header["flags"] & 0xF == CODEC_NONE:
         dump.numbers(count + 1, 4, "value offset {}")
         dump.numbers(count, 8, "timestamp {}, ns since the Unix epoch")
         if topics > 1:
@@ -96,7 +98,8 @@ def dump_batch(dump: Dump) -> None:
     else:
         dump.part(header["columns"], "columns, a zstd frame")
     dump.padding()
-    dump.part(header["values"], "values" if header["flags"] == CODEC_NONE else "values, a zstd frame")
+    kinds = {CODEC_NONE: "values", HEADERS_FLAG: "values, then headers"}
+    dump.part(header["values"], kinds.get(header["flags"], "values, a zstd frame"))
     dump.padding()
     assert dump.at == start + header["total bytes"]
 
@@ -252,6 +255,20 @@ def test_the_same_values_are_encoded_as_they_were(golden: Callable[..., bytes], 
     golden(f"{FOLDER}/{name}", content, dump(content))
 
 
+def test_a_golden_batch_with_headers_is_written_and_read_as_it_was(golden: Callable[..., bytes]) -> None:
+    said = [Said("t", b"one"), Said("t", b"two"), Said("t", b"three")]
+    sets: list[Headers] = [(("trace", b"0af7"), ("kind", b"\0\xff")), ()]
+    headers = encode_headers(sets, np.array([0, 1, 0], np.uint16))
+    pieces = encode_batch(draft(said)._replace(headers=headers), first=1000, seed=PLACE)
+    content = b"".join(pieces)
+    data = golden(f"{FOLDER}/batch_headers", content, dump_one_batch(content))
+    assert messages_of(session_header(first=1000), data) == numbered(said, 1000)
+    scan = scanner_for(session_header(first=1000)).scan(memoryview(data))
+    found = decode(np.frombuffer(data, np.uint8), scan.batches, {0: "feed"})
+    assert found is not None
+    assert found.headers == [sets[0], (), sets[0]]
+
+
 def test_a_compressed_batch_may_differ_but_reads_the_same(golden: Callable[..., bytes]) -> None:
     """Each version of zstd may find other bytes for the same content."""
     content = batch(COMPRESSED, first=1000, seed=PLACE, codec=CODEC_ZSTD)
@@ -261,7 +278,7 @@ def test_a_compressed_batch_may_differ_but_reads_the_same(golden: Callable[..., 
 
 
 def test_every_golden_file_is_known_and_has_its_dump() -> None:
-    names = {*FILES, "batch_zstd"}
+    names = {*FILES, "batch_zstd", "batch_headers"}
     files = {path.name for path in (GOLDEN / "v1").iterdir()}
     assert files == {f"{name}.{kind}" for name, kind in itertools.product(names, ("bin", "txt"))}
     assert [path.name for path in GOLDEN.iterdir()] == ["v1"]

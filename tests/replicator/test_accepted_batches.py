@@ -35,12 +35,14 @@ from rt.log.format.batch import (
     CODEC_ZSTD,
     COMPRESSION_RATIO_MAX,
     HEADER,
+    HEADERS_FLAG,
     BadBatch,
     BatchHeader,
     check_header,
     expand,
 )
 from rt.log.format.checksum import batch_seed
+from rt.log.format.constants import padding
 from rt.log.format.segment import LogKind, SegmentHeader, SegmentId, encode_segment_header
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.projection import EVERYTHING, Projection
@@ -98,6 +100,8 @@ class Forged:
     cut: int = 0
     rest: bytes = b""
     is_columns: bool = False
+    headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    """The headers of message i are at i modulo their number. Without any the batch has no section of them."""
     """Whether `cut` and `rest` are of the frame of the columns; else of that of the values."""
 
     def lay_out(self, first: int, seed: int) -> bytes:
@@ -114,6 +118,10 @@ class Forged:
             "timestamp_low_ns": min(stamps),
             "timestamp_high_ns": max(stamps),
         }
+        sets = {tuple(own): None for own in self.headers}
+        words, halves, tail = header_parts(
+            [*sets], [[*sets].index(tuple(self.headers[i % len(self.headers)])) for i in range(count) if sets]
+        )
         after: dict[str, int] = {}
         for what, place, by in self.changes:
             match what:
@@ -133,11 +141,24 @@ class Forged:
                 case "low" | "high":
                     name = f"timestamp_{what}_ns"
                     said[name] = clipped(said[name] + by, 63)
+                case "header word":
+                    words[place % len(words)] = clipped(words[place % len(words)] + by, 31)
+                case "header half" if halves:
+                    halves[place % len(halves)] = by & 0xFFFF
+                case "header byte":
+                    cut = place % (len(tail) + 1)
+                    tail = tail[:cut] + bytes([by & 0xFF]) + tail[cut + (by & 1) :]
+                case "header half":
+                    pass
                 case "flags":
                     after["flags"] = by & 0xFFFF
                 case _:
                     after[what] = by
         plain = columns(ends, stamps, index if len(self.topics) > 1 else [], topic_ends, text)
+        if sets:
+            values += (
+                padding(len(values)) + struct.pack(f"<{len(words)}i{len(halves)}H", *words, *halves) + tail
+            )
         sizes = {"columns_bytes": len(plain), "values_bytes": len(values)}
         for name, by in after.items():
             if name in sizes:
@@ -145,9 +166,11 @@ class Forged:
             elif name in said:
                 said[name] = clipped(said[name] + by, 31 if name != "first" else 63) & (2**62 - 1)
         if self.codec == "none":
-            return forge(plain, values, seed=seed, **masked({**said, **sizes, **flags_of(after)}))
+            flags = {"flags": HEADERS_FLAG if sets else 0, **flags_of(after)}
+            return forge(plain, values, seed=seed, **masked({**said, **sizes, **flags}))
         frames = [self.stored(plain, is_columns=True), self.stored(values, is_columns=False)]
-        return forge(*frames, seed=seed, **masked({**said, **sizes, "flags": CODEC_ZSTD, **flags_of(after)}))
+        flags = {"flags": CODEC_ZSTD | (HEADERS_FLAG if sets else 0), **flags_of(after)}
+        return forge(*frames, seed=seed, **masked({**said, **sizes, **flags}))
 
     def stored(self, data: bytes, *, is_columns: bool) -> bytes:
         match self.codec:
@@ -172,6 +195,21 @@ class Forged:
         return frame
 
 
+def header_parts(
+    sets: Sequence[Sequence[tuple[bytes, bytes]]], index: Sequence[int]
+) -> tuple[list[int], list[int], bytes]:
+    """The section of headers in the dumbest way: its 32-bit words, its 16-bit halves and its bytes."""
+    pairs = [pair for own in sets for pair in own]
+    keys = [*{key: None for key, _ in pairs}]
+    words = [len(sets), len(pairs), len(keys)]
+    for sizes in (map(len, sets), map(len, keys), (len(value) for _, value in pairs)):
+        words += np.cumsum([0, *sizes]).tolist()
+    halves = [*index] if len(sets) > 1 else []
+    if len(keys) > 1:
+        halves += [keys.index(key) for key, _ in pairs]
+    return words, halves, b"".join([*keys, *(value for _, value in pairs)])
+
+
 def clipped(value: int, bits: int) -> int:
     return min(max(value, -(2**bits)), 2**bits - 1)
 
@@ -194,6 +232,7 @@ changes = st.tuples(
         [
             *("offset", "topic offset", "stamp", "index", "text", "low", "high", "flags"),
             *("message_count", "topic_count", "columns_bytes", "values_bytes"),
+            *("header word", "header word", "header half", "header byte"),
         ]
     ),
     st.integers(0, 40),
@@ -208,6 +247,12 @@ codecs = st.sampled_from(
 texts = st.sampled_from([b"", b"a", b"b", b"trade", "größe".encode(), b"x" * 1024, b"\0"])
 contents = st.sampled_from([bytes(3000), b"ab" * 900, b"0123456789" * 400, bytes(400_000)]) | (
     st.binary(max_size=12) | st.sampled_from([b"x" * 40_000, bytes(2**21), b"a" * (2**20 + 7)])
+)
+
+
+pairs = st.tuples(
+    st.sampled_from([b"k", b"k", b"traceparent", "größe".encode(), b"", b"\xff", b"k" * 65_536]),
+    st.sampled_from([b"", b"v", b"\xff\0", bytes(65_535), bytes(65_536)]) | st.binary(max_size=9),
 )
 
 
@@ -229,6 +274,7 @@ def forgeries(draw: st.DrawFn) -> Forged:
         draw(st.sampled_from([*[0] * 12, 1, 3, 4, 9])),
         draw(st.sampled_from([*[b""] * 8, b"more", bytes(8), struct.pack("<II", 0x184D2A50, 2) + b"ab"])),
         draw(st.booleans()),
+        draw(st.just([]) | st.lists(st.lists(pairs, max_size=4), min_size=1, max_size=5)),
     )
 
 
@@ -283,6 +329,13 @@ def check_everything_reads(disk: MemoryDisk, forged: Forged) -> None:
         for each in batches:
             each.to_arrow().validate(full=True)
             assert len(each.topics) == len(each.sessions) == len(list(each.messages()))
+            assert each.to_arrow()["headers"].to_pylist() == [
+                [{"key": key, "value": value} for key, value in own] for own in each.headers
+            ]
+        if forged.headers and not forged.changes:
+            own = [found for each in batches for found in each.headers][len(BEFORE) : -len(AFTER)]
+            given_headers = [forged.headers[i % len(forged.headers)] for i in range(len(own))]
+            assert [[(key.encode(), value) for key, value in each] for each in own] == given_headers
     for interest in (EVERYTHING, NO_VALUES, Projection(topics=frozenset(["a", "trade"]))):
         ranges = RangeReader(MERGED, 0, end, interest=interest, on_loss=refuse, wait_seconds=0, disk=disk)
         found = list(ranges.batches())
@@ -376,7 +429,7 @@ def test_a_time_range_that_is_not_that_of_the_messages_is_refused(low: int, high
         check_columns(header_of(data), memoryview(data))
 
 
-@pytest.mark.parametrize("flags", [2, 15, 16, 17, 0x8000])
+@pytest.mark.parametrize("flags", [2, 15, 18, 32, 0x8000])
 def test_unknown_flags_are_refused(flags: int) -> None:
     data = forge(columns([0, 1], [0], [], [0, 1], b"t"), b"v", flags=flags)
     with pytest.raises(BadColumns, match=f"flags {flags:#06x}"):

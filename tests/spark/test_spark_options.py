@@ -160,7 +160,7 @@ def test_a_consumer_is_for_streams_from_nodes() -> None:
         ("kafka.ssl.truststore.location", "ca, cert and key"),
         ("kafka.security.protocol", "ca, cert and key"),
         ("kafka.max.poll.records", "nothing: leave it out"),
-        ("includeHeaders", "nothing: messages have no headers"),
+        ("includeHeaders", "nothing: Spark does not read headers; rt.LogReader and rt.Subscriber do"),
     ],
 )
 def test_an_option_of_kafka_is_refused_with_the_name_that_it_has_here(name: str, here: str) -> None:

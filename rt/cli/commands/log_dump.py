@@ -47,12 +47,13 @@ def pages(
 
 
 def message_lines(rows: MessageRows) -> Iterator[bytes]:
-    for position, timestamp_ns, session, run, number, topic, value in rows.messages():
+    for position, timestamp_ns, session, run, number, topic, value, headers in rows.messages():
         line = (
             f"{position}  {format_time(timestamp_ns)}  {escape(session)}/{run}#{number}  "
-            f"{escape(topic) or '-'}  {escape(value)}\n"
+            f"{escape(topic) or '-'}  {escape(value)}"
         )
-        yield line.encode()
+        line += "".join(f"  {escape(key)}={escape(value)}" for key, value in headers)
+        yield f"{line}\n".encode()
 
 
 class _Found(NamedTuple):

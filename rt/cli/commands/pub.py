@@ -29,8 +29,9 @@ from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.client.settings import FsyncPolicy
-from rt.errors import RtError
+from rt.errors import InvalidHeader, RtError
 from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
+from rt.log.format.headers import Headers, checked_headers
 from rt.names import session_owner
 from rt.option_checks import TIMEOUT_SECONDS_MAX
 
@@ -70,6 +71,13 @@ def _choice(kind: object) -> click.Choice[str]:
     help="Id shared by publishers that send the same messages: each is merged once. Default: none.",
 )
 @option("--topic", default="", help="Topic of messages whose record names none. Default: the empty topic.")
+@option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A header of messages whose record names none. Repeatable. Default: none.",
+)
 @option("--format", "style", type=_choice(Format), default="lines", help="Format of the input: see above.")
 @option(
     "--topic-field",
@@ -139,6 +147,7 @@ def pub(
     publisher_id: str | None,
     nodes: NodeOptions,
     topic: str,
+    headers: tuple[str, ...],
     style: Format,
     topic_field: str | None,
     timestamp_field: str | None,
@@ -169,6 +178,7 @@ def pub(
     continues to send them after the command has ended: `rt pushes list` shows it.
     """  # noqa: D301 - click's mark of a block that is not wrapped
     fields = Fields(topic, topic_field, timestamp_field)
+    own = _headers(headers)
     feeding = _feeding(style, fields, envelope=envelope, has_header=not no_header)
     paths = _checked_paths(paths or (STDIN,), style)
     root, stream = nodes.path(root), nodes.stream(stream)
@@ -191,7 +201,8 @@ def pub(
         fed, reached, started = PublishedCount(), Reached(level), time.monotonic()
         try:
             try:
-                _publish(publisher, feeding, paths, interrupts, fed, on_full=on_full, is_quiet=quiet)
+                make_loop = partial(PublishLoop, publisher, interrupts, fed, on_full=on_full, headers=own)
+                _publish(make_loop, feeding, paths, interrupts, is_quiet=quiet)
             finally:
                 if fed.is_flushed:
                     wait_for_level(publisher, fed, reached, timeout, interrupts, is_quiet=quiet)
@@ -201,6 +212,20 @@ def pub(
             _report(fed, reached, publisher, seconds, as_json=as_json, is_quiet=quiet)
         if not reached.is_reached:
             raise click.exceptions.Exit(1)
+
+
+def _headers(given: Sequence[str]) -> Headers:
+    """The headers of `--header`; `click.UsageError` if one is invalid."""
+    pairs = []
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals:
+            raise click.UsageError(f"--header needs KEY=VALUE, not {each!r}.")
+        pairs.append((key, os.fsencode(value)))
+    try:
+        return checked_headers(pairs)
+    except InvalidHeader as error:
+        raise click.UsageError(f"--header: {error}") from error
 
 
 def _close(publisher: Publisher, reached: Reached) -> None:
@@ -251,20 +276,18 @@ def _checked_paths(paths: Sequence[str], style: Format) -> tuple[str, ...]:
 
 
 def _publish(
-    publisher: Publisher,
+    make_loop: Callable[..., PublishLoop],
     feeding: Feeding,
     paths: Sequence[str],
     interrupts: Interrupts,
-    fed: PublishedCount,
     *,
-    on_full: OnFull,
     is_quiet: bool,
 ) -> None:
     """Publish all input; then flush, also after an error or a signal."""
     total = parsers.total_bytes(paths)
     unit = "msg" if total is None else "B"
     with progress("publishing", total=total, unit=unit, is_quiet=is_quiet) as bar:
-        feed = PublishLoop(publisher, interrupts, fed, on_full=on_full, bar=bar if total is None else None)
+        feed = make_loop(bar=bar if total is None else None)
         reading = Parser(interrupts, feed.push, _ignore if total is None else bar.add)
         try:
             for path in paths:

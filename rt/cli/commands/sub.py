@@ -110,7 +110,7 @@ _MOST = 2**62
     "--json",
     "as_json",
     is_flag=True,
-    help="Write one JSON object a line, with position, timestamp, session, number, topic and value.",
+    help="Write one JSON object a line, with position, timestamp, session, number, topic, value and headers.",
 )
 @click.pass_context
 def sub(

@@ -61,7 +61,7 @@ def feed_envelopes(path: str, reading: Parser, feed: PublishLoop, fields: Fields
         except ValueError as error:
             raise _bad(str(error), where) from error
         topic = content.topic if "topic" in found else fields.topic
-        feed.add(content.value, _checked_topic(topic, where), content.timestamp_ns)
+        feed.add(content.value, _checked_topic(topic, where), content.timestamp_ns, content.headers)
 
 
 def feed_csv(

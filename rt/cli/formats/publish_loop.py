@@ -15,6 +15,7 @@ from rt.cli.progress_bar import Bar
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.errors import DiskFull
+from rt.log.format.headers import Headers
 
 OnFull = Literal["wait", "fail"]
 
@@ -45,6 +46,7 @@ class PublishLoop:
         *,
         on_full: OnFull,
         bar: Bar | None,
+        headers: Headers = (),
     ) -> None:
         self.fed = fed
         self._publisher = publisher
@@ -55,15 +57,18 @@ class PublishLoop:
         self._topic = ""
         self._values: list[bytes] = []
         self._stamps: list[int] | None = None
+        self._default_headers = headers
+        self._headers: list[Headers] = []
         self._bytes = 0
 
-    def add(self, value: bytes, topic: str, timestamp_ns: int | None = None) -> None:
+    def add(self, value: bytes, topic: str, timestamp_ns: int | None = None, headers: Headers = ()) -> None:
         """Add one message. It is published together with its neighbours of the same topic."""
         if self._values and (topic != self._topic or (timestamp_ns is None) != (self._stamps is None)):
             self.push()
         if not self._values:
             self._topic, self._stamps = topic, None if timestamp_ns is None else []
         self._values.append(value)
+        self._headers.append(headers or self._default_headers)
         self._bytes += len(value)
         if self._stamps is not None and timestamp_ns is not None:
             self._stamps.append(timestamp_ns)
@@ -73,13 +78,13 @@ class PublishLoop:
     def add_many(self, values: list[bytes], topic: str) -> None:
         """Publish many messages, now."""
         self.push()
-        self._publish(values, topic, None)
+        self._publish(values, topic, None, [self._default_headers] * len(values))
 
     def push(self) -> None:
-        values, stamps = self._values, self._stamps
-        self._values, self._stamps, self._bytes = [], None, 0
+        values, stamps, headers = self._values, self._stamps, self._headers
+        self._values, self._stamps, self._headers, self._bytes = [], None, [], 0
         if values:
-            self._publish(values, self._topic, stamps)
+            self._publish(values, self._topic, stamps, headers)
 
     def finish(self) -> None:
         """Publish the messages that were added. On return all of them are synced to disk."""
@@ -93,14 +98,18 @@ class PublishLoop:
                 self.fed.is_flushed = True
                 return
 
-    def _publish(self, values: list[bytes], topic: str, stamps: list[int] | None) -> None:
+    def _publish(
+        self, values: list[bytes], topic: str, stamps: list[int] | None, headers: list[Headers]
+    ) -> None:
         while True:
             try:
-                self._count(values, self._publisher.publish_many(values, topic, stamps))
+                own = headers if any(headers) else ()
+                self._count(values, self._publisher.publish_many(values, topic, stamps, own))
             except DiskFull as error:
                 done = len(error.accepted)
                 self._count(values[:done], error.accepted)
                 values, stamps = values[done:], None if stamps is None else stamps[done:]
+                headers = headers[done:]
                 self._wait(error)
             else:
                 self._is_full = False

@@ -5,7 +5,7 @@
          4      4  checksum of bytes 8 to the end of the columns
          8      4  total bytes: 64 + padded columns + padded values
         12      4  checksum of the value bytes as stored, padding included
-        16      2  flags: bits 0-3 codec (0 none, 1 zstd), the others 0
+        16      2  flags: bits 0-3 codec (0 none, 1 zstd), bit 4 messages have headers, the others 0
         18      2  topic count, at least 1, at most one for each message
         20      4  message count, at least 1
         24      8  first number
@@ -23,6 +23,8 @@
         topic index    uint16[count]           left out when the batch has one topic
         topic offsets  int32[topics + 1], then the topics' UTF-8
 
+    values, uncompressed: the messages' values; with flag 4 padded to 8, then `rt.log.format.headers`
+
 Both checksums start from the seed of the batch's place (`rt.log.format.checksum`). The values have their own,
 so that a scan of positions and times need not read them. With a codec, columns and values are one frame each,
 together smaller than their content. A batch has at least 1/512 of its uncompressed bytes: a skippable frame
@@ -39,7 +41,7 @@ passes the scan and fails the decoding is a bad message: no disk is at fault. No
     checksum                         holds, from the seed of place
     total_bytes                      is the sum of the stored sizes
     values_checksum                  holds, if values are read
-    flags                            codec 0: sizes are equal         0 or 1
+    flags                            codec 0: sizes are equal         codec 0 or 1, flag 4 or not
     topic_count                      1 to message_count, <= 65,535    the number of topics
     message_count                    at least 1, fits columns_bytes   the number of offsets
     first                            follows, below the last number
@@ -48,7 +50,8 @@ passes the scan and fails the decoding is a bad message: no disk is at fault. No
     columns_stored, values_stored    codec: less than uncompressed    total_bytes >= a 512th of uncompressed
     columns_bytes                    fits the counts                  the frame's stated and actual size
     values_bytes                     within the limits of a batch     the frame's stated and actual size
-    value offsets                                                     rise from 0 to values_bytes
+    value offsets                                                     rise from 0 to values_bytes, or to
+                                                                      the padding before the headers
     timestamps                                                        have the header's range
     topic index                                                       below topic_count
     topic offsets                                                     rise from 0 to the end of the columns
@@ -56,6 +59,7 @@ passes the scan and fails the decoding is a bad message: no disk is at fault. No
     zstd frames                                                       complete, window <= 8 MiB, no dictionary
     after the frame of values        any bytes: covered by a checksum, never read
     values                           any bytes
+    headers                                                           all: `rt.log.scan.header_table`
     padding                          any bytes: covered by a checksum, never read
 """
 
@@ -90,6 +94,8 @@ BATCH_OVERHEAD_BYTES: Final = 128
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
 _CODEC_MASK: Final = 0xF
+HEADERS_FLAG: Final = 0x10
+"""Messages have headers. An rt that does not know them refuses the batch by its flags."""
 CODECS: Final = {None: CODEC_NONE, "zstd": CODEC_ZSTD}
 
 HEADER: Final = struct.Struct("<IIIIHHIqqqIIII")
@@ -156,6 +162,8 @@ class BatchDraft(NamedTuple):
     timestamp_high_ns: int
     topics: Sequence[bytes]
     topic_index: npt.NDArray[np.uint16] | None = None
+    headers: bytes = b""
+    """As `rt.log.format.headers.encode_headers` made them; empty if no message has any."""
 
     @property
     def message_count(self) -> int:
@@ -169,6 +177,8 @@ def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC
     """
     columns: Buffer = _columns(draft)
     values: Buffer = draft.values
+    if draft.headers:
+        values = b"".join((values, padding(len(values)), draft.headers))
     sizes = (len(columns), len(values))
     if codec == CODEC_ZSTD:
         compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=False)
@@ -186,7 +196,7 @@ def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC
         0,
         BATCH_HEADER_BYTES + len(columns) + len(gap) + len(values) + len(tail),
         values_checksum,
-        codec,
+        codec | (HEADERS_FLAG if draft.headers else 0),
         len(draft.topics),
         draft.message_count,
         first,
@@ -236,10 +246,10 @@ def check_codec(header: BatchHeader) -> None:
 
     The caller checked the header. Afterwards the batch's size and the limits bound the cost of expanding it.
     """
-    if header.flags not in {CODEC_NONE, CODEC_ZSTD}:
+    if header.flags & ~HEADERS_FLAG not in {CODEC_NONE, CODEC_ZSTD}:
         raise UnknownCodec(f"unknown to this rt: flags {header.flags:#06x}")
     plain_bytes = header.columns_bytes + header.values_bytes
-    if header.flags == CODEC_ZSTD and plain_bytes > COMPRESSION_RATIO_MAX * header.total_bytes:
+    if header.codec == CODEC_ZSTD and plain_bytes > COMPRESSION_RATIO_MAX * header.total_bytes:
         raise BadBatch(
             f"{plain_bytes} bytes are compressed to a batch of {header.total_bytes}, "
             f"more than {COMPRESSION_RATIO_MAX} to 1"
@@ -258,7 +268,7 @@ def expand(
     for _, header in batches:
         check_codec(header)
     if not values:
-        batches = [(at, header._replace(values_stored=0, values_bytes=0)) for at, header in batches]
+        batches = [(at, _without_values(header)) for at, header in batches]
     decompressor = _decompressor()
     parts: list[Buffer] = []
     headers: list[BatchHeader] = []
@@ -267,12 +277,12 @@ def expand(
         values_at = columns_at + padded(header.columns_stored)
         columns: Buffer = data[columns_at : columns_at + header.columns_stored]
         stored: Buffer = data[values_at : values_at + header.values_stored]
-        if header.flags == CODEC_ZSTD:
+        if header.codec == CODEC_ZSTD:
             columns = _decompress(decompressor, columns, header.columns_bytes)
             if values:
                 stored = _decompress(decompressor, stored, header.values_bytes, is_alone=False)
         plain = header._replace(
-            flags=CODEC_NONE,
+            flags=header.flags & HEADERS_FLAG,
             columns_stored=header.columns_bytes,
             values_stored=header.values_bytes,
             total_bytes=BATCH_HEADER_BYTES + padded(header.columns_bytes) + padded(header.values_bytes),
@@ -286,25 +296,30 @@ def expand_columns(header: BatchHeader, batch: memoryview) -> Buffer:
     """The uncompressed columns of a batch, whose values may be missing. Raises `UnknownCodec`, `BadBatch`."""
     check_codec(header)
     stored = batch[BATCH_HEADER_BYTES : BATCH_HEADER_BYTES + header.columns_stored]
-    if header.flags == CODEC_NONE:
+    if header.codec == CODEC_NONE:
         return stored
     return _decompress(_decompressor(), stored, header.columns_bytes)
 
 
-def check_values(header: BatchHeader, batch: memoryview) -> None:
+def check_values(header: BatchHeader, batch: memoryview, keep_from: int | None = None) -> Buffer:
     """Raise `UnknownCodec` or `BadBatch` if a reader cannot expand the values of a complete batch.
 
-    Needs less than 10 MiB of memory for values of any size.
+    Returns the uncompressed values from byte `keep_from` on (None: nothing). Needs less than 10 MiB of memory
+    besides, for values of any size.
     """
     check_codec(header)
-    if header.flags == CODEC_NONE:
-        return
+    keep_from = header.values_bytes if keep_from is None else keep_from
     values_at = BATCH_HEADER_BYTES + padded(header.columns_stored)
     stored = batch[values_at : values_at + header.values_stored]
+    if header.codec == CODEC_NONE:
+        return stored[keep_from:]
     if header.values_bytes <= _WHOLE_BYTES_MAX:
-        _decompress(_decompressor(), stored, header.values_bytes, is_alone=False)
-    else:
-        _check_pieces(_decompressor(), stored, header.values_bytes)
+        return _decompress(_decompressor(), stored, header.values_bytes, is_alone=False)[keep_from:]
+    return _check_pieces(_decompressor(), stored, header.values_bytes, keep_from)
+
+
+def _without_values(header: BatchHeader) -> BatchHeader:
+    return header._replace(flags=header.flags & ~HEADERS_FLAG, values_stored=0, values_bytes=0)
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -345,18 +360,25 @@ def _check_frame(data: Buffer, size: int) -> zstandard.FrameParameters:
     return frame
 
 
-def _check_pieces(decompressor: zstandard.ZstdDecompressor, data: memoryview, size: int) -> None:
-    """As `_decompress`, in pieces. Also raises `BadBatch` for frames with very small blocks."""
-    piece, found = bytearray(_PIECE_BYTES), 0
+def _check_pieces(
+    decompressor: zstandard.ZstdDecompressor, data: memoryview, size: int, keep_from: int
+) -> bytes:
+    """As `_decompress`, in pieces; returns the content from `keep_from` on.
+
+    Also raises `BadBatch` for frames with very small blocks.
+    """
+    piece, found, kept = bytearray(_PIECE_BYTES), 0, bytearray()
     try:
         end = _frame_end(_check_frame(data, size), data, size)
         with decompressor.stream_reader(data[:end]) as reader:  # It would read bytes after the frame too.
             while count := reader.readinto(piece):
+                kept += memoryview(piece)[max(keep_from - found, 0) : count]
                 found += count
     except zstandard.ZstdError as error:
         raise BadBatch(f"zstd: {error}") from error
     if found != size:
         raise BadBatch(f"a frame that holds {found} bytes where {size} are announced")
+    return bytes(kept)
 
 
 def _frame_end(frame: zstandard.FrameParameters, data: memoryview, size: int) -> int:

@@ -25,6 +25,18 @@ SCHEMA = pa.schema(
         pa.field("number", pa.int64(), nullable=False),
         pa.field("topic", pa.dictionary(pa.int32(), pa.string()), nullable=False),
         pa.field("value", pa.binary(), nullable=False),
+        pa.field(
+            "headers",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("key", pa.string(), nullable=False),
+                        pa.field("value", pa.binary(), nullable=False),
+                    ]
+                )
+            ),
+            nullable=False,
+        ),
     ]
 )
 
@@ -42,8 +54,29 @@ def record_batch(batch: MessageBatch) -> pa.RecordBatch:
         pa.Array.from_buffers(
             pa.binary(), len(batch), [None, pa.py_buffer(offsets), pa.py_buffer(batch.value_bytes)]
         ),
+        _headers(batch),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _headers(batch: MessageBatch) -> Any:
+    kind, count = SCHEMA[7].type, len(batch)
+    ends = np.zeros(count + 1, np.int32)
+    if batch.header_table is None:
+        pairs = pa.array([], kind.value_type)
+        return pa.ListArray.from_arrays(pa.array(ends), pairs, type=kind)
+    table = batch.header_table
+    values = pa.Array.from_buffers(
+        pa.binary(),
+        len(table.key_index),
+        [None, pa.py_buffer(np.ascontiguousarray(table.value_offsets)), pa.py_buffer(table.value_bytes)],
+    )
+    keys = pa.array(table.keys, pa.string()).take(pa.array(table.key_index))
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(kind.value_type))
+    offsets = pa.array(table.set_offsets)
+    sets = pa.ListArray.from_arrays(offsets, pairs, type=kind)
+    index = np.zeros(count, np.uint16) if batch.header_index is None else batch.header_index
+    return sets.take(pa.array(np.ascontiguousarray(index)))
 
 
 def _dictionary(names: tuple[str, ...], index: Indices | None, count: int) -> Any:

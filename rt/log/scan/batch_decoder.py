@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader, Int64s, expand
+from rt.log.format.batch import BATCH_HEADER_BYTES, HEADERS_FLAG, BadBatch, BatchHeader, Int64s, expand
 from rt.log.format.constants import padded
 from rt.log.scan.batch_group import (
     BAD_OFFSETS,
@@ -26,6 +26,7 @@ from rt.log.scan.batch_group import (
     Bytes,
     read_topics,
 )
+from rt.log.scan.header_table import headers_start, read_headers
 from rt.log.scan.message_batch import MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, PlacedRun
 
@@ -38,7 +39,7 @@ def decode(
     Without `values` the buffer need not hold them, and the messages' values are empty. Raises `BadBatch` for
     contents that no rt writer produces.
     """
-    if any(batch.header.flags for batch in batches):
+    if any(batch.header.flags & ~HEADERS_FLAG for batch in batches):
         buffer, batches = _expanded(buffer, batches, values)
     if len(batches) == 1:
         return _decode_one(buffer, batches[0], sessions, values)
@@ -74,7 +75,7 @@ def decode_each(
 
 def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | None:
     """The topics of the batch at `at`, whose columns verify; None if they cannot be read here."""
-    if header.flags:
+    if header.flags & ~HEADERS_FLAG:
         return None
     count, columns_end = header.message_count, at + BATCH_HEADER_BYTES + header.columns_bytes
     start = at + BATCH_HEADER_BYTES + padded(4 * (count + 1)) + 8 * count
@@ -103,9 +104,14 @@ def _decode_one(
     at = batch.start + BATCH_HEADER_BYTES
     columns_end = at + header.columns_bytes
     offsets = buffer[at : at + 4 * (count + 1)].view(np.int32)
+    has_headers = with_values and header.flags & HEADERS_FLAG
     if not with_values:
         offsets = np.zeros(count + 1, np.int32)
-    elif offsets[0] != 0 or offsets[-1] != header.values_bytes or (offsets[1:] < offsets[:-1]).any():
+    elif (
+        offsets[0] != 0
+        or (offsets[-1] > header.values_bytes if has_headers else offsets[-1] != header.values_bytes)
+        or (offsets[1:] < offsets[:-1]).any()
+    ):
         raise BadBatch(BAD_OFFSETS)
     at += padded(4 * (count + 1))
     timestamps_ns = buffer[at : at + 8 * count].view(np.int64)
@@ -120,6 +126,12 @@ def _decode_one(
         at += padded(2 * count)
     topics = read_topics(buffer[at:columns_end].tobytes(), header.topic_count)
     values = batch.start + BATCH_HEADER_BYTES + padded(header.columns_bytes)
+    values_end, headers, header_index = header.values_bytes, None, None
+    if has_headers:
+        values_end = int(offsets[-1])
+        start = values + headers_start(header, values_end)
+        section = buffer.data[start : values + header.values_bytes]
+        headers, header_index = read_headers(section, count)
     whole = MessageBatch(
         np.arange(batch.first_position, batch.first_position + count, dtype=np.int64),
         timestamps_ns,
@@ -130,7 +142,9 @@ def _decode_one(
         tuple(topics),
         topic_index,
         offsets,
-        buffer.data[values : values + header.values_bytes] if with_values else NO_VALUES,
+        buffer.data[values : values + values_end] if with_values else NO_VALUES,
+        headers,
+        header_index,
     )
     if batch.skip >= count:
         return None

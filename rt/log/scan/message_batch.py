@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rt.log.format.batch import Int64s
+from rt.log.format.headers import Headers
+from rt.log.scan.header_table import HeaderTable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,6 +44,7 @@ class Message(NamedTuple):
     number: int
     topic: str
     value: bytes
+    headers: Headers = ()
 
 
 _message = partial(tuple.__new__, Message)
@@ -68,6 +71,9 @@ class MessageBatch:
     topic_index: Indices | None
     value_offsets: npt.NDArray[np.int32]
     value_bytes: memoryview
+    header_table: HeaderTable | None = None
+    header_index: npt.NDArray[np.uint16] | None = None
+    """The set of each message in `header_table`; None if there is one set."""
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -93,6 +99,16 @@ class MessageBatch:
         return _spread(self.topic_names, self.topic_index, len(self))
 
     @property
+    def headers(self) -> list[Headers]:
+        """The headers of each message. Messages with equal headers share them."""
+        if self.header_table is None:
+            return [()] * len(self)
+        sets = self.header_table.sets
+        if self.header_index is None:
+            return [sets[0]] * len(self)
+        return [sets[index] for index in self.header_index.tolist()]
+
+    @property
     def sessions(self) -> list[str]:
         return _spread(self.session_names, self.session_index, len(self))
 
@@ -112,6 +128,7 @@ class MessageBatch:
             self.numbers.tolist(),
             repeat(self.topic_names[0]) if self.topic_index is None else self.topics,
             self.values,
+            repeat(()) if self.header_table is None else self.headers,
             strict=False,
         )
         return map(_message, rows)
@@ -131,6 +148,8 @@ class MessageBatch:
             None if self.topic_index is None else self.topic_index[start:stop],
             self.value_offsets[start : stop + 1],
             self.value_bytes,
+            self.header_table,
+            None if self.header_index is None else self.header_index[start:stop],
         )
 
     def select(self, mask: npt.NDArray[np.bool_]) -> MessageBatch:
@@ -149,6 +168,8 @@ class MessageBatch:
             None if self.topic_index is None else self.topic_index[mask],
             offsets,
             memoryview(b"".join(self._runs(mask))),
+            self.header_table,
+            None if self.header_index is None else self.header_index[mask],
         )
 
     def with_topics(self, topics: frozenset[str]) -> MessageBatch | None:
@@ -162,7 +183,7 @@ class MessageBatch:
         return self.select(mask) if mask.any() else None
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """A record batch of position, timestamp (ns, UTC), session, run, number, topic and value.
+        """A record batch of position, timestamp (ns, UTC), session, run, number, topic, value and headers.
 
         Sessions and topics are dictionaries. Values, offsets and timestamps are not copied. Needs the extra
         `rt-transport[arrow]`.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rt.log.format.batch import HEADER, BatchHeader, Int64s
+from rt.log.format.batch import HEADER, HEADERS_FLAG, BatchHeader, Int64s
 
 _GROUP_BATCH_BYTES_MAX = 64 * 1024
 """Larger batches get views of their own. Decoding a smaller one alone would cost more than its bytes."""
@@ -92,15 +92,19 @@ class TimeRange:
 
 
 def groups(batches: Sequence[PlacedBatch]) -> Iterator[Sequence[PlacedBatch]]:
-    """Split batches into groups to decode together, in order: large ones alone, small ones up to a limit."""
+    """Split batches into groups to decode together, in order: small ones up to a limit.
+
+    Large ones are alone, and so are those with headers.
+    """
     first, size = 0, 0
     for index, batch in enumerate(batches):
         plain = batch.header.columns_bytes + batch.header.values_bytes
-        if index > first and (plain > _GROUP_BATCH_BYTES_MAX or size + plain > _GROUP_BYTES_MAX):
+        is_alone = plain > _GROUP_BATCH_BYTES_MAX or batch.header.flags & HEADERS_FLAG
+        if index > first and (is_alone or size + plain > _GROUP_BYTES_MAX):
             yield batches[first:index]
             first, size = index, 0
         size += plain
-        if plain > _GROUP_BATCH_BYTES_MAX:
+        if is_alone:
             yield batches[first : index + 1]
             first, size = index + 1, 0
     if first < len(batches):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,14 @@ import numpy as np
 from rt.errors import InvalidMessage, MessageTooLarge, TopicTooLong
 from rt.log.format.batch import BatchDraft, Int64s
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+from rt.log.format.headers import (
+    COPIES_BYTES_MAX,
+    SECTION_COST_BYTES,
+    SETS_MAX,
+    Headers,
+    cost_of,
+    encode_headers,
+)
 
 MESSAGE_COST_BYTES: Final = 16
 """A message's share of the columns: offset 4, timestamp 8, topic index 2, and padding."""
@@ -31,24 +40,38 @@ TOGETHER_MOST: Final = 256
 class PendingBatch:
     """The batch that is being collected: its first number, columns, topics and cost."""
 
-    __slots__ = ("bytes", "first", "indices", "stamps", "topics", "values")
+    __slots__ = ("bytes", "copies_bytes", "first", "indices", "pairs", "sets", "stamps", "topics", "values")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.values: list[bytes] = []
         self.stamps: list[int] = []
         self.indices: list[int] = []
+        """The topic of each message, and from bit 16 on its headers."""
         self.topics: dict[str, int] = {}
         self.bytes = BATCH_COST_BYTES
+        self.sets: dict[Headers, int] = {}
+        """The different headers, numbered from 1. 0: none."""
+        self.pairs = 0
+        self.copies_bytes = 0
+        """The cost of the headers if each message had its own."""
 
     @property
     def end(self) -> int:
         return self.first + len(self.values)
 
-    def has_room(self, topic: str, size: int, batch_bytes: int) -> bool:
+    def has_room(self, topic: str, size: int, batch_bytes: int, headers: Headers = ()) -> bool:
         """Whether messages of `topic` that cost `size` fit. An empty batch has room for anything."""
         if not self.values:
             return True
+        if headers:
+            own = cost_of(headers)
+            if self.copies_bytes + own > COPIES_BYTES_MAX:
+                return False
+            if headers not in self.sets:
+                if self.pairs + len(headers) >= SETS_MAX:  # One set may have no pair.
+                    return False
+                size += own + SECTION_COST_BYTES
         cost = 0 if topic in self.topics else len(topic.encode()) + TOPIC_COST_BYTES
         return self.bytes + size + cost <= batch_bytes and (cost == 0 or len(self.topics) < TOPICS_MAX)
 
@@ -58,6 +81,18 @@ class PendingBatch:
             return index
         self.bytes += len(topic.encode()) + TOPIC_COST_BYTES
         return self.topics.setdefault(topic, len(self.topics))
+
+    def add_headers(self, headers: Headers) -> int:
+        """Add the headers of one message; return their part of its index."""
+        if not headers:
+            return 0
+        cost = cost_of(headers)
+        self.copies_bytes += cost
+        if (known := self.sets.get(headers)) is not None:
+            return known << 16
+        self.bytes += cost + SECTION_COST_BYTES
+        self.pairs += len(headers)
+        return self.sets.setdefault(headers, len(self.sets) + 1) << 16
 
     def add_many(self, values: list[bytes], stamps: list[int], index: int, cost: int) -> None:
         """Add messages of the topic at `index`: all of them or, if interrupted, none."""
@@ -79,7 +114,12 @@ class PendingBatch:
         """The batch, ready to be encoded."""
         assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
         return _draft(
-            self.values, offsets_of(self.values), np.array(self.stamps, np.int64), self.topics, self.indices
+            self.values,
+            offsets_of(self.values),
+            np.array(self.stamps, np.int64),
+            self.topics,
+            self.indices,
+            self.sets,
         )
 
 
@@ -146,7 +186,8 @@ class BulkMessages:
             np.concatenate([own, added + own[-1]]),
             stamps,
             topics,
-            batch.indices + [index] * count if len(topics) > 1 else (),
+            batch.indices + [index] * count if len(topics) > 1 or batch.sets else (),
+            batch.sets,
         )
 
     def _draft(self, start: int, stop: int) -> BatchDraft:
@@ -155,10 +196,21 @@ class BulkMessages:
 
 
 def _draft(
-    values: list[bytes], offsets: Int64s, stamps: Int64s, topics: Mapping[str, int], indices: Sequence[int]
+    values: list[bytes],
+    offsets: Int64s,
+    stamps: Int64s,
+    topics: Mapping[str, int],
+    indices: Sequence[int],
+    sets: Mapping[Headers, int] = MappingProxyType({}),
 ) -> BatchDraft:
-    """`indices`, of the topics, may be empty if there is only one."""
+    """`indices` may be empty if there is only one topic and there are no headers."""
     is_one_time = stamps.strides == (0,)
+    headers, topic_index = b"", None
+    if sets:
+        combined = np.array(indices, np.int64)
+        headers, topic_index = _headers(sets, combined >> 16), (combined & 0xFFFF).astype(np.uint16)
+    elif len(topics) > 1:
+        topic_index = np.array(indices, np.uint16)
     return BatchDraft(
         b"".join(values),
         offsets.astype(np.int32),
@@ -166,8 +218,16 @@ def _draft(
         int(stamps[0] if is_one_time else stamps.min()),
         int(stamps[0] if is_one_time else stamps.max()),
         [topic.encode() for topic in topics],
-        np.array(indices, np.uint16) if len(topics) > 1 else None,
+        topic_index if len(topics) > 1 else None,
+        headers,
     )
+
+
+def _headers(sets: Mapping[Headers, int], index: Int64s) -> bytes:
+    known: list[Headers] = [(), *sets]
+    used, own = np.unique(index, return_inverse=True)
+    found = [known[number] for number in used.tolist()]
+    return encode_headers(found, own.astype(np.uint16) if len(found) > 1 else None)
 
 
 def offsets_of(values: Sequence[bytes]) -> Int64s:
@@ -187,8 +247,10 @@ def as_bytes(value: object) -> bytes:
     raise TypeError(f"a message's value must be bytes, not {type(value).__name__}: encode it first")
 
 
-def check_size(size: int) -> None:
-    """Raise `rt.MessageTooLarge` for a value above the limit."""
+def check_size(size: int, headers: Headers = ()) -> None:
+    """Raise `rt.MessageTooLarge` for a value, with its headers, above the limit."""
+    if headers:
+        size += cost_of(headers) + SECTION_COST_BYTES
     if size > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(
             "message too large",

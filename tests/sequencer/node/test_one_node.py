@@ -92,3 +92,31 @@ def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(
     node.wait_merged(end + 50)
     with rt.LogReader(directory, position=end, on_event=print) as reader:
         assert [message.position for message in reader] == [*range(end, end + 50)]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_headers_pass_from_a_publisher_to_a_subscriber(
+    node: LocalCluster, tmp_path: Path, compression: Any
+) -> None:
+    sent = [{"number": b"%d" % number, "same": b"s" * 200} for number in range(300)]
+    with rt.Publisher(
+        tmp_path / "feed",
+        node.stream,
+        publisher_id="feed",
+        endpoints=node.endpoints,
+        tls=node.certificate("publisher", "feed"),
+        compression=compression,
+    ) as publisher:
+        publisher.publish(b"plain")
+        last = publisher.publish_many([b"value"] * len(sent), headers=sent)[-1]
+        publisher.wait(last, "merged", timeout=60)
+    with rt.Subscriber(
+        tmp_path / "copy",
+        node.stream,
+        endpoints=node.endpoints,
+        tls=node.certificate("subscriber", "reader"),
+    ) as subscriber:
+        found = []
+        while len(found) < len(sent) + 1:
+            found += [message.headers for message in subscriber.poll(timeout=60)]
+    assert found == [(), *(tuple(headers.items()) for headers in sent)]
