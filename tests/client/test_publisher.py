@@ -412,6 +412,20 @@ def test_a_full_disk_uses_no_number_and_works_again_with_space() -> None:
     assert [m.number for m in read(publisher.directory, disk=disk)] == taken == list(range(len(taken)))
 
 
+@pytest.mark.parametrize("is_bulk", [False, True])
+def test_topics_that_interrupted_calls_left_do_not_block_the_publisher(tmp_path: Path, is_bulk: bool) -> None:
+    with open_publisher(tmp_path, batch_bytes=4096, linger_ms=LONG_MS) as publisher:
+        for topic in ("lost", "lost too", "and this one"):
+            publisher._writer.make_room(topic, 16, (("lost", b""),))  # The call ended here.
+        publisher.publish(b"v", "t", headers={"k": b"v"})
+        if is_bulk:
+            publisher.publish_many([bytes(4000)] * 2, "t")
+        publisher.flush()
+    found = read(publisher.directory)
+    assert [m.topic for m in found] == ["t"] * (3 if is_bulk else 1)
+    assert found[0].headers == (("k", b"v"),)
+
+
 def test_a_full_disk_in_the_middle_of_many_says_how_many_were_accepted(tmp_path: Path) -> None:
     disk = FaultyDisk(rt.log.disk.REAL, capacity_bytes=30_000)
     values = [b"%05d" % number * 100 for number in range(200)]

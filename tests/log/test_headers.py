@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 import rt
 from replicator.protocol.column_check import BadColumns, check_columns
 from rt.log.format.batch import CODEC_NONE, CODEC_ZSTD, HEADER, HEADERS_FLAG, BatchHeader, encode_batch
+from rt.log.format.constants import BATCH_BYTES_MAX
 from rt.log.format.headers import (
     COPIES_BYTES_MAX,
     HEADERS_BYTES_MAX,
     HEADERS_MAX,
+    SETS_MAX,
     Headers,
     encode_headers,
     headers_of_each,
 )
+from rt.log.write.batcher import PendingBatch
 
 keys = st.sampled_from(["k", "traceparent", "größe"]) | st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9
@@ -145,6 +148,32 @@ def test_a_few_bytes_cannot_stand_for_headers_that_fill_the_memory(codec: int) -
     header = BatchHeader._make(HEADER.unpack_from(data))
     with pytest.raises(BadColumns, match="if each message has its own"):
         check_columns(header, memoryview(data))
+
+
+@pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_ZSTD])
+def test_sets_that_no_message_has_cannot_repeat_a_long_key_until_the_memory_is_full(codec: int) -> None:
+    unused: list[Headers] = [(("k" * 60_000, b""),)] * 1000
+    section = encode_headers([(), *unused], np.zeros(1, np.uint16))
+    own = draft([Said("t", b"")])._replace(headers=section)
+    data = b"".join(encode_batch(own, first=0, seed=0, codec=codec))
+    with pytest.raises(BadColumns, match="if each message has its own"):
+        check_columns(BatchHeader._make(HEADER.unpack_from(data)), memoryview(data))
+
+
+def test_a_full_batch_of_sets_keeps_room_for_that_of_messages_without_headers() -> None:
+    pending = PendingBatch(0)
+    topic = pending.add_topic("t")
+    for number in range(SETS_MAX + 1):
+        own = (("k", number.to_bytes(4, "little")),)
+        if not pending.has_room("t", 16, BATCH_BYTES_MAX, own):
+            break
+        pending.add_many([b""], [0], topic | pending.add_headers(own), 16)
+    assert pending.has_room("t", 16, BATCH_BYTES_MAX)
+    pending.add_many([b""], [0], topic, 16)
+    data = b"".join(encode_batch(pending.draft(), first=0, seed=0))
+    header = BatchHeader._make(HEADER.unpack_from(data))
+    assert header.message_count == SETS_MAX
+    check_columns(header, memoryview(data))
 
 
 def test_headers_after_large_compressed_values_are_checked() -> None:

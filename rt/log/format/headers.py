@@ -12,8 +12,8 @@
 A set is the headers of one message; messages with equal headers share it. All parts follow each other without
 padding.
 
-Invariant: the headers of a batch are limited as if each message had its own copy. So a few stored bytes
-cannot fill a reader's memory.
+Invariant: the headers of a batch are limited as if each message had its own copy, and each set counts at
+least once. So a few stored bytes cannot fill a reader's memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADERS_MAX: Final = 128
 HEADERS_BYTES_MAX: Final = 64 * 1024
 """Bytes of the keys and values of one message."""
 SETS_MAX: Final = 65_535
-"""Sets in one batch, and pairs in them: a uint16 counts them."""
+"""Sets in one batch, the empty one too, and pairs in them: a uint16 counts them."""
 PAIR_COST_BYTES: Final = 16
 """A pair's share of the columns: at most 10 bytes stored; 16 when each message has its own copy."""
 COPIES_BYTES_MAX: Final = 4 * 2**20

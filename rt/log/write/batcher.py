@@ -69,7 +69,7 @@ class PendingBatch:
             if self.copies_bytes + own > COPIES_BYTES_MAX:
                 return False
             if headers not in self.sets:
-                if self.pairs + len(headers) >= SETS_MAX:  # One set may have no pair.
+                if self.pairs + len(headers) >= SETS_MAX:  # A message without headers has a set too.
                     return False
                 size += own + SECTION_COST_BYTES
         cost = 0 if topic in self.topics else len(topic.encode()) + TOPIC_COST_BYTES
@@ -204,6 +204,8 @@ def _draft(
     sets: Mapping[Headers, int] = MappingProxyType({}),
 ) -> BatchDraft:
     """`indices` may be empty if there is only one topic and there are no headers."""
+    if len(topics) > len(values):
+        topics, indices = _used_topics(topics, indices)
     is_one_time = stamps.strides == (0,)
     headers, topic_index = b"", None
     if sets:
@@ -221,6 +223,14 @@ def _draft(
         topic_index if len(topics) > 1 else None,
         headers,
     )
+
+
+def _used_topics(topics: Mapping[str, int], indices: Sequence[int]) -> tuple[dict[str, int], list[int]]:
+    """Without the topics that interrupted calls left: no reader accepts more topics than messages."""
+    used = sorted({index & 0xFFFF for index in indices})
+    names, places = [*topics], {old: new for new, old in enumerate(used)}
+    kept = {names[old]: new for old, new in places.items()}
+    return kept, [index >> 16 << 16 | places[index & 0xFFFF] for index in indices]
 
 
 def _headers(sets: Mapping[Headers, int], index: Int64s) -> bytes:
