@@ -143,7 +143,7 @@ class Publisher:
         except asyncio.CancelledError:
             making.add_done_callback(_close_unwanted)
             raise
-        if (replication := publisher.replication) is not None:
+        if (replication := publisher._replication) is not None:
             self._merged = publisher.progress.merged
             self._waits = _Waits(replication)
             replication.listen(self._wake)
@@ -179,7 +179,7 @@ class Publisher:
     async def wait(self, number: int, level: WaitLevel = "merged", timeout: float | None = None) -> None:
         """See `rt.Publisher.wait`."""
         timeout = check_timeout(timeout)
-        replication, run = self._opened.check_wait(number, level)
+        replication, run = self._opened._check_wait(number, level)
         waits = self._waits
         assert waits is not None
         wait = waits.add(run, number, level)
@@ -228,7 +228,7 @@ class Publisher:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # The loop is closed: nobody waits.
+        except RuntimeError:  # The loop is closed, and its waits with it.
             return
 
     # In the loop
@@ -303,10 +303,15 @@ class _Waits:
                 heapq.heapify(heap)
 
     def advance(self) -> None:
-        """End the waits that are due; all, if the replication is blocked or has ended."""
+        """End the waits that are due; all, if the replication is blocked or has ended.
+
+        Without waits it must not ask why: what is raised here counts as raised to the program.
+        """
         for level, heap in self._heaps.items():
             while heap and self._replication.has_come(heap[0].run, heap[0].number, level):
                 _end(heapq.heappop(heap).future, None)
+        if not self._left:
+            return
         try:
             self._replication.raise_if_vain()
         except RtError as error:

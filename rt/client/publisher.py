@@ -199,8 +199,8 @@ class Publisher:
         `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
         must be `next_number`; the first message of a dedup session may set it. `headers` is a mapping, or
         pairs of a key and bytes. Durable after `flush`. Raises `rt.MessageTooLarge`, `rt.TopicTooLong`,
-        `rt.InvalidHeader`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what
-        blocks replication; then the message was not accepted.
+        `rt.InvalidHeader`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what blocks replication; then
+        the message was not accepted.
         """
         if type(value) is not bytes:
             value = as_bytes(value)
@@ -249,8 +249,8 @@ class Publisher:
         """Append many messages of one topic and return the range of their numbers.
 
         Much faster than `publish` for each. `timestamps_ns`, if given, has one entry for each value.
-        `headers` are those of all messages, or a sequence with those of each. If it
-        raises `rt.DiskFull`, the error's `accepted` are the numbers of the values that were accepted.
+        `headers` are those of all messages, or a sequence with those of each. If it raises `rt.DiskFull`, the
+        error's `accepted` are the numbers of the values that were accepted.
         """
         values = values if isinstance(values, list) else list(values)
         if not set(map(type, values)) <= {bytes}:
@@ -301,10 +301,10 @@ class Publisher:
         publisher without endpoints.
         """
         timeout = check_timeout(timeout)
-        replication, run = self.check_wait(number, level)
+        replication, run = self._check_wait(number, level)
         replication.wait(run, number, level, timeout)
 
-    def check_wait(self, number: int, level: WaitLevel) -> tuple[WaitHandle, int]:
+    def _check_wait(self, number: int, level: WaitLevel) -> tuple[WaitHandle, int]:
         """What `wait` waits on, and the run of `number`. Raises what `wait` raises at once."""
         if level not in ("replicated", "merged"):
             raise InvalidOption(f"level={level!r}: use 'replicated' or 'merged'")
@@ -319,11 +319,6 @@ class Publisher:
             if number >= batch.first and self._writer.pending_error is not None:
                 self._writer.resolve_pending_error(None)
             return self._replication, self._log.run
-
-    @property
-    def replication(self) -> WaitHandle | None:
-        """The replication of the session; None without endpoints."""
-        return self._replication
 
     @property
     def progress(self) -> PublisherProgress:

@@ -148,6 +148,28 @@ def test_what_blocks_replication_ends_all_waits_and_is_given_to_the_handler(
 
 
 @pytest.mark.slow
+def test_what_blocks_replication_is_raised_by_a_call_that_publishes_though_no_call_waits(
+    tmp_path: Path, pki: Path
+) -> None:
+    async def main(node: PushNode) -> None:
+        async with publisher_of(tmp_path, pki, node) as publisher:
+            publisher.publish(b"one")
+            while publisher.status().state != "blocked":
+                await asyncio.sleep(0.01)
+            with pytest.raises(rt.CertificateError):
+                publisher.publish(b"two")
+            three = publisher.publish(b"three")  # It is raised once.
+            node.refusal = None
+            while publisher.status().state == "blocked":
+                await asyncio.sleep(0.01)
+            assert await three == range(1, 2)
+
+    with one_node(pki) as (node, _):
+        node.refusal = rt.CertificateError("the nodes refuse the certificate")
+        run(main(node))
+
+
+@pytest.mark.slow
 def test_closing_ends_waits_and_an_exception_of_the_block_stays_the_one_raised(
     tmp_path: Path, pki: Path
 ) -> None:
