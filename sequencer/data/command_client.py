@@ -56,15 +56,29 @@ class CommandClient:
         `rt.Timeout` if it was not executed, or if that is unknown. `Unreachable` before the node has joined
         its cluster, and while it knows no leader.
         """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            outcome = await self._ask(operation, deadline - time.monotonic(), timeout_s)
+            if not isinstance(outcome, RequestLapsed):
+                return outcome
+            if outcome.may_be_done:
+                hint = "Check whether it was executed before you try again."
+                raise _late(operation, "was too late", timeout_s, hint)
+            # The leader's clock was ahead of this node's: the state knows the leader's now.
+            if time.monotonic() >= deadline:
+                raise _late(operation, "was too late", timeout_s, "Nothing was changed. Try again.")
+
+    async def _ask(self, operation: Operation, left_s: float, timeout_s: float) -> Outcome:
+        """Propose an operation as one request until it is decided; `left_s` of `timeout_s` are left."""
         state = self._follower.joined_state
         if not self._follower.standing.leader:
             raise Unreachable("this node knows no leader", hint="Try again, or another node.")
-        until_ns = clock_ns(self._follower.standing, state) + int(timeout_s * 1e9)
+        until_ns = clock_ns(self._follower.standing, state) + int(left_s * 1e9)
         ask = SubmitRequest(os.urandom(REQUEST_BYTES), until_ns, operation)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask.id] = outcome
         try:
-            async with asyncio.timeout(timeout_s + DECIDED_S):
+            async with asyncio.timeout(left_s + DECIDED_S):
                 while not outcome.done():
                     self.propose(ask)
                     await asyncio.wait([outcome], timeout=PROPOSE_AGAIN_S)
@@ -73,12 +87,7 @@ class CommandClient:
             raise _late(operation, "got no decision", timeout_s, hint) from None
         finally:
             del self._waiting[ask.id]
-        came_to = outcome.result()
-        if isinstance(came_to, RequestLapsed):
-            unchanged = "Nothing was changed. Try again."
-            hint = "Check whether it was executed before you try again." if came_to.may_be_done else unchanged
-            raise _late(operation, "was too late", timeout_s, hint)
-        return came_to
+        return outcome.result()
 
 
 def clock_ns(standing: pb.Standing, state: SequencerState) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
+from types import SimpleNamespace
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of
@@ -177,8 +179,36 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
     asyncio.run(play())
 
 
+def test_a_request_that_lapsed_by_a_clock_ahead_of_the_nodes_is_made_again_by_that_clock(config, monkeypatch):
+    """Clocks were set right: the leader has heard of it, this node has not."""
+    monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(snapshot_of(new_state()))
+            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
+            log = Log(played)
+            changing = asyncio.ensure_future(played.data.commands.run(Configure(roll_minutes=5)))
+            await log.until_asked(Configure(roll_minutes=5))
+            ahead_ns = log.last.until_ns + 3600 * 10**9
+            log.apply(log.last)
+            log.apply(DecideRequest(log.last.id, ahead_ns))
+            played.heard.clear()
+            await log.until_asked(Configure(roll_minutes=5))
+            assert ahead_ns < log.last.until_ns <= ahead_ns + 10 * 10**9
+            log.apply(log.last)
+            log.apply(DecideRequest(log.last.id, ahead_ns))
+            assert await changing == ConfigurationChanged()
+
+    asyncio.run(play())
+
+
 def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, monkeypatch):
     monkeypatch.setattr(command_client, "PROPOSE_AGAIN_S", 0.001)
+    clock = [0.0]
+    monkeypatch.setattr(
+        command_client, "time", SimpleNamespace(monotonic=lambda: clock[0], time_ns=time.time_ns)
+    )
 
     async def play() -> None:
         async with Played(config) as played:
@@ -194,6 +224,7 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
             await log.until_asked(Configure(roll_bytes=7))
             assert log.last.until_ns == 67 * 10**9  # By the clock that a majority has reached.
             log.apply(log.last)
+            clock[0] += 60.0
             log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             with pytest.raises(Timeout, match=r"too late.*Nothing was changed"):
                 await late
