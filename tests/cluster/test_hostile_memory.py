@@ -87,7 +87,7 @@ EXPANDING = "compressed_pushes"
 def serve_honest(nodes: LocalCluster, publisher: rt.Publisher, subscriber: rt.Subscriber | None) -> None:
     """A message is merged, and read if there is a subscriber, whatever else goes on.
 
-    Its topic is its own. Millions of messages that expand may be before it: they are not looked at one by one.
+    Its topic is its own: millions of messages that expand may be before it, and are not looked at one by one.
     """
     topic = os.urandom(8).hex()
     publisher.wait(publisher.publish(b"honest", topic), "merged", timeout=WAIT_S)
