@@ -5,6 +5,7 @@ A process that has ended counts as 0. CPU time, unlike wall-clock time, hardly d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import defaultdict
@@ -83,6 +84,16 @@ def cpu_s(pid: int) -> float:
     """CPU time of a process, with all its threads."""
     stat = read_stat(pid)
     return 0.0 if stat is None else stat.cpu_s
+
+
+def context_switches(pid: int) -> int:
+    """Of all its threads that have not ended."""
+    count = 0
+    for status in Path("/proc").glob(f"{pid}/task/*/status"):
+        with contextlib.suppress(OSError):  # It has ended.
+            lines = status.read_text().splitlines()
+            count += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+    return count
 
 
 def age_s(pid: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rt.cli.commands.bench import directory_option, number_option, parts_option, rounds_option, show_all
-from rt.cli.options import json_option, option
+from rt.cli.options import FiniteRange, json_option, option
 from sequencer.bench.raft import PARTS as RAFT_PARTS
 from sequencer.bench.raft import RaftBench
 from sequencer.bench.transport import PARTS as TRANSPORT_PARTS
@@ -46,6 +46,8 @@ def raft(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> No
 @directory_option
 @nodes_option
 @number_option("--publishers", 4, 1, 64, "Number of publishers.")
+@number_option("--subscribers", 1, 1, 16, "Number of subscribers while throughput is measured.")
+@rounds_option(3)
 @option(
     "--value-bytes",
     default=(1024, 128),
@@ -53,11 +55,16 @@ def raft(nodes: str, parts: Sequence[str], as_json: bool, **settings: Any) -> No
     type=click.IntRange(1, 1 << 20),
     help="Size of the messages. Bytes. Repeatable.",
 )
-@number_option("--seconds", 30.0, 1, 3600, "Duration of each measurement. Seconds.")
+@number_option(
+    "--seconds", 10.0, 1, 3600, "Duration of each round of throughput and latency, and of `many`. Seconds."
+)
 @option(
     "--rate-hz",
-    default=1000.0,
-    help="Rate at which latency is measured. Messages per second.",
+    "rates_hz",
+    default=(10.0, 1000.0),
+    multiple=True,
+    type=FiniteRange(0.1, 100_000),
+    help="Rate at which latency is measured. Messages per second. Repeatable.",
 )
 @failovers_option
 @number_option("--many", 200, 2, 1000, "Number of publishers in the measurement of many publishers.")

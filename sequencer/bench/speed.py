@@ -8,69 +8,145 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import gt
+from operator import gt, sub
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rt.bench.measure import Figure
-from sequencer.bench.stage import Setup
+from sequencer.bench.stage import ClusterProgress, Setup, Stage
 
 LEAD_BYTES: Final = 64 << 20
-MB_GOALS: Final = {1024: 120.0}
+MB_GOALS: Final = {1024: 100.0, 16 << 10: 130.0}
 """Value bytes merged a second, by the size of messages."""
-MESSAGE_GOALS: Final = {128: 400_000.0}
+MESSAGE_GOALS: Final = {128: 600_000.0}
+LATENCY_GOALS_MS: Final = {10.0: {50: 4.0}, 1000.0: {50: 5.0, 99: 12.0}}
+"""By messages a second and percentile."""
 _WARM_UP_S: Final = 3.0
 _POLL_S: Final = 0.1
 
 
 def throughput(
-    setup: Setup, *, publishers: int, value_bytes: Sequence[int], seconds: float
+    setup: Setup,
+    *,
+    publishers: int,
+    subscribers: int,
+    value_bytes: Sequence[int],
+    seconds: float,
+    rounds: int,
 ) -> Iterator[Figure]:
-    """Merged and received bytes by message size, with CPU time and memory."""
+    """Merged and received bytes by message size, CPU time, memory; then latency at half of that rate."""
     for size in value_bytes:
         with setup.open() as stage:
             stage.start_publishers(publishers, size)
-            stage.start_subscriber()
+            stage.start_subscribers(subscribers)
             stage.ask("flood", lead_bytes=LEAD_BYTES // publishers)
             time.sleep(_WARM_UP_S)
-            stage.wait_for(lambda: stage.progress().received, 1, "the subscriber receives")
-            before, begun = stage.progress(), time.monotonic()
-            time.sleep(seconds)
-            stage.wait_for(lambda: stage.progress().majority, before.majority + 1, "more is merged")
-            after, lasted_s = stage.progress(), time.monotonic() - begun
+            stage.wait_for(lambda: min(stage.progress().received), 1, "each subscriber receives")
+            windows = [_window(stage, seconds) for _ in range(rounds)]
             peak_mb = stage.peak_mb()
+            full_mb = statistics.median(one.merged_mb(size) / one.seconds for one in windows)
+            published = sum(stage.stop().values())
+            stage.wait_for(lambda: min(stage.progress().received), published, "all is received")
+            half = {"rate_mb": full_mb / 2 / publishers, "lead_bytes": LEAD_BYTES // publishers}
+            stage.ask("flood", **half)
+            latencies_ms = [_latencies_ms(stage, seconds) for _ in range(rounds)]
         name = f"{setup.nodes} nodes, {publishers} publishers of {size} B"
-        count = after.majority - before.majority
-        mb, received_mb = (messages * size / 1e6 for messages in (count, after.received - before.received))
-        yield Figure(f"{name}: merged on a majority", (mb / lasted_s,), "MB/s", MB_GOALS.get(size))
-        yield Figure(f"{name}: messages", (count / lasted_s,), "messages/s", MESSAGE_GOALS.get(size))
-        yield Figure(f"{name}: received by a subscriber", (received_mb / lasted_s,), "MB/s")
-        for who, used_s in after.cpu_s.items():
-            per_gb = (used_s - before.cpu_s[who]) / max(mb, 1e-9) * 1000
-            yield Figure(f"{name}: CPU of {who}", (per_gb,), "s/GB")
+        merged = tuple(one.merged_mb(size) / one.seconds for one in windows)
+        yield Figure(f"{name}: merged on a majority", merged, "MB/s", MB_GOALS.get(size))
+        messages = tuple(one.merged / one.seconds for one in windows)
+        yield Figure(f"{name}: messages", messages, "messages/s", MESSAGE_GOALS.get(size))
+        received = tuple(min(one.received) * size / 1e6 / one.seconds for one in windows)
+        who = "a subscriber" if subscribers == 1 else f"the slowest of {subscribers} subscribers"
+        yield Figure(f"{name}: received by {who}", received, "MB/s")
+        for kind in windows[0].cpu_s:
+            per_gb = tuple(one.cpu_s[kind] / one.merged_mb(size) * 1000 for one in windows)
+            yield Figure(f"{name}: CPU of {kind}", per_gb, "s/GB")
         yield Figure(f"{name}: most memory of a node process", (peak_mb,), "MB")
+        yield from _percentiles(f"{name}, at half of that rate", latencies_ms)
 
 
-def latency(setup: Setup, *, rate_hz: float, seconds: float) -> Iterator[Figure]:
+def latency(setup: Setup, *, rates_hz: Sequence[float], seconds: float, rounds: int) -> Iterator[Figure]:
+    """From `publish` to the subscriber, with what a round of merging costs, at each rate."""
     with setup.open() as stage:
         stage.start_publishers(1, 1024)
-        stage.start_subscriber()
-        stage.ask("drip", rate_hz=rate_hz)
-        time.sleep(_WARM_UP_S)
-        stage.subscriber.ask("forget")
-        time.sleep(seconds)
-        latencies_ns: list[int] = []
-        while not latencies_ns:  # On a busy machine the first message may take longer.
-            stage.nodes.check_alive()
-            time.sleep(_POLL_S)
-            latencies_ns = stage.subscriber.ask("latencies")["ns"]
-    latencies_ms = np.array(latencies_ns) / 1e6
-    name = f"{setup.nodes} nodes, 1 KiB at {rate_hz:g} messages/s: publish to subscriber"
-    for percent, goal in ((50, 5.0), (99, 25.0)):
-        yield Figure(f"{name}, p{percent}", (float(np.percentile(latencies_ms, percent)),), "ms", goal)
+        stage.start_subscribers(1)
+        for rate_hz in rates_hz:
+            stage.ask("drip", rate_hz=rate_hz)
+            time.sleep(_WARM_UP_S)
+            windows, latencies_ms = [], []
+            for _ in range(rounds):
+                before, begun = stage.progress(), time.monotonic()
+                latencies_ms.append(_latencies_ms(stage, seconds))
+                windows.append(_between(before, stage.progress(), time.monotonic() - begun))
+            stage.stop()
+            name = f"{setup.nodes} nodes, 1 KiB at {rate_hz:g} messages/s"
+            yield from _percentiles(name, latencies_ms, LATENCY_GOALS_MS.get(rate_hz, {}))
+            each_s = tuple(one.rounds / one.seconds for one in windows)
+            yield Figure(f"{name}: rounds", each_s, "rounds/s")
+            for kind in windows[0].cpu_s:
+                per_round = tuple(one.cpu_s[kind] / one.rounds * 1000 for one in windows)
+                yield Figure(f"{name}: CPU of {kind}", per_round, "ms/round")
+            switches = tuple(one.switches / one.rounds for one in windows)
+            yield Figure(f"{name}: context switches", switches, "switches/round")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was done in some seconds, as `ClusterProgress` counts."""
+
+    seconds: float
+    merged: int
+    received: tuple[int, ...]
+    rounds: int
+    cpu_s: dict[str, float]
+    switches: int
+
+    def merged_mb(self, value_bytes: int) -> float:
+        return self.merged * value_bytes / 1e6
+
+
+def _window(stage: Stage, seconds: float) -> Window:
+    """At least so long that something is merged."""
+    before, begun = stage.progress(), time.monotonic()
+    time.sleep(seconds)
+    stage.wait_for(lambda: stage.progress().majority, before.majority + 1, "more is merged")
+    return _between(before, stage.progress(), time.monotonic() - begun)
+
+
+def _between(before: ClusterProgress, after: ClusterProgress, lasted_s: float) -> Window:
+    return Window(
+        lasted_s,
+        after.majority - before.majority,
+        tuple(map(sub, after.received, before.received)),
+        max(after.rounds - before.rounds, 1),
+        {kind: used_s - before.cpu_s[kind] for kind, used_s in after.cpu_s.items()},
+        after.switches - before.switches,
+    )
+
+
+def _latencies_ms(stage: Stage, seconds: float) -> npt.NDArray[np.float64]:
+    (subscriber, *_) = stage.subscribers
+    subscriber.ask("forget")
+    time.sleep(seconds)
+    latencies_ns: list[int] = []
+    while not latencies_ns:  # On a busy machine the first message may take longer.
+        stage.nodes.check_alive()
+        time.sleep(_POLL_S)
+        latencies_ns = subscriber.ask("latencies")["ns"]
+    return np.array(latencies_ns) / 1e6
+
+
+def _percentiles(
+    name: str, rounds: Sequence[npt.NDArray[np.float64]], goals: Mapping[int, float] = MappingProxyType({})
+) -> Iterator[Figure]:
+    for percent in (50, 99):
+        each = tuple(float(np.percentile(latencies_ms, percent)) for latencies_ms in rounds)
+        yield Figure(f"{name}: publish to subscriber, p{percent}", each, "ms", goals.get(percent))
 
 
 def many(setup: Setup, *, publishers: int, seconds: float) -> Iterator[Figure]:

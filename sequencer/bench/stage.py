@@ -1,4 +1,4 @@
-"""A cluster with publishers and a subscriber, all as processes, for one measurement.
+"""A cluster with publishers and subscribers, all as processes, for one measurement.
 
 Invariants:
 - Nothing is left at the end. After a failure one file keeps the logs of all processes; the error names it.
@@ -7,7 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rt.bench.processes import MemoryUsage, ProcessTable, memory
+from rt.bench.processes import MemoryUsage, ProcessTable, context_switches, memory
 from rt.errors import RtError, Timeout
+from rt.net.rest_client import ask, check
 from sequencer.localcluster.clients import client_settings
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster, Part
@@ -40,14 +43,18 @@ _LOG_BYTES_MAX: Final = 1 << 20
 class ClusterProgress:
     majority: int
     """Position up to which a majority of the nodes has merged."""
-    received: int
-    """Messages that the subscriber has received."""
+    received: tuple[int, ...]
+    """Messages that each subscriber has received."""
+    rounds: int
+    """Merge instructions that are committed."""
     cpu_s: dict[str, float]
     """CPU time by kind of process."""
+    switches: int
+    """Context switches of all processes that run."""
 
 
 class Stage:
-    """A cluster, its publishers and its subscriber. `opened` ends what it starts."""
+    """A cluster, its publishers and its subscribers. `opened` ends what it starts."""
 
     def __init__(self, root: Path, nodes: LocalCluster, opened: contextlib.ExitStack) -> None:
         self.nodes = nodes
@@ -55,17 +62,12 @@ class Stage:
         """Publishers, which are also the names of their sessions."""
         self._root, self._opened = root, opened
         self._publishers: list[Process] = []
-        self._subscriber: Process | None = None
+        self.subscribers: list[Process] = []
 
     @property
     def published_root(self) -> Path:
         """Below it each publisher has its session."""
         return self._root / "published"
-
-    @property
-    def subscriber(self) -> Process:
-        assert self._subscriber is not None
-        return self._subscriber
 
     def start_publishers(self, count: int, value_bytes: int) -> None:
         """Start publishers. They publish nothing yet."""
@@ -76,10 +78,12 @@ class Stage:
             self._publishers.append(self._start_child(settings, "publishers"))
             self.names += names
 
-    def start_subscriber(self) -> None:
-        """Start a subscriber that reads everything."""
-        settings = client_settings(self.nodes, "subscriber", "reader", self._root / "subscribed")
-        self._subscriber = self._start_child({"subscriber": settings}, "subscriber")
+    def start_subscribers(self, count: int) -> None:
+        """Start subscribers, each with a copy of its own. They read everything."""
+        for number in range(count):
+            name = f"reader{number}"
+            settings = client_settings(self.nodes, "subscriber", name, self._root / name)
+            self.subscribers.append(self._start_child({"subscriber": settings}, name))
 
     # Publishing
 
@@ -103,8 +107,12 @@ class Stage:
 
     def progress(self) -> ClusterProgress:
         ends = sorted(map(self.nodes.merged_position, self.nodes.names))
-        received = int(self._subscriber.ask("received")["count"]) if self._subscriber is not None else 0
-        return ClusterProgress(ends[(len(ends) - 1) // 2], received, self._cpu_s())
+        received = tuple(int(one.ask("received")["count"]) for one in self.subscribers)
+        table = ProcessTable()
+        switches = sum(map(context_switches, self._pids(table)))
+        return ClusterProgress(
+            ends[(len(ends) - 1) // 2], received, self._rounds(), self._cpu_s(table), switches
+        )
 
     def memory(self) -> dict[str, dict[str, MemoryUsage]]:
         """Memory of each process of each running node, by node and part."""
@@ -143,8 +151,22 @@ class Stage:
         for name in names or self.nodes.names:
             self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
 
-    def _cpu_s(self) -> dict[str, float]:
-        nodes, table = self.nodes, ProcessTable()
+    def _rounds(self) -> int:
+        tls = self.nodes.certificate("operator", "bench")
+        status = check(asyncio.run(ask(self.nodes.endpoints, tls, "GET", "/status")))
+        return int(json.loads(status.body)["committed"]["instruction"])
+
+    def _pids(self, table: ProcessTable) -> Iterator[int]:
+        """All processes that take part."""
+        for name in self.nodes.names:
+            for part in PARTS:
+                yield from self.nodes.pids(name, part)
+        for process in (*self._publishers, *self.subscribers):
+            yield process.pid
+            yield from table.children(process.pid)
+
+    def _cpu_s(self, table: ProcessTable) -> dict[str, float]:
+        nodes = self.nodes
         publishers = [process.pid for process in self._publishers]
         used: dict[str, float] = {
             part: sum(table.cpu_s(pid) for name in nodes.names for pid in nodes.pids(name, part))
@@ -152,9 +174,9 @@ class Stage:
         }
         used["publishers"] = sum(map(table.cpu_s, publishers))
         used["pushes"] = sum(map(table.descendants_cpu_s, publishers))
-        if self._subscriber is not None:
-            used["the subscriber"] = table.cpu_s(self._subscriber.pid)
-            used["its pull"] = table.descendants_cpu_s(self._subscriber.pid)
+        if readers := [process.pid for process in self.subscribers]:
+            used["subscribers"] = sum(map(table.cpu_s, readers))
+            used["pulls"] = sum(map(table.descendants_cpu_s, readers))
         supervisors_s = sum(table.cpu_s(nodes.pids(name)[0]) for name in nodes.names)
         return used | {"all processes": sum(used.values()) + supervisors_s}
 

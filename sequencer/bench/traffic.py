@@ -68,6 +68,8 @@ class TrafficPublishers:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        self._threads.clear()
+        self._stopping.clear()
         for publisher in self._publishers:
             publisher.flush()
 

@@ -27,9 +27,11 @@ class TransportBench:
     directory: str | None
     nodes: int
     publishers: int
+    subscribers: int
+    rounds: int
     value_bytes: Sequence[int]
     seconds: float
-    rate_hz: float
+    rates_hz: Sequence[float]
     failovers: int
     many: int
     backlog_gb: float
@@ -51,10 +53,15 @@ class TransportBench:
         match part:
             case "throughput":
                 return throughput(
-                    setup, publishers=self.publishers, value_bytes=self.value_bytes, seconds=self.seconds
+                    setup,
+                    publishers=self.publishers,
+                    subscribers=self.subscribers,
+                    value_bytes=self.value_bytes,
+                    seconds=self.seconds,
+                    rounds=self.rounds,
                 )
             case "latency":
-                return latency(setup, rate_hz=self.rate_hz, seconds=self.seconds)
+                return latency(setup, rates_hz=self.rates_hz, seconds=self.seconds, rounds=self.rounds)
             case "failover":
                 return failover(setup, publishers=self.publishers, kills=self.failovers)
             case "many":

@@ -15,9 +15,27 @@ from sequencer.bench import speed
 from sequencer.bench.transport import PARTS
 
 FEW = [
-    *("--seconds", "1", "--failovers", "1", "--many", "3", "--publishers", "2", "--value-bytes", "1024"),
+    *(
+        "--seconds",
+        "1",
+        "--rounds",
+        "1",
+        "--rate-hz",
+        "1000",
+        "--failovers",
+        "1",
+        "--many",
+        "3",
+        "--publishers",
+        "2",
+        "--subscribers",
+        "2",
+        "--value-bytes",
+        "1024",
+    ),
     *("--backlog-gb", "0.02", "--merging-gb", "0.02", "--starts", "5", "--json"),
 ]
+KINDS = ("control", "data", "publishers", "pushes", "subscribers", "pulls", "all processes")
 FAULTS = ("messages lost", "messages repeated", "merged logs that differ")
 
 
@@ -50,7 +68,8 @@ def is_as_it_must_be(name: str, median: float) -> bool:
 def names(nodes: int) -> dict[str, list[str]]:
     """What each part gives with so many nodes."""
     flood, many = f"{nodes} nodes, 2 publishers of 1024 B", f"{nodes} nodes, 3 publishers of 1 KiB"
-    drip = f"{nodes} nodes, 1 KiB at 1000 messages/s: publish to subscriber"
+    half = f"{flood}, at half of that rate: publish to subscriber"
+    drip = f"{nodes} nodes, 1 KiB at 1000 messages/s"
     failover = f"{nodes} nodes: leader killed under load"
     backlog = f"{nodes} nodes, 0.02 GB of backlog of 2 publishers"
     starts = f"{nodes} nodes, 5 starts of an offline publisher"
@@ -58,17 +77,19 @@ def names(nodes: int) -> dict[str, list[str]]:
         "throughput": [
             f"{flood}: merged on a majority",
             f"{flood}: messages",
-            f"{flood}: received by a subscriber",
-            f"{flood}: CPU of control",
-            f"{flood}: CPU of data",
-            f"{flood}: CPU of publishers",
-            f"{flood}: CPU of pushes",
-            f"{flood}: CPU of the subscriber",
-            f"{flood}: CPU of its pull",
-            f"{flood}: CPU of all processes",
+            f"{flood}: received by the slowest of 2 subscribers",
+            *(f"{flood}: CPU of {kind}" for kind in KINDS),
             f"{flood}: most memory of a node process",
+            f"{half}, p50",
+            f"{half}, p99",
         ],
-        "latency": [f"{drip}, p50", f"{drip}, p99"],
+        "latency": [
+            f"{drip}: publish to subscriber, p50",
+            f"{drip}: publish to subscriber, p99",
+            f"{drip}: rounds",
+            *(f"{drip}: CPU of {kind}" for kind in KINDS),
+            f"{drip}: context switches",
+        ],
         "failover": [
             f"{failover} until messages flow again",
             f"{failover}, the longest of 1",
