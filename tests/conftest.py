@@ -93,14 +93,14 @@ def no_pushes() -> None:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
-    """`logged("sequencer")`: the messages of that logger and those below it.
+    """`logged("sequencer")`: the messages of that logger and those below it, of this process.
 
-    All that caplog has may contain lines of a push that an earlier test left.
+    All that caplog has may contain lines of a push process that an earlier test left.
     """
 
     def messages(name: str) -> list[str]:
-        below = f"{name}."
-        return [record.getMessage() for record in caplog.records if f"{record.name}.".startswith(below)]
+        own = (record for record in caplog.records if record.process == os.getpid())
+        return [record.getMessage() for record in own if f"{record.name}.".startswith(f"{name}.")]
 
     return messages
 

@@ -913,6 +913,7 @@ def test_sub_writes_what_the_nodes_have_and_ends_there(
     pki = make_pki(tmp_path / "pki")
     with pull_source(tmp_path / "node", pki) as source:
         options = ["--path", tmp_path, "--stream", "s", "--endpoints", source.endpoint]
+        options += ["--connect-timeout", "0"]
         options += tls_options(pki, "sub")
         source.publish(b"one", b"two", topic="a")
         source.publish(b"three", topic="b")

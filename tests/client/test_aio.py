@@ -219,10 +219,16 @@ def test_it_pulls_from_a_node(tmp_path: Path) -> None:
             source.publish(b"one")
             tls = tls_of(pki, "sub")
             endpoints = [source.endpoint]
-            async with rt.aio.Subscriber(tmp_path, "s", endpoints=endpoints, tls=tls) as subscriber:
+            async with rt.aio.Subscriber(
+                tmp_path, "s", endpoints=endpoints, tls=tls, connect_timeout=None
+            ) as subscriber:
                 assert (await anext(subscriber)).value == b"one"
             async with rt.aio.Subscriber(
-                tmp_path / "wrong", "s", endpoints=endpoints, tls=tls_of(pki, "feed")
+                tmp_path / "wrong",
+                "s",
+                endpoints=endpoints,
+                tls=tls_of(pki, "feed"),
+                connect_timeout=None,
             ) as subscriber:
                 with pytest.raises(rt.CertificateError):
                     await anext(subscriber)

@@ -46,7 +46,7 @@ def source(tmp_path: Path, pki: Path) -> Iterator[PullSource]:
 
 
 def subscriber_of(root: Path, pki: Path, source: PullSource, **options: Any) -> rt.Subscriber:
-    settings = {"endpoints": [source.endpoint], "tls": tls_of(pki, "sub")}
+    settings = {"endpoints": [source.endpoint], "tls": tls_of(pki, "sub"), "connect_timeout": None}
     return rt.Subscriber(root, "s", **(settings | options))
 
 

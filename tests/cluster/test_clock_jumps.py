@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
+from operating import told
 from preloaded import CLOCK, built, set_clock
 
 import rt
@@ -21,7 +19,6 @@ from rt.log.check.status import read_status
 from rt.log.disk import REAL
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import merged_directory, read_table
-from rt.net.rest_client import ask, check
 
 pytestmark = pytest.mark.slow
 
@@ -61,14 +58,6 @@ def jump(nodes: WiredNodes, seconds: int, *names: str) -> None:
     """Set the clocks of these nodes (default: of all) to be off by so much."""
     for name in names or nodes.names:
         set_clock(clock_of(nodes, name), seconds)
-
-
-def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> Any:
-    """What a node answers an operator."""
-    endpoints = [f"127.0.0.1:{port}" for port in nodes.data_ports.values()]
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    tls = nodes.certificate("operator", "op")
-    return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
 
 
 def names_clock_of(nodes: WiredNodes, name: str) -> bool:

@@ -75,7 +75,12 @@ def test_an_event_loop_publishes_and_subscribes(faults: Faults, tmp_path: Path) 
             async with (
                 asyncio.timeout(WAIT_S),
                 rt.aio.Subscriber(
-                    tmp_path / "in", "s", endpoints=nodes.endpoints, tls=tls, topics=["loop"]
+                    tmp_path / "in",
+                    "s",
+                    endpoints=nodes.endpoints,
+                    tls=tls,
+                    connect_timeout=None,
+                    topics=["loop"],
                 ) as subscriber,
             ):
                 got: list[bytes] = []

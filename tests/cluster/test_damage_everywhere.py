@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import shutil
 import tempfile
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operating import told
 
 import rt
 from rt.events import CorruptPositions, Event, SkipForward
@@ -21,7 +20,6 @@ from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import read_header, scans
 from rt.log.scan.scanner import MergedScanner
-from rt.net.rest_client import ask, check
 from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -39,18 +37,9 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
         shutil.rmtree(root)
 
 
-def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None) -> Any:
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    tls = nodes.certificate("operator", "op")
-    return json.loads(check(asyncio.run(ask(nodes.endpoints, tls, method, target, data))).body)
-
-
 def alarms(nodes: LocalCluster) -> dict[str, dict[str, str]]:
-    """By name; none while no node answers."""
-    try:
-        return {one["name"]: one for one in told(nodes, "/status")["alarms"]}
-    except rt.RtError:
-        return {}
+    """By name."""
+    return {one["name"]: one for one in told(nodes, "/status")["alarms"]}
 
 
 def publish(nodes: LocalCluster, root: Path, count: int) -> None:

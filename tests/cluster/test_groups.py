@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from faults import WAIT_S, Faults
+from operating import told
 
 import rt
 from rt.net.lease_client import LeaseCalls
-from rt.net.rest_client import ask, check
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +67,8 @@ class Workers:
 
     def retire(self) -> None:
         """An operator releases the holds of the group: no later test finds them."""
-        tls = self._nodes.certificate("operator", "op")
         for name in self.positions():
-            body = json.dumps({"name": name}).encode()
-            check(asyncio.run(ask(self._nodes.endpoints, tls, "POST", "/release-hold", body)))
+            told(self._nodes, "/release-hold", {"name": name})
 
     def positions(self) -> Mapping[str, int]:
         """What the cluster keeps for the group."""

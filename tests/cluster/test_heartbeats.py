@@ -27,7 +27,8 @@ WAIT_S = 180.0
 LOADS = {"small": (b"x" * 128, 400_000), "large": (b"x" * 65536, 3_000)}
 """A value, and how often each of two publishers publishes it: some 50 MB and 200 MB, as fast as they can."""
 
-ELECTION_MS_MIN = next(one.default for one in fields(RaftConfig) if one.name == "election_ms_min")
+DEFAULTS = {one.name: one.default for one in fields(RaftConfig)}
+HEARTBEAT_MS, ELECTION_MS_MIN = DEFAULTS["heartbeat_ms"], DEFAULTS["election_ms_min"]
 WITNESS = """
 import sys, threading, time
 longest, is_over = 0.0, threading.Event()
@@ -74,7 +75,10 @@ def test_at_full_load_no_leader_changes_and_no_follower_misses_heartbeats_for_an
         for one in publishing:
             one.result()
         nodes.wait_merged(2 * count)
-        timeout_ms = ELECTION_MS_MIN + 1000 * stall_s()
+        stalled_ms = 1000 * stall_s()
+    if terms(nodes) != before and stalled_ms > ELECTION_MS_MIN - HEARTBEAT_MS:
+        pytest.skip(f"the machine stood still for {stalled_ms:.0f} ms: no leader could be heard meanwhile")
+    timeout_ms = ELECTION_MS_MIN + stalled_ms
     assert nodes.leader() == leader
     assert terms(nodes) == before, "nobody stood for election"
     gaps_ms = {name: 1000 * metric(nodes, name, "rt_raft_leader_gap_seconds") for name in nodes.names}

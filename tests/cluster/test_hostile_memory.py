@@ -127,6 +127,7 @@ def test_attacks_stay_within_the_memory_bound(
             position="latest",
         ) as subscriber,
     ):
+        nodes.wait(lambda: subscriber.log_end is not None, "the subscriber to know where the latest is")
         serve_honest(nodes, publisher, subscriber)
         for pid in pids.values():
             forget_peak(pid)

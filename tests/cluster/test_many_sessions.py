@@ -5,34 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
+from operating import told
 
 import rt
 from replicator.push.client import PushClient
-from rt.net.rest_client import ask, check
 
 pytestmark = pytest.mark.slow
 
 COUNT = 100
 AT_ONCE = 6
-
-
-def told(nodes: WiredNodes, target: str, body: dict[str, Any] | None = None) -> Any:
-    """What a node answers an operator."""
-    endpoints = [f"127.0.0.1:{nodes.data_ports[name]}" for name in nodes.running]
-    tls = nodes.certificate("operator", "op")
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
+IDLE_WAIT_S = 720.0
+"""A leader counts the minute from its election on, and after each stall of the machine one is elected."""
 
 
 def session_descriptors(nodes: WiredNodes, name: str) -> int:
@@ -55,6 +47,16 @@ def publish(nodes: WiredNodes, root: Path, tls: rt.TLS, session: str, count: int
     with rt.Publisher(root, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls) as publisher:
         numbers = publisher.publish_many([b"x"] * count)
         publisher.wait(numbers[-1], "merged", timeout=WAIT_S)
+
+
+def wait_run(nodes: WiredNodes, session: str, run: int, number: int = 0) -> None:
+    """Until the node that is asked, which may be behind, knows of that last run and merged to `number`."""
+
+    def is_known() -> bool:
+        found = told(nodes, f"/sessions?name={session}")
+        return bool(found) and found[-1]["lastRun"] == run and found[-1]["consumed"]["number"] >= number
+
+    nodes.wait(is_known, f"run {run} of {session} to be the last one")
 
 
 def is_closed(nodes: WiredNodes, session: str) -> bool:
@@ -91,9 +93,7 @@ def test_sessions_that_come_and_go_leave_neither_descriptors_nor_directories(
         )
     # A publisher that comes again goes on behind what it had.
     publish(nodes, tmp_path / "out", tls, sessions[0])
-    (found,) = told(nodes, f"/sessions?name={sessions[0]}")
-    assert found["lastRun"] == 1
-    assert found["consumed"]["number"] == 4
+    wait_run(nodes, sessions[0], 1, number=4)
     assert nodes.compare().differences == ()
 
 
@@ -167,14 +167,18 @@ def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_s
             tmp_path / "out", "s", publisher_id="quiet~here", endpoints=nodes.endpoints, tls=tls
         ) as here:
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
-            # That takes a minute, and each question a handshake: few are asked.
-            faults.wait(lambda: is_closed(nodes, "quiet~gone"), "the session to be closed", poll_s=0.5)
+            # That takes a minute of one leader, and each question a handshake: few are asked.
+            nodes.wait(
+                lambda: is_closed(nodes, "quiet~gone"),
+                "the session to be closed",
+                timeout_s=IDLE_WAIT_S,
+                poll_s=0.5,
+            )
             assert not is_closed(nodes, "quiet~here")
             here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
         # It goes on with its next start.
         publish(nodes, tmp_path / "out", tls, "quiet~gone")
-        (found,) = told(nodes, "/sessions?name=quiet~gone")
-        assert found["lastRun"] == 1
+        wait_run(nodes, "quiet~gone", 1)
     finally:
         told(nodes, "/configuration", {"sessionIdleMinutes": usual})
 
@@ -211,6 +215,5 @@ def test_a_publisher_goes_on_with_its_next_run_though_its_disk_has_more_of_those
         told(nodes, "/close-session", {"session": "late"})
         nodes.wait(lambda: is_closed(nodes, "late"), "the session to be closed")
         publish(nodes, tmp_path / "out", tls, "late")
-        (found,) = told(nodes, "/sessions?name=late")
-        assert found["lastRun"] == x + 1
+        wait_run(nodes, "late", x + 1)
     assert nodes.compare().differences == ()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
+from operating import told
 
 import rt
-from rt.net.rest_client import ask, check
 from sequencer.ipc.silence import HUNG_S
 
 pytestmark = pytest.mark.slow
@@ -22,13 +20,11 @@ class Operator:
     """Asks nodes through the tunnel."""
 
     def __init__(self, nodes: WiredNodes) -> None:
-        self._nodes, self._tls = nodes, nodes.certificate("operator", "op")
+        self._nodes = nodes
 
-    def told(self, target: str, *names: str, body: dict[str, Any] | None = None) -> Any:
-        """What one of these nodes (default: any that runs) answers."""
-        endpoints = [f"127.0.0.1:{self._nodes.data_ports[name]}" for name in names or self._nodes.running]
-        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-        return json.loads(check(asyncio.run(ask(endpoints, self._tls, method, target, data))).body)
+    def told(self, target: str, name: str = "", *, body: dict[str, Any] | None = None) -> Any:
+        """What this node (default: any that runs) answers."""
+        return told(self._nodes, target, body, by=name)
 
     def holds(self) -> dict[str, int]:
         return {one["name"]: one["position"] for one in self.told("/holds")}

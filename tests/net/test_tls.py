@@ -13,6 +13,7 @@ import sys
 import threading
 import warnings
 from base64 import encodebytes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime, timedelta
@@ -458,11 +459,11 @@ def test_bytes_of_a_key_reach_no_error_log_or_repr(
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
 def test_a_key_that_others_can_read_is_warned_of_not_refused(
-    pair: IssuedCertificate, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
+    pair: IssuedCertificate, mode: int, warned: bool, logged: Callable[[str], list[str]]
 ) -> None:
     pair.key.chmod(mode)
     TLS(*pair)
-    lines = [record.getMessage() for record in caplog.records if record.name == "rt.net"]
+    lines = logged("rt.net")
     assert lines == ([f"key_readable_by_others path={str(pair.key)!r} mode={mode:04o}"] if warned else [])
 
 

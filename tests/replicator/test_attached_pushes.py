@@ -117,7 +117,7 @@ def test_a_fenced_one_is_over_at_once_and_ends_no_other(caplog: pytest.LogCaptur
         assert made.pushes.directories == ["good"]
 
     assert run(test).log == ["fenced begins", "good begins", "good ends"]
-    assert "push_failed" not in caplog.text
+    assert "push_failed path=fenced" not in caplog.text
 
 
 def test_one_whose_directory_was_removed_is_over_at_once_and_ends_no_other(

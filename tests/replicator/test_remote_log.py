@@ -162,9 +162,8 @@ def test_nodes_that_never_answer_are_named_with_their_reasons_and_logged_once(
         f"no node of stream s answers: got {reasons}, expected an answer within 0.5 s. "
         "Does the node run, with that port?"
     )
-    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 2
-    assert all(any(f"endpoint={endpoint} " in line for line in warned) for endpoint in nodes.endpoints)
+    for endpoint in nodes.endpoints:
+        (_,) = [one for one in caplog.records if f"endpoint={endpoint} " in one.getMessage()]
 
 
 def test_the_time_to_connect_does_not_count_for_nodes_that_have_answered(nodes: RangeNodes) -> None:

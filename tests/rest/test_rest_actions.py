@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -365,12 +365,14 @@ def test_without_a_cluster_nothing_is_changed(node: Node) -> None:
     assert not node.was_changed
 
 
-def test_a_request_is_logged_with_who_made_it(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_is_logged_with_who_made_it(
+    node: Node, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]]
+) -> None:
     with caplog.at_level("INFO", "sequencer"):
         node.post("/release-hold", {"name": "late"})
         node.post("/release-hold", {"name": "late"})
 
-    asked, done, _, refused = [record.getMessage() for record in caplog.records]
+    asked, done, _, refused = logged("sequencer")
     assert asked == 'rest_request path=/release-hold by=rt://s/operator/op body={"name": "late"}'
     assert done.startswith("rest_completed path=/release-hold by=rt://s/operator/op")
     assert refused.startswith("rest_rejected path=/release-hold by=rt://s/operator/op")

@@ -188,11 +188,15 @@ for where, language, content in blocks:
         print("$", command, flush=True)
         if command.startswith(("rt node --config", "rt dev")):
             log = open("nodes.log", "a+")
-            subprocess.Popen(["bash", "-c", "exec " + command], stdout=log, stderr=log)
+            started = subprocess.Popen(["bash", "-c", "exec " + command], stdout=log, stderr=log)
             while command.startswith("rt dev"):
+                has_ended = started.poll() is not None
                 log.seek(0)
-                if "Ctrl-C" in log.read():
+                said = log.read()
+                if "Ctrl-C" in said:
                     break
+                if has_ended:
+                    raise SystemExit(f"{where}: {command}: {said}")
                 time.sleep(0.2)
             continue
         deadline = time.monotonic() + (60 if command.startswith("rt status") else 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import shutil
 import tempfile
@@ -12,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operating import told
 
 import rt
 from rt.log.disk import REAL
 from rt.log.scan.catalog import read_catalog
-from rt.net.rest_client import ask, check
 from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -34,18 +32,8 @@ def node() -> Iterator[LocalCluster]:
         shutil.rmtree(root)
 
 
-def told(node: LocalCluster, target: str, body: dict[str, Any] | None = None) -> Any:
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    tls = node.certificate("operator", "op")
-    return json.loads(check(asyncio.run(ask(node.endpoints, tls, method, target, data))).body)
-
-
-def alarms(node: LocalCluster) -> set[str] | None:
-    """None while it does not answer."""
-    try:
-        return {one["name"] for one in told(node, "/status")["alarms"]}
-    except rt.RtError:
-        return None
+def alarms(node: LocalCluster) -> set[str]:
+    return {one["name"] for one in told(node, "/status")["alarms"]}
 
 
 def flip(path: Path) -> None:
@@ -75,12 +63,11 @@ def test_a_damaged_log_is_told_waits_for_good_bytes_and_can_be_let_go_of(
         flip(newest)
         node.start()
         node.wait(lambda: node.leader() is not None, "a leader")
-        node.wait(lambda: "log-corrupt" in (alarms(node) or ()), "the alarm")
+        node.wait(lambda: "log-corrupt" in alarms(node), "the alarm")
 
     def is_over() -> bool:
         """Only the alarm of what was found stays, for a day."""
-        found = alarms(node)
-        return found is not None and found <= {"damage-found"}
+        return alarms(node) <= {"damage-found"}
 
     restart_damaged()
     assert "the merged log is corrupt" in told(node, "/status")["node"]["obstacles"]
@@ -120,6 +107,7 @@ def test_headers_pass_from_a_publisher_to_a_subscriber(
         node.stream,
         endpoints=node.endpoints,
         tls=node.certificate("subscriber", "reader"),
+        connect_timeout=None,
     ) as subscriber:
         found = []
         while len(found) < len(sent) + 1:

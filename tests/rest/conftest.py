@@ -1,0 +1,17 @@
+"""What tests of the REST server share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sequencer.rest.http import listener
+
+
+@pytest.fixture(scope="package", autouse=True)
+def patient_handshakes() -> Iterator[None]:
+    """A machine that stalls for longer than a handshake may take ends no connection of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listener, "HANDSHAKE_S", 120.0)
+        yield

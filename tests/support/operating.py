@@ -1,0 +1,36 @@
+"""What real nodes answer an operator, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import rt
+from rt.net.rest_client import RestResponse, ask, check
+from sequencer.localcluster.nodes import LocalCluster
+
+WAIT_S = 180.0
+
+
+def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *, by: str = "") -> Any:
+    """What `by` (default: any node that runs) answers. GET without a body, POST with one.
+
+    The nodes may have no leader at this moment, or decide too late, as after a stall of the machine. Then the
+    answer says so, and the request is made again until it is decided. So `target` must bear a second request.
+    """
+    endpoints = [f"127.0.0.1:{nodes.data_ports[name]}" for name in ([by] if by else nodes.running)]
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    tls = nodes.certificate("operator", "op")
+    answers: list[RestResponse] = []
+
+    def is_answered() -> bool:
+        try:
+            answers.append(check(asyncio.run(ask(endpoints, tls, method, target, data))))
+        except rt.RtError as error:
+            if not error.retriable:
+                raise
+        return bool(answers)
+
+    nodes.wait(is_answered, f"an answer to {method} {target}", timeout_s=WAIT_S)
+    return json.loads(answers[0].body)
