@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from rt.spark.source.columns import SCHEMA
+from rt.spark.source.columns import default_schema
 from rt.spark.source.python_workers import freeze_modules
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SparkCeiling(DataSource):
 
     def schema(self) -> str:
         freeze_modules()
-        return SCHEMA
+        return default_schema()
 
     def reader(self, schema: StructType) -> CeilingReader:
         return CeilingReader(self.options["path"], int(self.options["rows"]), tuple(schema.names))

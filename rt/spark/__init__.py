@@ -11,6 +11,6 @@ streams.
 - `export/`: the Parquet exporter with its target and file systems, and the audit job (`audit` is pure).
 
 Reading from nodes is an entry point of the group `rt.logs`, so that rt imports no service. At import time
-only `arrow_batches` and `spool` import pyarrow, and only `data_source`, `table`, the readers and `writer`
-import pyspark.
+only `arrow_batches`, `arrow_columns`, `packed_headers` and `spool` import pyarrow, and only `data_source`,
+`table`, the readers and `writer` import pyspark.
 """

@@ -15,7 +15,7 @@ from rt.errors import RtError
 from rt.spark.plain_errors import plain_errors
 from rt.spark.sink.options import parse_write_options
 from rt.spark.source.batch_reader import RtReader
-from rt.spark.source.columns import SCHEMA
+from rt.spark.source.columns import default_schema
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import parse_options
 from rt.spark.source.python_workers import freeze_modules
@@ -37,11 +37,13 @@ class RtDataSource(DataSource):
 
     @plain_errors
     def schema(self) -> str | StructType:
-        """All columns. Raises for invalid options as early as `load` or CREATE TABLE."""
+        """The columns without a user's schema. Raises for invalid options in `load` or CREATE TABLE."""
         freeze_modules()
         table = options_of_table(self.options)
-        parse_options(self.options if table is None else table)
-        return SCHEMA if table is None else table_schema(table)
+        include_headers = parse_options(self.options if table is None else table).include_headers
+        if table is None:
+            return default_schema(include_headers=include_headers)
+        return table_schema(table, include_headers=include_headers)
 
     @plain_errors
     def reader(self, schema: StructType) -> RtReader:

@@ -26,7 +26,7 @@ _HERE: Final = {
     "minoffsetspertrigger": _PACE,
     "maxtriggerdelay": _PACE,
     "maxrecordsperpartition": "maxPartitionBytes",
-    "includeheaders": "nothing: Spark does not read headers; rt.LogReader and rt.Subscriber do",
+    "includeheaders": "nothing: a write publishes the column headers, if there is one",
     "kafkaconsumer.polltimeoutms": "connectTimeoutMs",
     "fetchoffset.numretries": "connectTimeoutMs",
     "fetchoffset.retryintervalms": "connectTimeoutMs",

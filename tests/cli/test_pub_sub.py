@@ -36,6 +36,7 @@ from rt.cli.main import cli
 from rt.cli.signals import Interrupts
 from rt.log.disk import REAL
 from rt.log.format.checksum import batch_seed
+from rt.log.format.headers import Headers
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.directory import is_log_directory
@@ -266,22 +267,31 @@ def test_a_field_that_is_missing_or_says_nonsense_ends_it_there(log: Log, bad: s
 # Envelopes
 
 values = st.lists(
-    st.tuples(st.binary(max_size=20), st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)), max_size=20
+    st.tuples(
+        st.binary(max_size=20),
+        st.text(max_size=5),
+        st.integers(-(2**63), 2**63 - 1),
+        st.lists(st.tuples(st.text(min_size=1, max_size=3), st.binary(max_size=5)), max_size=3).map(tuple),
+    ),
+    max_size=20,
 )
 
 
 @settings(max_examples=15)
 @given(messages=values)
-def test_envelopes_come_back_with_topic_time_and_value(
-    fresh: Callable[[], Log], messages: list[tuple[bytes, str, int]]
+def test_envelopes_come_back_with_topic_time_value_and_headers(
+    fresh: Callable[[], Log], messages: list[tuple[bytes, str, int, Headers]]
 ) -> None:
     first, second = fresh(), fresh()
     with rt.Publisher(first.root, "s", publisher_id="feed") as publisher:
-        for value, topic, timestamp_ns in messages:
-            publisher.publish(value, topic=topic, timestamp_ns=timestamp_ns)
+        for value, topic, timestamp_ns, headers in messages:
+            publisher.publish(value, topic, timestamp_ns, headers=headers)
     text = first.sub_well("--json")
     second.pub_well("--format", "json", "--envelope", stdin=text)
     assert second.sub_well("--json") == text
+    with rt.LogReader(second.directory) as reader:
+        found = [(each.value, each.topic, each.timestamp_ns, each.headers) for each in reader]
+    assert found == messages
 
 
 @pytest.mark.parametrize(
@@ -289,6 +299,8 @@ def test_envelopes_come_back_with_topic_time_and_value(
     [
         *("7", "{}", '{"value": 7}', '{"value": "a", "value_base64": "YQ=="}', '{"value_base64": "?"}'),
         *('{"value": "a", "topic": 1}', '{"value": "a", "timestamp_ns": 1.5}', '{"value": "\\ud800"}'),
+        *('{"value": "a", "headers": {"k": "v"}}', '{"value": "a", "headers": [{"key": "k"}]}'),
+        *('{"value": "a", "headers": [{"key": "", "value": ""}]}', '{"value": "a", "headers": [["k", "v"]]}'),
     ],
 )
 def test_what_is_no_envelope_ends_it_there(log: Log, bad: str) -> None:

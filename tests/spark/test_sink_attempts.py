@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from sink_nodes import Sink
-from sink_part import attempt, rows_of
+from sink_part import attempt, headers_of, rows_of
 
 import rt
 from rt.spark.sink import writer
@@ -107,6 +107,19 @@ def test_a_repeated_task_with_other_rows_is_refused_and_publishes_nothing(sink: 
     assert "got 1 other rows of 700, expected the same rows" in str(error.value)
     assert done(sink, tmp_path / "two", **rows) == [0, COUNT]
     assert sink.written("other", 0, COUNT) == rows_of(4, COUNT)
+
+
+def test_a_repeated_task_with_other_headers_is_refused_and_the_same_ones_are_merged_once(
+    sink: Sink, tmp_path: Path
+) -> None:
+    rows = {"name": "headers", "seed": 8, "headers": "first"}
+    dead(sink, tmp_path / "one", **rows, die_at=100)
+    for other in ("second", None):
+        with pytest.raises(rt.WriteConflict, match="the write was repeated with other rows"):
+            done(sink, tmp_path / "two", **rows | {"headers": other})
+    assert done(sink, tmp_path / "two", **rows, shuffle=2, finish=True) == [0, COUNT]
+    found = [(each.value, each.headers) for each in sink.messages("headers", COUNT)]
+    assert found == [(row[0], headers_of(row, "first")) for row in rows_of(8, COUNT)]
 
 
 def test_a_lost_ledger_is_an_error_before_rows_count_as_merged(sink: Sink, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rt.spark.source.options import DirectorySource
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-COLUMNS = ["position", "timestamp_ns", "session", "run", "number", "full_topic", "value"]
+COLUMNS = ["position", "timestamp_ns", "session", "run", "number", "full_topic", "value", "headers"]
 
 
 @pytest.fixture
@@ -40,7 +40,13 @@ def exported(target: Path) -> list[tuple[object, ...]]:
 
 
 def truth(messages: Sequence[rt.Message]) -> list[tuple[object, ...]]:
-    return [(m.position, m.timestamp_ns, m.session, m.run, m.number, m.topic, m.value) for m in messages]
+    return [
+        (
+            *(m.position, m.timestamp_ns, m.session, m.run, m.number, m.topic, m.value),
+            [{"key": key, "value": value} for key, value in m.headers] or None,
+        )
+        for m in messages
+    ]
 
 
 def export(
@@ -85,6 +91,15 @@ def test_every_message_is_exported_once_and_the_next_run_continues_after_it(
     assert topics == {"topic=trade", "topic=quote", "topic=ärger", "topic=__HIVE_DEFAULT_PARTITION__"}
     rows = spark.read.parquet(str(target)).select(COLUMNS).orderBy("position").collect()
     assert [tuple(row) for row in rows] == truth(feeds.rows())
+
+
+def test_headers_are_exported(spark: SparkSession, tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.publish("a", [b"1", b"2"], "t", [1, 2], [(("k", b"\xff"), ("k", b"")), ()])
+    feeds.merge()
+    export(feeds, spark, LocalFilesystem(str(tmp_path / "target")))
+    assert exported(tmp_path / "target") == truth(feeds.rows())
+    feeds.close()
 
 
 def test_topics_that_cannot_name_directories_get_different_ones(spark: SparkSession, tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_filters_on_names_narrow_what_is_read_and_meet_the_option() -> None:
         StringStartsWith(("topic",), "t"),
         In(("topic",), ("a", None)),
         In(POSITION, (1, None)),
+        IsNotNull(("headers",)),
     ],
 )
 def test_an_unsupported_filter_is_left_to_spark(one: Filter) -> None:

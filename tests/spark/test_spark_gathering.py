@@ -11,6 +11,7 @@ import pytest
 from merged_logs import Feeds
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     LongType,
@@ -23,8 +24,9 @@ from pyspark.sql.types import (
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import RangeReader
 from rt.log.scan.message_batch import MessageBatch
-from rt.spark.source.arrow_batches import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather, schema_of
-from rt.spark.source.columns import COLUMNS
+from rt.spark.source.arrow_batches import BYTES_MAX, BYTES_MIN, ROWS_MIN, gather
+from rt.spark.source.arrow_columns import schema_of
+from rt.spark.source.columns import COLUMNS, HEADERS_KIND
 
 ALL = ("position", "timestamp", "session", "number", "topic", "value", "timestamp_ns", "run")
 
@@ -46,6 +48,7 @@ def test_the_types_are_those_that_spark_makes_of_the_columns() -> None:
         "timestamp": TimestampType(),
         "string": StringType(),
         "binary": BinaryType(),
+        HEADERS_KIND: ArrayType(StructType().add("key", "string").add("value", "binary")),
     }
     fields = [StructField(name, kinds[kind]) for name, kind in COLUMNS.items()]
     assert schema_of(tuple(COLUMNS)) == to_arrow_schema(StructType(fields), timezone="UTC")

@@ -160,7 +160,6 @@ def test_a_consumer_is_for_streams_from_nodes() -> None:
         ("kafka.ssl.truststore.location", "ca, cert and key"),
         ("kafka.security.protocol", "ca, cert and key"),
         ("kafka.max.poll.records", "nothing: leave it out"),
-        ("includeHeaders", "nothing: Spark does not read headers; rt.LogReader and rt.Subscriber do"),
     ],
 )
 def test_an_option_of_kafka_is_refused_with_the_name_that_it_has_here(name: str, here: str) -> None:
@@ -168,6 +167,11 @@ def test_an_option_of_kafka_is_refused_with_the_name_that_it_has_here(name: str,
         parse_options({name: "x"})
     assert f"unknown option {name!r}: an option of Spark's Kafka source" in str(error.value)
     assert f"{name} → {here}" in str(error.value)
+
+
+def test_a_write_publishes_headers_without_an_option() -> None:
+    with pytest.raises(rt.InvalidOption, match="includeHeaders → nothing: a write publishes the column"):
+        sink_options.parse_write_options({"includeHeaders": "true"}, streaming=False)
 
 
 def test_all_options_of_kafka_are_named_in_one_error() -> None:

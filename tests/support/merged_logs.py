@@ -8,6 +8,7 @@ from pathlib import Path
 
 import rt
 from rt.log.disk import REAL, Disk
+from rt.log.format.headers import Headers
 from rt.log.format.segment import SegmentId
 from rt.testing.merged import MergedLogBuilder
 
@@ -40,10 +41,17 @@ class Feeds:
         self._random = random.Random(7)
         self._count = 0
 
-    def publish(self, name: str, values: Sequence[bytes], topic: str, timestamps_ns: Sequence[int]) -> None:
+    def publish(
+        self,
+        name: str,
+        values: Sequence[bytes],
+        topic: str,
+        timestamps_ns: Sequence[int],
+        headers: Sequence[Headers] = (),
+    ) -> None:
         """One batch of a session."""
         publisher = self._publishers[name]
-        publisher.publish_many(list(values), topic=topic, timestamps_ns=list(timestamps_ns))
+        publisher.publish_many(list(values), topic, list(timestamps_ns), headers)
         publisher.flush()
 
     def merge(self, *, block_bytes: int = 64 * 1024) -> range:

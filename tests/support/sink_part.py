@@ -1,8 +1,8 @@
 """One partition written as a task of Spark does it, here or in a process that dies half done.
 
-python sink_part.py JSON: options, batch, partition, seed, count; of what goes wrong: `shuffle` (another
-order), `change` (other rows), `die_at` (rows that are merged when it kills itself), `lost` (it never reaches
-the nodes, and dies with all rows on its disk).
+python sink_part.py JSON: options, batch, partition, seed, count, `headers` (a text in those of some rows);
+of what goes wrong: `shuffle` (another order), `change` (other rows), `die_at` (rows that are merged when it
+kills itself), `lost` (it never reaches the nodes, and dies with all rows on its disk).
 """
 
 from __future__ import annotations
@@ -32,13 +32,25 @@ def rows_of(seed: int, count: int) -> list[tuple[bytes, str, int]]:
     return made
 
 
-def batches_of(rows: list[tuple[bytes, str, int]]) -> Iterator[Any]:
+def headers_of(row: tuple[bytes, str, int], text: str) -> tuple[tuple[str, bytes], ...]:
+    """Of every third row: none."""
+    value, topic, timestamp_ns = row
+    return () if timestamp_ns % 3 == 0 else (("topic", topic.encode()), ("own", text.encode() + value[:9]))
+
+
+def batches_of(rows: list[tuple[bytes, str, int]], headers: str | None) -> Iterator[Any]:
     """As Spark hands them over."""
     import pyarrow as pa
 
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     for at in range(0, len(rows), 100):
-        columns = zip(*rows[at : at + 100], strict=True)
-        yield pa.record_batch([*map(pa.array, columns)], names=["value", "topic", "timestamp_ns"])
+        part = rows[at : at + 100]
+        made = dict(
+            zip(["value", "topic", "timestamp_ns"], map(pa.array, zip(*part, strict=True)), strict=True)
+        )
+        if headers is not None:
+            made["headers"] = pa.array([headers_of(row, headers) or None for row in part], kind)
+        yield pa.record_batch(made)
 
 
 class Context:
@@ -80,7 +92,7 @@ def fail_as(asked: dict[str, Any], partition_publisher: Any) -> None:
 
 def attempt(asked: dict[str, Any]) -> list[int]:
     """Write what is asked for; the first number and the end."""
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import ArrayType, StructType
 
     from rt.spark.sink import writer as writer_module
     from rt.spark.sink.options import parse_write_options
@@ -92,9 +104,12 @@ def attempt(asked: dict[str, Any]) -> list[int]:
         rows[-1] = (b"other", *rows[-1][1:])
     writer_module._context = lambda: Context(asked["partition"])  # type: ignore[assignment,return-value]
     schema = StructType().add("value", "binary").add("topic", "string").add("timestamp_ns", "long")
+    headers = asked.get("headers")
+    if headers is not None:
+        schema.add("headers", ArrayType(StructType().add("key", "string").add("value", "binary")))
     options = parse_write_options(asked["options"], streaming=True)
     writer = writer_module.RtStreamWriter(options, schema, overwrite=False)
-    written = writer.write_part("query", asked["batch"], batches_of(rows))
+    written = writer.write_part("query", asked["batch"], batches_of(rows, headers))
     if asked.get("finish"):
         writer.commit([written], asked["batch"])
     return [written.first, written.end]

@@ -6,9 +6,9 @@ Invariants:
 - `ExportTarget` then publishes it exactly once. Only after that is the nodes' hold moved.
 - Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
 
-Columns: those of `format("rt")`, timestamp_ns and run. Directories: `date` (of the timestamp, UTC) and
-`topic`. In directory names a topic longer than 80 bytes is cut and made unique by a hash, and an empty one
-reads as null. `full_topic` in the files is the published topic.
+Columns: those of `format("rt")`, headers, timestamp_ns and run. Directories: `date` (of the timestamp, UTC)
+and `topic`. In directory names a topic longer than 80 bytes is cut and made unique by a hash, and an empty
+one reads as null. `full_topic` in the files is the published topic.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rt.errors import Corrupt, Gap
 from rt.events import SkipForward
 from rt.spark.export.target import ExportedPart, ExportTarget
 from rt.spark.options import ClusterSource
+from rt.spark.source.columns import HEADERS_KIND
 from rt.spark.source.log_source import LogSource, open_log
 from rt.spark.source.options import DirectorySource
 from rt.spark.source.partitioner import end_within
@@ -38,7 +39,7 @@ TOPIC_BYTES_MAX: Final = 80
 """Escaped it may be three times as long; a directory's name has at most 255 bytes."""
 SCHEMA: Final = (
     "position bigint, timestamp timestamp, timestamp_ns bigint, session string, run bigint, number bigint, "
-    "topic string, value binary"
+    f"topic string, value binary, headers {HEADERS_KIND}"
 )
 _POLL_SECONDS: Final = 1.0
 _DATE: Final = "date_from_unix_date(cast(floor(timestamp_ns / 86400000000000) as int))"
@@ -145,7 +146,7 @@ class Exporter:
             .options(**options)
             .load()
             .selectExpr(
-                *("position", "timestamp", "timestamp_ns", "session", "run", "number", "value"),
+                *("position", "timestamp", "timestamp_ns", "session", "run", "number", "value", "headers"),
                 *(f"{_DATE} date", f"{_DIRECTORY} topic", "topic full_topic"),
             )
             .sortWithinPartitions("date", "topic", "position")

@@ -241,9 +241,9 @@ def disk_name(directory: str) -> str:
 def _publish(publisher: Publisher, rows: Iterable[SpooledRow], first: int) -> int:
     """Publish all rows, numbered from `first`. Returns the last number."""
     rows = iter(rows)
-    value, topic, timestamp_ns = next(rows)
-    number = publisher.publish(value, topic, timestamp_ns, first)
-    for value, topic, timestamp_ns in rows:
-        number = publisher.publish(value, topic, timestamp_ns)
+    value, topic, timestamp_ns, headers = next(rows)
+    number = publisher.publish(value, topic, timestamp_ns, first, headers)
+    for value, topic, timestamp_ns, headers in rows:
+        number = publisher.publish(value, topic, timestamp_ns, None, headers)
     publisher.flush()
     return number

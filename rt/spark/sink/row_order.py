@@ -24,13 +24,24 @@ Digests: TypeAlias = bytes | bytearray
 """Concatenated digests, in the order of the rows."""
 
 _HEAD = struct.Struct("<?qI")
+_HEAD_WITH_HEADERS = struct.Struct("<BqII")
+"""Its first byte is 2 or 3, so that no row without headers has the same bytes."""
 _DIGEST = np.dtype([("high", ">u8"), ("low", ">u8")])
 
 
 def digests_of(
-    values: Sequence[bytes], topics: Sequence[bytes], timestamps_ns: Sequence[int | None]
+    values: Sequence[bytes],
+    topics: Sequence[bytes],
+    timestamps_ns: Sequence[int | None],
+    headers: Sequence[bytes | None] = (),
 ) -> bytes:
-    """A digest per row. A timestamp is None if the rows have none."""
+    """A digest per row. A timestamp is None if the rows have none, packed headers if the row has none.
+
+    `headers` may be empty if no row has any.
+    """
+    if headers:
+        rows = zip(values, topics, timestamps_ns, headers, strict=True)
+        return b"".join([blake2b(_content(*row), digest_size=DIGEST_BYTES).digest() for row in rows])
     pack = _HEAD.pack
     return b"".join(
         [
@@ -40,6 +51,13 @@ def digests_of(
             for value, topic, stamp in zip(values, topics, timestamps_ns, strict=True)
         ]
     )
+
+
+def _content(value: bytes, topic: bytes, stamp: int | None, headers: bytes | None) -> bytes:
+    if headers is None:
+        return _HEAD.pack(stamp is not None, stamp or 0, len(topic)) + topic + value
+    head = _HEAD_WITH_HEADERS.pack(2 + (stamp is not None), stamp or 0, len(topic), len(headers))
+    return head + headers + topic + value
 
 
 def order_of(expected: Digests, got: Digests, *, where: str) -> NDArray[np.int64] | None:

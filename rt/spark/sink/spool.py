@@ -19,16 +19,27 @@ from numpy.typing import NDArray
 
 from rt.errors import InvalidMessage, InvalidOption
 from rt.log.disk import storage_errors
-from rt.spark.sink.row_order import digests_of
+from rt.log.format.headers import Headers
+from rt.spark.sink.packed_headers import pack_headers, unpack_headers
+from rt.spark.sink.row_order import DIGEST_BYTES, digests_of
+from rt.spark.source.columns import HEADERS_KIND
 
 _KINDS: Final = {
     "value": ("binary", "string"),
     "topic": ("string",),
     "timestamp": ("timestamp",),
     "timestamp_ns": ("bigint",),
+    "headers": (HEADERS_KIND,),
 }
 _HINT: Final = 'Select what is published: df.select("value", "topic", "timestamp").'
-_SPOOLED: Final = pa.schema([("value", pa.binary()), ("topic", pa.string()), ("timestamp_ns", pa.int64())])
+_HEADERS_HINT: Final = (
+    "Make it with map_entries(map('key', cast(… AS binary))), or with array(struct('key' AS key, cast(… AS "
+    "binary) AS value))."
+)
+_SPOOLED: Final = pa.schema(
+    [("value", pa.binary()), ("topic", pa.string()), ("timestamp_ns", pa.int64()), ("headers", pa.binary())]
+)
+"""`headers` are packed."""
 _CHUNK: Final = 1024
 """The number of rows that are reordered at once."""
 
@@ -39,6 +50,7 @@ class SpooledRow(NamedTuple):
     value: bytes
     topic: str
     timestamp_ns: int | None
+    headers: Headers = ()
 
 
 def check_written_columns(fields: Sequence[tuple[str, str]], *, topic: str | None) -> None:
@@ -52,7 +64,10 @@ def check_written_columns(fields: Sequence[tuple[str, str]], *, topic: str | Non
             )
         if kind not in _KINDS[name]:
             raise InvalidOption(
-                f"column {name} has the wrong type", got=kind, expected=" or ".join(_KINDS[name])
+                f"column {name} has the wrong type",
+                got=kind,
+                expected=" or ".join(_KINDS[name]),
+                hint=_HEADERS_HINT if name == "headers" else None,
             )
     if "value" not in names or len(set(names)) != len(names):
         raise InvalidOption("the column value is missing, or a column is duplicated", hint=_HINT)
@@ -77,14 +92,17 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=directory, prefix="rows-")  # noqa: SIM115
 
     def fill(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows. `rt.InvalidMessage` for a null; storage errors."""
+        """Read all rows. `rt.InvalidMessage` for a null, `rt.InvalidHeader`; storage errors."""
         with storage_errors(self._directory, "spooling rows"):
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
                     prepared = self._prepare(batch)
-                    values, topics, stamps = prepared.columns
+                    values, topics, stamps, headers = prepared.columns
                     self.digests += digests_of(
-                        values.to_pylist(), topics.cast(pa.binary()).to_pylist(), stamps.to_pylist()
+                        values.to_pylist(),
+                        topics.cast(pa.binary()).to_pylist(),
+                        stamps.to_pylist(),
+                        () if headers.null_count == len(headers) else headers.to_pylist(),
                     )
                     out.write_batch(prepared)
             self._file.flush()
@@ -102,17 +120,17 @@ class Spool:
         self._file.close()
 
     def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The three columns as they are spooled; missing timestamps are null."""
+        """The columns as they are spooled; missing timestamps and headers are null."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name, column in columns.items():
-            if column.null_count:
+            if column.null_count and name != "headers":
                 raise InvalidMessage(
                     f"a row has no {name}",
                     expected="no null",
                     hint=f"Filter, or coalesce({name}, ...): a message has no nulls.",
                 )
         count = batch.num_rows
-        topics, stamps = columns.get("topic"), columns.get("timestamp_ns")
+        topics, stamps, headers = (columns.get(name) for name in ("topic", "timestamp_ns", "headers"))
         if "timestamp" in columns:
             stamps = _nanoseconds(columns["timestamp"])
         return pa.record_batch(
@@ -120,6 +138,9 @@ class Spool:
                 columns["value"].cast(pa.binary()),
                 pa.repeat(pa.scalar(self._topic), count) if topics is None else topics.cast(pa.string()),
                 pa.nulls(count, pa.int64()) if stamps is None else stamps.cast(pa.int64()),
+                pa.nulls(count, pa.binary())
+                if headers is None
+                else pack_headers(headers, len(self.digests) // DIGEST_BYTES),
             ],
             schema=_SPOOLED,
         )
@@ -144,10 +165,14 @@ def _mapped_rows(mapped: mmap.mmap, order: NDArray[np.int64] | None) -> Iterator
         for row in order[start : start + _CHUNK].tolist():
             batch_index = int(ends.searchsorted(row, "right"))
             at = row - (int(ends[batch_index - 1]) if batch_index else 0)
-            yield SpooledRow(*(column[at].as_py() for column in batches[batch_index].columns))
+            value, topic, stamp, packed = (column[at].as_py() for column in batches[batch_index].columns)
+            yield SpooledRow(value, topic, stamp, unpack_headers(packed))
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[SpooledRow]:
-    values, topics, stamps = batch.columns
+    values, topics, stamps, packed = batch.columns
     times = repeat(None) if stamps.null_count else stamps.to_pylist()
-    return map(SpooledRow, values.to_pylist(), topics.to_pylist(), times)
+    if packed.null_count == len(packed):
+        return map(SpooledRow, values.to_pylist(), topics.to_pylist(), times)
+    headers = map(unpack_headers, packed.to_pylist())
+    return map(SpooledRow, values.to_pylist(), topics.to_pylist(), times, headers)

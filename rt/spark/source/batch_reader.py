@@ -24,7 +24,7 @@ from rt.errors import Gap, InvalidOption, RtError
 from rt.events import BadMessage, SkipForward
 from rt.log.read.projection import Projection
 from rt.spark.plain_errors import hide_trace, plain_errors
-from rt.spark.source.columns import check_columns
+from rt.spark.source.columns import HEADERS_KIND, check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
 from rt.spark.source.log_source import LogSource, find_timestamp, open_log
 from rt.spark.source.options import AtTime, Bound, ReadOptions
@@ -98,7 +98,14 @@ class RangesReader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
-        self.interest = Projection(values="value" in self.columns, topics=options.topics)
+        if options.include_headers and "headers" not in self.columns:
+            raise InvalidOption(
+                "includeHeaders is true, but the schema has no column headers",
+                hint=f"Add headers {HEADERS_KIND} to it, or leave the option out. A table must be "
+                "created with it.",
+            )
+        needs_values = not {"value", "headers"}.isdisjoint(self.columns)
+        self.interest = Projection(values=needs_values, topics=options.topics)
         self.loss = LossPolicy(options.where, options.fail_on_data_loss)
 
     def plan(self, log: LogSource, start: int, end: int) -> list[InputPartition]:

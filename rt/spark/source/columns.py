@@ -1,7 +1,7 @@
 """The columns of `format("rt")`, and which of them a query reads. Pure.
 
-A user's schema is a projection: some of the columns, in any order. Invariant: `value` is read and verified
-only if selected.
+A user's schema is a projection: some of the columns, in any order. Invariant: `value` and `headers` are read
+and verified only if one of them is selected.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Final
 
 from rt.errors import InvalidOption
 
+HEADERS_KIND: Final = "array<struct<key:string,value:binary>>"
+"""As of Spark's Kafka source. Null if a message has no headers."""
+
 COLUMNS: Final = {
     "position": "bigint",
     "timestamp": "timestamp",
@@ -19,19 +22,27 @@ COLUMNS: Final = {
     "number": "bigint",
     "topic": "string",
     "value": "binary",
+    "headers": HEADERS_KIND,
     "timestamp_ns": "bigint",
     "run": "bigint",
 }
 """Name and Spark type of each. `timestamp` has microseconds, like Spark's type. The exact `timestamp_ns`, and
-the `run` of the publisher, within which a `number` is unique, are read only if a schema names them.
+the `run` of the publisher, within which a `number` is unique, are read only if a schema names them; `headers`
+also with the option includeHeaders.
 """
 
-_ON_REQUEST: Final = frozenset({"timestamp_ns", "run"})
+_ON_REQUEST: Final = frozenset({"headers", "timestamp_ns", "run"})
 
-DEFAULT_COLUMNS: Final = tuple(name for name in COLUMNS if name not in _ON_REQUEST)
-"""What is read without a user's schema."""
 
-SCHEMA: Final = ", ".join(f"{name} {COLUMNS[name]}" for name in DEFAULT_COLUMNS)
+def default_columns(*, include_headers: bool = False) -> tuple[str, ...]:
+    """What is read without a user's schema."""
+    names = [name for name in COLUMNS if name not in _ON_REQUEST]
+    return (*names, "headers") if include_headers else tuple(names)
+
+
+def default_schema(*, include_headers: bool = False) -> str:
+    """`default_columns` with their types, as SQL."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in default_columns(include_headers=include_headers))
 
 
 def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:

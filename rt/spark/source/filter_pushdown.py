@@ -45,7 +45,7 @@ def _push(one: Any, pushed: PushedFilters) -> tuple[PushedFilters, bool]:
     if len(attribute) != 1 or attribute[0] not in COLUMNS:
         return pushed, False
     if kind == "IsNotNull":
-        return pushed, True  # No column has nulls.
+        return pushed, attribute[0] != "headers"  # No other column has nulls.
     low, high = _interval(kind, getattr(one, "value", None))
     match attribute[0]:
         case "position":

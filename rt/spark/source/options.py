@@ -38,6 +38,7 @@ NAMES: Final = (
     "endingTimestamp",
     "startingOffsetsByTimestampStrategy",
     "topics",
+    "includeHeaders",
     "failOnDataLoss",
     "consumer",
     "maxOffsetsPerTrigger",
@@ -91,6 +92,8 @@ class ReadOptions:
     max_partition_bytes: int = MAX_PARTITION_BYTES
     consumer: str | None = None
     """Only for streams from nodes."""
+    include_headers: bool = False
+    """Whether the column `headers` is read without a user's schema."""
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
@@ -121,6 +124,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         options.number("minPartitions", 1, COUNT_MAX, "a number above 0") or 1,
         _size(options, "maxPartitionBytes") or MAX_PARTITION_BYTES,
         _consumer(options, streaming),
+        options.choice("includeHeaders", ("false", "true")) == "true",
     )
 
 

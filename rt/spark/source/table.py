@@ -14,15 +14,18 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import unquote
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from rt.spark.options import local_path
-from rt.spark.source.columns import COLUMNS, DEFAULT_COLUMNS
+from rt.spark.source.columns import COLUMNS, HEADERS_KIND, default_columns
 
 _PREFIX: Final = "option."
 _METADATA: Final = "rt.options"
-_JSON_NAMES: Final = {"bigint": "long"}
-"""The names of types in a schema, where they differ from those of SQL. Parsing SQL would need a session."""
+_TYPES: Final[dict[str, str | DataType]] = {
+    "bigint": "long",
+    HEADERS_KIND: ArrayType(StructType().add("key", "string").add("value", "binary")),
+}
+"""Types in a schema, where their names differ from those of SQL. Parsing SQL would need a session."""
 
 
 def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
@@ -37,12 +40,12 @@ def options_of_table(properties: Mapping[str, str]) -> dict[str, str] | None:
     return options
 
 
-def table_schema(options: Mapping[str, str]) -> StructType:
-    """All columns, and the options."""
+def table_schema(options: Mapping[str, str], *, include_headers: bool) -> StructType:
+    """The columns of a table, and its options."""
     schema = StructType()
-    for name in DEFAULT_COLUMNS:
+    for name in default_columns(include_headers=include_headers):
         kind = COLUMNS[name]
-        schema.add(name, _JSON_NAMES.get(kind, kind))
+        schema.add(name, _TYPES.get(kind, kind))
     schema.fields[0].metadata = {_METADATA: dict(options)}
     return schema
 
