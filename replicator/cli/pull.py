@@ -30,6 +30,7 @@ from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
 from rt.sidecar.error_report import ErrorReported
 from rt.sidecar.pull_protocol import PullReport
+from rt.systemd_notify import run_as_service
 
 
 @click.command()
@@ -115,6 +116,8 @@ def pull(
         keep_freed_memory()
         spare_what_is_loaded()
         running = RepairingPull(copy, make_client).run()
+        if not attached:
+            running = run_as_service(running)
         uvloop.run(run_until_signal(running, listen=_stop_with_stdin if attached else None))
 
 

@@ -18,6 +18,7 @@ from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import run_until_signal
 from rt.log.disk import REAL
 from rt.log.scan.directory import is_log_directory
+from rt.systemd_notify import run_as_service
 
 
 def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: bool) -> None:
@@ -60,4 +61,4 @@ def push(directory: str, stream: str, nodes: NodeOptions) -> None:
     client: PushClient | SessionDiscovery = make(directory)  # Wrong options fail here.
     if not is_log_directory(REAL, directory):
         client = SessionDiscovery(os.path.join(directory, stream, "sessions"), make)
-    uvloop.run(run_until_signal(client.run()))
+    uvloop.run(run_until_signal(run_as_service(client.run())))

@@ -56,8 +56,10 @@ class ControlProcess:
         *,
         on_failure: Callable[[BaseException], None] = end_process,
         on_epoch_over: Callable[[EpochOver], None] = end_process,
+        on_alive: Callable[[], None] = lambda: None,
     ) -> None:
-        self._config = config
+        """`on_alive` is called on the consensus thread every `SUMMARY_NS`. It must not block."""
+        self._config, self._on_alive = config, on_alive
         self._leadership = Leadership(None, 0, False)
         self._is_attached = False
         self._is_over = False
@@ -260,6 +262,7 @@ class ControlProcess:
             self._reporter.report()
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
+            self._on_alive()
             silent_s = self._data_silence.update(now_ns / 1e9) if self._disk else 0.0
             phase = self._phase(now_ns)
             if silent_s >= HUNG_S:

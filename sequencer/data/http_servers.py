@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
 import ssl
 import time
 from collections import Counter
@@ -106,8 +107,12 @@ class Services:
 class HttpServers:
     """The two ports, from `start` to `close`."""
 
-    def __init__(self, data: DataView, services: Services, tls: TLS) -> None:
+    def __init__(
+        self, data: DataView, services: Services, tls: TLS, health: socket.socket | None = None
+    ) -> None:
+        """`health`: the listening socket of the health port. None: it is opened here."""
         self._data, self._services = data, services
+        self._listening = {} if health is None else {"health": health}
         self._tls = tls
         self._contexts = TlsContexts(tls, reload_s=POLL_S)
         self._certificate_end_s = 0.0
@@ -152,6 +157,7 @@ class HttpServers:
             make,
             (self._data.config.listen, port),
             lambda: contexts.loaded.server if name == "rest" else None,
+            listening=self._listening.get(name),
         )
         self.listeners[name] = listener
         listener.start()

@@ -40,6 +40,7 @@ from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
 from sequencer.ipc.state_follower import StateFollower
+from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
@@ -77,8 +78,8 @@ THREADS: Final = 8
 class DataProcess:
     """One node's data process. `run` serves until `stop`, or raises the error that ends the process."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self.config = config
+    def __init__(self, config: NodeConfig, supervisor: SupervisorLink = NO_SUPERVISOR) -> None:
+        self.config, self._supervisor = config, supervisor
         self._boot = os.urandom(8)
         self._loop = asyncio.get_running_loop()
         self._disk = open_disk_id(config.sessions_directory)
@@ -180,8 +181,9 @@ class DataProcess:
         self.tasks.keep(MemoryGuard(self.server.calls, self.replicas.unfinished.make_room).run())
         services = Services(push, pull, clients, self._sync.durations, self.server.refused)
         try:
-            self.rest = HttpServers(self, services, self._tls)
+            self.rest = HttpServers(self, services, self._tls, self._supervisor.health_socket)
             await self.rest.start()
+            self.tasks.keep(self._supervisor.keep_beating())
             await self.tasks.stopping.wait()
         finally:
             await self._close()

@@ -1,4 +1,4 @@
-"""How long a process has been silent, as far as the listener itself was running. Pure."""
+"""How long a process has been silent, as far as the listener itself was running, and what helps. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ HUNG_S: Final = 5.0
 """A process that was silent for longer is stuck or stopped: it reports every two seconds at least."""
 _STEP_S_MAX: Final = 2.0
 """A longer step was a pause of the listener, which did not read what arrived meanwhile."""
+
+
+def next_step(process: str, place: str) -> str:
+    """What to do about a hung process of a node at `place`."""
+    return (
+        f"On {place}, look for it: `pgrep -af 'child_main {process}'`. State T in `ps`: `kill -CONT PID`. "
+        "Otherwise `kill -9 PID`: the node starts it again, and nothing acknowledged is lost."
+    )
 
 
 class SilenceDetector:

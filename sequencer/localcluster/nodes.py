@@ -328,11 +328,12 @@ def _open_process(pid: int, opened: contextlib.ExitStack) -> int | None:
 
 
 def _role(pid: int) -> str:
-    """The role of a node's child: the last argument of its command line. Empty if it has ended."""
+    """The role of a node's child: the argument after the module's name. Empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2].decode()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except OSError:
         return ""
+    return command.partition("child_main\0")[2].partition("\0")[0]
 
 
 def _listens(port: int) -> bool:

@@ -1,8 +1,9 @@
-"""The two processes of a node: `python -m sequencer.node.child_main control|data`, started by `rt node`.
+"""The two processes of a node: `python -m sequencer.node.child_main control|data [FD]`, started by `rt node`.
 
 The settings arrive as one line of JSON on stdin, which stays open. If it closes, the parent has ended, and
 this process ends at once; the kernel also kills it when the parent dies. SIGTERM stops it in good order. Both
-use the same exit statuses.
+use the same exit statuses, and send heartbeats to the parent. FD is the listening socket of the health port,
+which the parent shares.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rt.errors import CertificateError, ClusterMismatch, Diverged, FormatError, 
 from sequencer.config import logging_setup
 from sequencer.config.config import BadSetting, NodeConfig
 from sequencer.config.restart_policy import ExitStatus, RestartLater
+from sequencer.ipc.supervisor_link import SupervisorLink
 
 STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (Diverged, ExitStatus.DIVERGED),
@@ -74,24 +76,30 @@ def main() -> NoReturn:
     logging_setup.configure(role, config.log_level, config.log_format)
     die_with_stdin()
     try:
-        run_control(config) if role == "control" else run_data(config)
+        run = run_control if role == "control" else run_data
+        run(config, SupervisorLink.of_child(*sys.argv[2:]))
     except BaseException as error:  # noqa: BLE001  # The parent learns of any error by the exit status.
         _leave(error)
     logger.info("process_stopped")
     _end(ExitStatus.STOPPED)
 
 
-def run_control(config: NodeConfig) -> None:
+def run_control(config: NodeConfig, supervisor: SupervisorLink) -> None:
     """Run the control process until SIGTERM."""
     from sequencer.control.process import ControlProcess
 
     spare_what_is_loaded()
-    control = ControlProcess(config, on_failure=_leave, on_epoch_over=lambda _: _end(ExitStatus.RESET))
+    control = ControlProcess(
+        config,
+        on_failure=_leave,
+        on_epoch_over=lambda _: _end(ExitStatus.RESET),
+        on_alive=supervisor.beat,
+    )
     signal.signal(signal.SIGTERM, lambda *_: control.stop())
     control.run()
 
 
-def run_data(config: NodeConfig) -> None:
+def run_data(config: NodeConfig, supervisor: SupervisorLink) -> None:
     """Run the data process until SIGTERM."""
     import uvloop
 
@@ -100,7 +108,7 @@ def run_data(config: NodeConfig) -> None:
     spare_what_is_loaded()
 
     async def serve() -> None:
-        data = DataProcess(config)
+        data = DataProcess(config, supervisor)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, data.stop)
         await data.run()
 

@@ -1,5 +1,7 @@
 """Runs the child processes of a node: starts them, waits for their ends and for signals, stops them.
 
+While a child hangs, `node_watch` reports that. Nothing is done about it here: a disk may be slow.
+
 Invariants:
 - No child outlives its `Supervisor`. It gets its settings on its stdin, whose end says that the parent has
   ended. The kernel also kills it when the parent dies.
@@ -21,6 +23,7 @@ from typing import Any, Final
 from rt.child_process import ChildProcess
 from rt.errors import StorageError
 from rt.log.disk import REAL, Lock, storage_errors
+from rt.systemd_notify import ServiceNotifier
 from sequencer.config.config import NodeConfig
 from sequencer.config.restart_policy import (
     FINAL,
@@ -31,6 +34,8 @@ from sequencer.config.restart_policy import (
     SignalChild,
     StartChild,
 )
+from sequencer.node.health_port import open_health_port
+from sequencer.node.node_watch import TICK_S, NodeWatch
 from sequencer.node.startup_check import unwritable
 
 # In the order in which they are started. They stop in reverse order.
@@ -50,6 +55,9 @@ logger = logging.getLogger("sequencer.node.supervisor")
 class Supervisor:
     """Runs `commands`, by child, in order; each child reads `handover`, one line, on its stdin.
 
+    The numbers of the descriptors that a child inherits follow its command. Lines that it writes to its
+    stdin, a socket, are heartbeats. The caller must close `watch`.
+
     `run` must run on the main thread: it handles SIGTERM and SIGINT, and ignores SIGHUP.
     """
 
@@ -59,11 +67,13 @@ class Supervisor:
         handover: str,
         *,
         times: RestartTimes | None = None,
+        watch: NodeWatch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert "\n" not in handover, "one line"
         self._commands, self._handover, self._clock = commands, handover.encode() + b"\n", clock
         self._policy = RestartPolicy(tuple(commands), times or RestartTimes())
+        self._watch = watch or NodeWatch(tuple(commands))
         self._running: dict[str, ChildProcess] = {}
         self._signal_read, self._signal_write = -1, -1
 
@@ -83,17 +93,23 @@ class Supervisor:
         poll.register(self._signal_read, select.POLLIN)
         for child in self._running.values():
             child.register(poll)
+        now_s = self._clock()
+        self._watch.register(poll, now_s)
         wake_at_s = self._policy.wake_at_s
-        # One more ms: poll's own may come short of the clock's.
-        poll.poll(None if wake_at_s is None else max(0.0, wake_at_s - self._clock()) * 1000 + 1)
+        wait_s = TICK_S if wake_at_s is None else min(TICK_S, max(0.0, wake_at_s - now_s))
+        poll.poll(wait_s * 1000 + 1)  # One more ms: poll's own may come short of the clock's.
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signal_read, 64):
                 logger.info("node_stopping signal=%s", signal.Signals(number).name)
                 self._do(self._policy.stop(self._clock()))
         for name, child in list(self._running.items()):
-            child.exchange()
+            if child.exchange():
+                self._watch.heard(name)
             if child.status is not None:
                 self._on_ended(name)
+        if self._policy.is_stopping:
+            self._watch.stopping()
+        self._watch.tick(self._clock())
 
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -106,18 +122,21 @@ class Supervisor:
                     self._running[child].signal(number)
 
     def _start(self, child: str) -> None:
+        fds = self._watch.inherited(child)
         try:
-            process = ChildProcess(self._commands[child], stdout=None)
+            process = ChildProcess([*self._commands[child], *map(str, fds)], stdout=None, pass_fds=fds)
         except OSError as error:
             logger.error("child_not_started child=%s error=%r", child, str(error))
             self._decide_on(child, ExitStatus.FELL)
             return
         self._running[child] = process
+        self._watch.started(child, process.pid)
         logger.info("child_started child=%s pid=%d", child, process.pid)
         process.send(self._handover)
 
     def _on_ended(self, child: str) -> None:
         status = self._running.pop(child).kill()
+        self._watch.ended(child)
         how = f"status={status}" if status >= 0 else f"signal={_signal_name(-status)}"
         level = logging.INFO if self._policy.is_stopping else logging.WARNING
         logger.log(level, "child_ended child=%s %s", child, how)
@@ -195,4 +214,7 @@ def lock_directory(config: NodeConfig) -> Lock:
 
 def supervise(config: NodeConfig) -> ExitStatus:
     """Run the node of a directory that the caller has locked; see `Supervisor.run`."""
-    return Supervisor(COMMANDS, config.to_json()).run()
+    listening = open_health_port(config.listen, config.health_port)
+    watch = NodeWatch(tuple(COMMANDS), config.name, listening, ServiceNotifier(os.environ))
+    with contextlib.closing(watch):
+        return Supervisor(COMMANDS, config.to_json(), watch=watch).run()

@@ -247,6 +247,7 @@ def test_with_no_node_it_ends_with_1_and_names_each() -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("rt: no node answers: got localhost:")
     assert all(f"localhost:{port}" in result.stderr for port in ports)
+    assert "`curl http://localhost:8080/readiness` (its health port) names the process" in result.stderr
 
 
 def test_json_says_all_in_one_line() -> None:

@@ -12,11 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from service_manager import ServiceManager
 
 from rt.cli.commands.systemd import UNITS
 from rt.cli.main import main
 from sequencer.config.restart_policy import ExitStatus, RestartTimes
+from sequencer.ipc.silence import HUNG_S
+from sequencer.node.heartbeats import START_S_MAX
 from sequencer.node.supervisor import COMMANDS
+
+HELM = Path(__file__).parents[2] / "helm"
 
 KEYS = frozenset(
     [
@@ -26,6 +32,7 @@ KEYS = frozenset(
         *("CapabilityBoundingSet", "ProtectSystem", "ProtectHome", "ReadWritePaths", "PrivateTmp"),
         *("PrivateDevices", "ProtectControlGroups", "ProtectKernelModules", "ProtectKernelTunables"),
         *("RestrictSUIDSGID", "LockPersonality", "WantedBy"),
+        *("NotifyAccess", "TimeoutStartSec", "WatchdogSec", "WatchdogSignal"),
     ]
 )
 """Keys of systemd 247, the oldest of a supported Debian, that the units use."""
@@ -68,6 +75,14 @@ def test_a_node_is_not_started_again_if_that_cannot_help_and_has_time_to_stop(un
     statuses = {int(word) for word in found["RestartPreventExitStatus"].split()}
     assert statuses == {ExitStatus.MISUSED, ExitStatus.DIVERGED}
     assert int(found["TimeoutStopSec"]) > len(COMMANDS) * RestartTimes().stop_s
+    assert int(found["TimeoutStartSec"]) == START_S_MAX
+
+
+def test_a_hang_ends_a_node_as_late_as_in_kubernetes(units: dict[str, Path]) -> None:
+    probe = yaml.safe_load((HELM / "values.yaml").read_text())["livenessProbe"]
+    patience_s = probe["periodSeconds"] * probe["failureThreshold"]
+    assert {int(settings(unit)["WatchdogSec"]) for unit in units.values()} == {patience_s}
+    assert patience_s > 10 * HUNG_S, "a short stall is no hang"
 
 
 def test_a_unit_that_was_changed_is_replaced_only_by_force(
@@ -127,15 +142,17 @@ def test_what_push_and_pull_units_start_runs_until_it_is_stopped_and_the_stop_is
             source = tmp_path / "one"
             source.write_text("one\n")
             assert main([*fed, str(source)]) == 0
-        process = started(units[name], variables, tmp_path)
-        try:
-            assert process.stdout is not None
-            assert any("127.0.0.1:1" in line for line in process.stdout), "it ended"
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
-        finally:
-            process.kill()
-            process.wait()
+        with ServiceManager() as systemd:
+            process = started(units[name], {**variables, "NOTIFY_SOCKET": systemd.name}, tmp_path)
+            try:
+                assert process.stdout is not None
+                assert any("127.0.0.1:1" in line for line in process.stdout), "it ended"
+                process.send_signal(signal.SIGTERM)
+                process.communicate()
+            finally:
+                process.kill()
+                process.wait()
+            assert systemd.read() == ["READY=1", "STOPPING=1"]
         assert process.returncode in map(int, settings(units[name])["SuccessExitStatus"].split())
 
 

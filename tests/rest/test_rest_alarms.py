@@ -86,7 +86,9 @@ def test_a_control_process_that_is_connected_and_silent_is_hung_and_the_node_is_
     assert found(node) == [("control-hung", "critical")]
     assert "has not answered for 5 s" in the_text(node)
     assert "pgrep -af 'child_main control'" in the_text(node)
-    assert obstacles(node) == ["control-hung: the control process does not answer"]
+    (obstacle,) = obstacles(node)
+    assert obstacle.startswith("control-hung: the control process has not answered for 5 s.")
+    assert "pgrep -af 'child_main control'" in obstacle
     assert found(healthy(control_silent_s=9, is_control_up=False)) == [("control-down", "critical")]
 
 

@@ -446,7 +446,7 @@ def test_options_of_the_command_may_stand_in_the_environment(node: Node, pki: Pa
         f"RT_REST_{name[2:].upper()}": value for name, value in zip(words[::2], words[1::2], strict=True)
     }
     result = CliRunner().invoke(rest, ["/liveness"], env=environment, auto_envvar_prefix="RT_REST")
-    assert json.loads(result.stdout) == {"alive": True}
+    assert json.loads(result.stdout) == {"alive": True, "obstacles": []}
 
 
 @pytest.mark.parametrize(

@@ -426,8 +426,16 @@ def test_a_node_far_behind_is_not_ready() -> None:
 
 
 def test_what_has_failed_is_not_alive() -> None:
-    for changes in ({"failure": "x"}, {"merging": replace(READY, failure="x")}):
-        assert cluster_views.liveness(asked(node_view(**changes), None)) == Response(Liveness(False), 503)
+    for changes, reason in (
+        ({"failure": "x"}, "the data process has failed"),
+        ({"merging": replace(READY, failure="x")}, "the merger has failed"),
+        ({"control_silent_s": 5.0}, "control-hung: the control process has not answered for 5 s."),
+    ):
+        answer = cluster_views.liveness(asked(node_view(**changes), None))
+        assert isinstance(answer.body, Liveness)
+        assert (answer.status, answer.body.alive) == (503, False)
+        (obstacle,) = answer.body.obstacles
+        assert obstacle.startswith(reason)
 
 
 def test_what_the_port_without_certificates_tells_of_a_failure_is_no_detail_of_it() -> None:

@@ -15,7 +15,7 @@ from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
 from rt.cli.formats.console import report, show
 from rt.cli.options import FiniteRange, json_option, option
-from rt.errors import RtError
+from rt.errors import RtError, Timeout
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -87,12 +87,25 @@ async def look(nodes: Sequence[str], tls: TLS | None) -> ClusterSummary:
     return ClusterSummary(tuple(answers))
 
 
+def _next_step(endpoint: str) -> str:
+    """What to look at if a node runs and does not answer."""
+    host = endpoint.rpartition(":")[0]
+    return (
+        f"If it runs, one of its processes may hang: `curl http://{host}:8080/readiness` (its health port) "
+        "names the process and the commands that help, and so does `child_hung` in its log."
+    )
+
+
 async def _ask(node: str, tls: TLS | None) -> NodeAnswer:
+    from rt.net.grpc_errors import Unreachable
+
     try:
         status, clients, holds = await asyncio.gather(
             _get(node, tls, "/status"), _get(node, tls, "/rt-clients"), _get(node, tls, "/holds", empty=[])
         )
     except RtError as error:
+        if error.hint is None and isinstance(error, Timeout | Unreachable):
+            error.hint = _next_step(node)
         return NodeAnswer(node, error=str(error))
     return NodeAnswer(node, status, clients, holds)
 

@@ -21,7 +21,12 @@ Wants=network-online.target
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=notify
+NotifyAccess=main
+{start}
+# It has not reported for this long: one of its processes hangs. It is stopped as usual, and started again.
+WatchdogSec=120
+WatchdogSignal=SIGTERM
 DynamicUser=no
 User=rt
 Group=rt
@@ -52,6 +57,7 @@ _CLIENT_EXITS: Final = """\
 # 2: wrong options. 130 and 143: stopped by a signal.
 RestartPreventExitStatus=2
 SuccessExitStatus=130 143"""
+_CLIENT_START: Final = "# It is up when its settings are accepted. Nodes may be away then."
 _CLIENT_LIMITS: Final = "TimeoutStopSec=30\nLimitNOFILE=65536"
 
 UNITS: Final = {
@@ -59,6 +65,8 @@ UNITS: Final = {
         "rt-node.service",
         {
             "description": "rt node",
+            "start": "# It is up when both of its processes serve, with or without other nodes.\n"
+            "# Time for opening a large log.\nTimeoutStartSec=900",
             "command": "ExecStart={program} node --config /etc/rt/node.toml --log-format json",
             "exits": "# 2: wrong settings. 71: its data differs from that of the others, kept for analysis.\n"
             "RestartPreventExitStatus=2 71",
@@ -70,6 +78,7 @@ UNITS: Final = {
         "rt-push@.service",
         {
             "description": "rt push of %i",
+            "start": _CLIENT_START,
             "command": "# DIRECTORY, RT_PUSH_STREAM, RT_ENDPOINTS, RT_CA, RT_CERT, RT_KEY\n"
             "EnvironmentFile=/etc/rt/push-%i.env\nExecStart={program} push ${{DIRECTORY}}",
             "exits": _CLIENT_EXITS,
@@ -80,6 +89,7 @@ UNITS: Final = {
         "rt-pull@.service",
         {
             "description": "rt pull of %i",
+            "start": _CLIENT_START,
             "command": "# DIRECTORY, RT_PULL_STREAM, RT_ENDPOINTS, RT_CA, RT_CERT, RT_KEY\n"
             "EnvironmentFile=/etc/rt/pull-%i.env\nExecStart={program} pull ${{DIRECTORY}}",
             "exits": _CLIENT_EXITS,

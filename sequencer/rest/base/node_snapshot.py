@@ -16,7 +16,7 @@ from rt.exposition import Histogram
 from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.ipc.silence import HUNG_S
+from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome, SegmentsTrimmed
 from sequencer.state.state import SequencerState
@@ -257,20 +257,29 @@ class RetainedSize:
         return rest + self.total_bytes - self._bytes_up_to[at + 1]
 
 
-def obstacles(node: NodeSnapshot) -> list[str]:
-    """Why this node is not ready; empty: it is ready. Constant texts, because they are public."""
-    standing = node.standing
+def defects(node: NodeSnapshot) -> list[str]:
+    """Why this node must be restarted if it stays so; empty: it works. The texts are public: no paths."""
+    merging = node.merging
+    hung = f"control-hung: the control process has not answered for {node.control_silent_s:.0f} s."
     reasons: list[tuple[bool, str]] = [
         (bool(node.failure), "the data process has failed"),
+        (node.is_control_hung, f"{hung} {next_step('control', node.node)}"),
+        (merging is not None and bool(merging.failure), "the merger has failed"),
+    ]
+    return [reason for is_so, reason in reasons if is_so]
+
+
+def obstacles(node: NodeSnapshot) -> list[str]:
+    """Why this node is not ready; empty: it is ready. The texts are public: no paths."""
+    standing = node.standing
+    reasons: list[tuple[bool, str]] = [
         (not node.is_control_up, "the control process is not connected"),
-        (node.is_control_hung, "control-hung: the control process does not answer"),
         (not standing.leader, "no leader is known"),
         (standing.role not in {"leader", "follower"}, "this node is neither leader nor follower"),
         (not standing.is_caught_up, "no entry of the current term was applied yet"),
         (node.state is None or node.merging is None, "the state of the cluster was not received yet"),
-        (node.merging is not None and bool(node.merging.failure), "the merger has failed"),
         (node.merging is not None and bool(node.merging.damage), "the merged log is corrupt"),
         (node.merging is not None and node.merging.is_behind_gap, "the merged log is being copied"),
         (node.lag[1] > LAG_BYTES_MAX, "the merged log lags too far"),
     ]
-    return [reason for is_so, reason in reasons if is_so]
+    return [*defects(node), *(reason for is_so, reason in reasons if is_so)]

@@ -40,10 +40,12 @@ class HttpListener:
         address: tuple[str, int],
         context: Callable[[], ssl.SSLContext | None],
         *,
+        listening: socket.socket | None = None,
         connections_max: int = CONNECTIONS_MAX,
         headers_s: float = HEADERS_S,
         request_s: float = REQUEST_S,
     ) -> None:
+        """`listening`: a socket that listens at `address` already, which is closed with this listener."""
         self.name: Final = name
         self.refused: Final = Counter[str]()
         """Connections rejected before a request, by reason."""
@@ -54,7 +56,7 @@ class HttpListener:
         self._connections: dict[HttpConnection, None] = {}
         """Oldest first, like `_handshakes`."""
         self._logged_s = -1.0
-        self._socket: socket.socket | None = None
+        self._socket = listening
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +70,10 @@ class HttpListener:
 
     def start(self) -> None:
         """Start listening: at once if the port is free."""
-        self._listen(is_first=True)
+        if self._socket is None:
+            self._listen(is_first=True)
+        else:
+            logger.info("%s_listens port=%d", self.name, self.port)
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from archiver.policy import RetentionPolicy
 from archiver.retention import plan_trim
 from rt.units import NS_PER_MINUTE, NS_PER_S, format_time
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.ipc.silence import HUNG_S
+from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
@@ -69,7 +69,7 @@ def _of_consensus(node: NodeSnapshot) -> Iterator[Alarm]:
             f"The control process of {node.node} has not answered for {_duration(node.control_silent_s)}: "
             "it is stopped or stuck. The reported cluster state is as old."
         )
-        yield Alarm("control-hung", "critical", f"{text} {_restart(node.node, 'control')}")
+        yield Alarm("control-hung", "critical", f"{text} {next_step('control', node.node)}")
     elif not node.is_control_up:
         text = f"The control process of {node.node} is not connected. The reported cluster state is stale."
         yield Alarm("control-down", "critical", f"{text} Check the node's log.")
@@ -84,33 +84,30 @@ def is_resetting(node: NodeSnapshot) -> bool:
     return node.reset.state == "running" or (is_away and node.standing.is_resetting)
 
 
-def _restart(node: str, process: str) -> str:
-    """The next step for a hung process."""
-    return (
-        f"On {node}, look for it: `pgrep -af 'child_main {process}'`. State T in `ps`: `kill -CONT PID`. "
-        "Otherwise `kill -9 PID`: the node starts it again, and nothing acknowledged is lost."
-    )
-
-
 def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
     members = sorted(node.standing.nodes, key=lambda one: one.name)
     away = [one for one in members if not (one.is_connected or one.name == node.node)]
     spare = len(members) - len(away) - (len(members) // 2 + 1)
     for one in away:
         text = f"{node.node} is not connected to {one.name}"
+        ask = f"Ask it: `rt status --endpoints {one.address}`; if only its control process hangs, it says so."
         if spare > 0:
-            yield Alarm("member-unreachable", "warning", f"{text}. The stream continues without it.")
+            yield Alarm("member-unreachable", "warning", f"{text}. The stream continues without it. {ask}")
         else:
             less = "the cluster has no majority" if spare < 0 else "one more failure would stop the stream"
-            yield Alarm("member-unreachable", "critical", f"{text}: {less}. Start it, or check its network.")
+            yield Alarm(
+                "member-unreachable",
+                "critical",
+                f"{text}: {less}. {ask} Otherwise start it, or check its network.",
+            )
     for one in members:
         silent_s = one.summary.data_silent_s
         if silent_s >= HUNG_S and node.report_age_s(one) < HUNG_S:
             text = (
                 f"The data process of {one.name} has not answered for {_duration(silent_s)}: it is stopped, "
-                f"stuck or cannot start. Its clients and its ports for health and REST wait."
+                f"stuck or cannot start. Its clients wait; its health port answers 503 and says why."
             )
-            yield Alarm("data-hung", "critical", f"{text} {_restart(one.name, 'data')}")
+            yield Alarm("data-hung", "critical", f"{text} {next_step('data', one.name)}")
     for name, skew_s in node.clock_skews.items():
         if abs(skew_s) > CLOCK_SKEW_S:
             way = "ahead of" if skew_s > 0 else "behind"

@@ -9,7 +9,7 @@ from rt.units import NS_PER_MINUTE, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import PHASES, UNREACHABLE
 from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc, one_of, time_or_empty
-from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, obstacles
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, defects, obstacles
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
@@ -206,9 +206,10 @@ class Readiness(Answer):
 
 
 class Liveness(Answer):
-    """Whether the data process works."""
+    """Whether the processes of this node work."""
 
     alive: Annotated[bool, doc("True if and only if the HTTP status is 200.")]
+    obstacles: Annotated[list[str], doc("Why it is not alive. Empty: it is alive.")]
 
 
 def readiness(asked: RequestContext) -> Response:
@@ -218,7 +219,9 @@ def readiness(asked: RequestContext) -> Response:
 
 
 def liveness(asked: RequestContext) -> Response:
-    """200 while the data process works; a dead one does not answer at all."""
-    merging = asked.node.merging
-    is_alive = not asked.node.failure and not (merging and merging.failure)
-    return Response(Liveness(is_alive), 200 if is_alive else 503)
+    """200 while the processes of this node work, whatever the other nodes do; else 503.
+
+    While the data process hangs, the supervisor answers 503 on the health port.
+    """
+    found = defects(asked.node)
+    return Response(Liveness(not found, found), 503 if found else 200)

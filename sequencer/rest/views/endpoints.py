@@ -192,7 +192,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     Endpoint(
         "/liveness",
-        "200 while the data process works.",
+        "200 while the processes of this node work.",
         liveness,
         Liveness,
         EVERYBODY,

@@ -1,0 +1,114 @@
+"""Which processes of a node serve, and which hang. Pure: heartbeats and the time go in, texts come out.
+
+A process is starting until its first heartbeat: opening a large log takes long. After that it is hung if it
+is silent for `HUNG_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sequencer.ipc.silence import HUNG_S, SilenceDetector
+
+START_S_MAX: Final = 900.0
+"""A process that starts for longer counts as hung. The startup probe of the chart allows the same."""
+
+
+@dataclass(slots=True)
+class ChildState:
+    name: str
+    pid: int = 0
+    """0: it does not run."""
+    is_heard: bool = False
+    """Whether it has sent a heartbeat since it was started."""
+    has_served: bool = False
+    """Whether it, or an earlier process of that name, has sent a heartbeat."""
+    silence: SilenceDetector = field(default_factory=SilenceDetector)
+    is_new: bool = False
+    """Whether its silence has begun since the last update."""
+
+    def begin_silence(self) -> None:
+        self.silence.record_message()
+        self.is_new = True
+
+    def update(self, now_s: float) -> None:
+        self.silence.update(now_s)
+        if self.is_new:
+            self.silence.record_message()
+        self.is_new = False
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last heartbeat, start or end; 0 before the first heartbeat of all."""
+        return self.silence.silent_s if self.has_served else 0.0
+
+    @property
+    def is_hung(self) -> bool:
+        return bool(self.pid) and self.silence.silent_s >= (HUNG_S if self.is_heard else START_S_MAX)
+
+    @property
+    def is_serving(self) -> bool:
+        return bool(self.pid) and self.is_heard and not self.is_hung
+
+    @property
+    def obstacle(self) -> str:
+        """Why it does not serve, and the next step; empty: it serves."""
+        name = self.name
+        if self.is_serving:
+            return ""
+        if not self.pid:
+            return (
+                f"{name}-down: the {name} process does not run. The node starts it again. See the node's log."
+            )
+        for_s = f"for {self.silence.silent_s:.0f} s"
+        if not self.is_hung:
+            return f"{name}-starting: the {name} process (pid {self.pid}) has been starting {for_s}."
+        return f"{name}-hung: the {name} process (pid {self.pid}) has not answered {for_s}. {self.next_step}"
+
+    @property
+    def next_step(self) -> str:
+        """The commands that help if it is hung."""
+        return (
+            f"On its machine or in its container: `grep State /proc/{self.pid}/status`. If that is T "
+            f"(stopped): `kill -CONT {self.pid}`. Otherwise `kill -9 {self.pid}`: the node starts it again, "
+            "and nothing acknowledged is lost."
+        )
+
+
+class Heartbeats:
+    """The states of `children`. Call `update` about once a second."""
+
+    def __init__(self, children: Sequence[str]) -> None:
+        self.children: Final = {name: ChildState(name) for name in children}
+
+    def started(self, name: str, pid: int) -> None:
+        child = self.children[name]
+        child.pid, child.is_heard = pid, False
+        child.begin_silence()
+
+    def ended(self, name: str) -> None:
+        child = self.children[name]
+        child.pid, child.is_heard = 0, False
+        child.begin_silence()
+
+    def record(self, name: str) -> None:
+        """A heartbeat has arrived."""
+        child = self.children[name]
+        child.is_heard = child.has_served = True
+        child.begin_silence()
+
+    def update(self, now_s: float) -> None:
+        """The time is `now_s`, and all heartbeats that have arrived are recorded."""
+        for child in self.children.values():
+            child.update(now_s)
+
+    @property
+    def hung(self) -> list[ChildState]:
+        return [child for child in self.children.values() if child.is_hung]
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Empty: all processes serve."""
+        return [child.obstacle for child in self.children.values() if child.obstacle]
