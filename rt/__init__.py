@@ -46,7 +46,6 @@ from rt.errors import (
 
 if TYPE_CHECKING:
     from rt import aio, events
-    from rt.client.connection import Client, connect
     from rt.client.publisher import Publisher
     from rt.client.publisher_status import PublisherStatus
     from rt.client.subscriber import Subscriber
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         decode,
     )
     from rt.sidecar.push_protocol import EndpointStatus
+    from rt.stream_client import Client, connect
     from rt.streams.group.group import Group
     from rt.streams.group.options import GroupOptions, HandlerFailure
 
@@ -125,9 +125,9 @@ __all__ = [
 
 
 _PLACES: Final = {
-    "Client": "rt.client.connection",
+    "Client": "rt.stream_client",
     "EndpointStatus": "rt.sidecar.push_protocol",
-    "connect": "rt.client.connection",
+    "connect": "rt.stream_client",
     "LogReader": "rt.log.read.reader",
     "Message": "rt.log.scan.message_batch",
     "MessageBatch": "rt.log.scan.message_batch",

@@ -22,7 +22,7 @@ from replicator.pull.sidecar_copy import SidecarCopy
 from rt.child_process import ForwardedLog, spare_what_is_loaded, write_line
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.console import report
-from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, option
+from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, connect_timeout_option, option
 from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.errors import RtError
 from rt.line_protocol import encode_line
@@ -74,6 +74,10 @@ from rt.systemd_notify import run_as_service
     help="Verify every segment of DIR, repair corrupt ones from the nodes, and end. "
     "Another rt pull may run on DIR at the same time.",
 )
+@connect_timeout_option(
+    "If no node is reached in this time, log why each one failed and go on. --repair ends with status 1.",
+    least=0,
+)
 @option(
     "--attached",
     is_flag=True,
@@ -89,6 +93,7 @@ def pull(
     retention: Retention,
     mend: bool,
     attached: bool,
+    connect_timeout: float,
 ) -> None:
     """Keep a copy of the merged log of a stream in DIR.
 
@@ -109,7 +114,8 @@ def pull(
             name=name,
             subscriber=_subscriber(tls, name),
         )
-        make_client = partial(_client, stream, endpoints, tls)
+        connect_s = None if attached else connect_timeout or None  # A subscriber says it itself.
+        make_client = partial(_client, stream, endpoints, tls, connect_s)
         if mend:
             asyncio.run(_mend(LocalCopy(directory, stream, topics=topics), make_client))
             return
@@ -151,8 +157,18 @@ def _ignore(_: PullReport) -> None:
     """There is no parent to report to."""
 
 
-def _client(stream: str, nodes: tuple[str, ...], tls: TLS | None, copy: LocalCopy) -> PullClient:
-    return PullClient(copy, stream, nodes, tls, insecure=tls is None, raises_damage=True)
+def _client(
+    stream: str, nodes: tuple[str, ...], tls: TLS | None, connect_s: float | None, copy: LocalCopy
+) -> PullClient:
+    return PullClient(
+        copy,
+        stream,
+        nodes,
+        tls,
+        insecure=tls is None,
+        raises_damage=True,
+        connect_timeout_s=connect_s,
+    )
 
 
 async def _mend(copy: LocalCopy, make_client: Callable[[LocalCopy], PullClient]) -> None:

@@ -83,7 +83,7 @@ class PullClient:
 
     Without `tls` (with `insecure`) the endpoints must be on loopback. Make and use it in one event loop.
     `raises_damage`: `run` raises `rt.Corrupt` when the copy turns out to be damaged; otherwise it tries
-    again.
+    again. If no node was reached `connect_timeout_s` after the start, it logs why each failed, and goes on.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class PullClient:
         raises_damage: bool = False,
         silence_seconds: float = SILENCE_SECONDS,
         start_seconds: float = START_SECONDS,
+        connect_timeout_s: float | None = None,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
         endpoints = check_endpoints(endpoints, is_required=True)
@@ -108,6 +109,7 @@ class PullClient:
         self._raises_damage = raises_damage
         self._silence_seconds = silence_seconds
         self._start_seconds = start_seconds
+        self._connect_timeout_s = connect_timeout_s
         self._draw = draw
         self._pool: Executor = ThreadPoolExecutor(2, thread_name_prefix="rt-pull")
         """One thread for the copy, which is used by one at a time, and one that syncs meanwhile."""
@@ -124,10 +126,12 @@ class PullClient:
 
     async def run(self) -> None:
         """Follow the log until cancelled. Raises only what no node can repair."""
+        late = asyncio.create_task(self._notice_unreached())
         try:
             await self._in_thread(self.copy.open)
             await self._follow_until_stopped()
         finally:
+            late.cancel()
             await self._release()
 
     async def _follow_until_stopped(self) -> None:
@@ -181,14 +185,29 @@ class PullClient:
             return error
         return await probe_endpoint(target, self._tls) or error
 
+    async def _notice_unreached(self) -> None:
+        """Say why no node is reached in time. One that was not asked yet, or is silent, counts as left."""
+        if (seconds := self._connect_timeout_s) is None:
+            return
+        await asyncio.sleep(seconds)
+        if self._was_reached:
+            return
+        for channel in self._channels:
+            silent = Timeout("no answer yet", where=channel.target, expected=f"within {seconds:g} s")
+            self.left.setdefault(channel.target, silent)
+        logger.error("no_node_reached seconds=%g reasons=%r", seconds, self._reasons)
+        self._report_unreached()
+
+    @property
+    def _reasons(self) -> str:
+        return "; ".join(f"{target}: {error.reason}" for target, error in sorted(self.left.items()))
+
     def _report_unreached(self) -> None:
         """Report why no node was reached yet. One that has no log yet was reached."""
         if self._was_reached or not self.has_left_all:
             return
         if not any(isinstance(error, NothingMergedYet) for error in self.left.values()):
-            self.copy.on_unreached(
-                "; ".join(f"{target}: {error.reason}" for target, error in sorted(self.left.items()))
-            )
+            self.copy.on_unreached(self._reasons)
 
     def _is_of_copy(self, error: RtError) -> bool:
         """Whether the error says that a file of the copy is damaged, rather than what a node sent."""

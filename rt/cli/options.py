@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from rt.cli.formats.tables import parse_time
 from rt.errors import InvalidName
 from rt.names import check_dedup_id, check_name, check_session_name
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DIRECTORY = click.Path(exists=True, file_okay=False)
 
@@ -45,6 +48,17 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+def connect_timeout_option(help_text: str, *, least: float = 0.1) -> Callable[[F], F]:
+    """`--connect-timeout`, in seconds. With `least` 0 a command gets 0 for "wait indefinitely"."""
+    return option(
+        "--connect-timeout",
+        metavar="SECONDS",
+        type=FiniteRange(min=least),
+        default=5.0,
+        help=f"{help_text} Seconds.{'' if least else ' 0: wait indefinitely.'}",
+    )
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""`rt.connect`: nodes, stream, certificates and directory of a program, said once for all its clients.
+"""The settings of `rt.connect`: nodes, stream, certificates and directory, said once for all clients.
 
     rt://HOST:PORT,HOST:PORT/STREAM?tls_dir=DIR&path=DIR
     rt://HOST:PORT/STREAM?ca=FILE&cert=FILE&key=FILE
@@ -11,68 +11,27 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from rt.endpoints import split_endpoints
 from rt.errors import CertificateError, InvalidName, InvalidOption
-from rt.names import check_name, check_session_name, session_owner
+from rt.names import check_name
 
 if TYPE_CHECKING:
-    import rt.aio
-    from rt.client.publisher import Publisher
-    from rt.client.replication_problem import ErrorHandler
-    from rt.client.settings import FsyncPolicy
-    from rt.client.subscriber import Subscriber
-    from rt.log.read.reader import EventHandler, Place
     from rt.net.identity import Role
     from rt.net.tls import TLS
-    from rt.sidecar.pull_settings import Retention
-    from rt.streams.group.group import Group
-    from rt.streams.group.options import GroupOptions
-
-StrPath = str | os.PathLike[str]
 
 PROFILE: Final = "default"
 _SCHEME: Final = "rt://"
 _URL_FORM: Final = "rt://HOST:PORT,HOST:PORT/STREAM?tls_dir=DIR"
 _FILES: Final = ("ca", "cert", "key")
-_PATHS: Final = ("path", "tls_dir", *_FILES)
-_KEYS: Final = ("endpoints", "stream", *_PATHS)
-
-
-class PublisherOptions(TypedDict, total=False):
-    """What `rt.Publisher` takes besides nodes, names and certificates."""
-
-    dedup_id: str | None
-    batch_bytes: int
-    linger_ms: float
-    roll_bytes: int
-    fsync: FsyncPolicy
-    compression: Literal["zstd"] | None
-    local_persistence: float
-    on_error: ErrorHandler | None
-
-
-class AsyncPublisherOptions(PublisherOptions, total=False):
-    """What `rt.aio.Publisher` takes besides nodes, names and certificates."""
-
-    on_merged: Callable[[int], None] | None
-
-
-class SubscriberOptions(TypedDict, total=False):
-    """What `rt.Subscriber` takes besides nodes, names and certificates."""
-
-    position: Place | None
-    topics: Collection[str] | None
-    on_event: EventHandler | None
-    retention: Retention
-    connect_timeout: float | None
+PATHS: Final = ("path", "tls_dir", *_FILES)
+_KEYS: Final = ("endpoints", "stream", *PATHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,130 +97,6 @@ class ConnectionSettings:
     certificates: CertificateSource
 
 
-class Client:
-    """Makes the publishers and subscribers of one stream. Holds no connection: each of them has its own."""
-
-    def __init__(self, settings: ConnectionSettings) -> None:
-        self.settings = settings
-
-    def publisher(self, name: str | None = None, **options: Unpack[PublisherOptions]) -> Publisher:
-        """An `rt.Publisher` whose session is `name`, in `<path>/<stream>/sessions/<name>`.
-
-        `name` may be `NAME~SUFFIX`, with the certificate of NAME. None: the only publisher's certificate
-        names it.
-        """
-        from rt.client.publisher import Publisher
-
-        session, tls = self._session(name)
-        settings = self.settings
-        return Publisher(
-            settings.path,
-            settings.stream,
-            publisher_id=session,
-            endpoints=settings.endpoints,
-            tls=tls,
-            **options,
-        )
-
-    def async_publisher(
-        self, name: str | None = None, **options: Unpack[AsyncPublisherOptions]
-    ) -> rt.aio.Publisher:
-        """The same as an `rt.aio.Publisher`."""
-        from rt.aio import Publisher
-
-        session, tls = self._session(name)
-        settings = self.settings
-        return Publisher(
-            settings.path,
-            settings.stream,
-            publisher_id=session,
-            endpoints=settings.endpoints,
-            tls=tls,
-            **options,
-        )
-
-    def subscriber(self, name: str | None = None, **options: Unpack[SubscriberOptions]) -> Subscriber:
-        """An `rt.Subscriber` of that name. Its copy is in `<path>/subscribers/<name>`.
-
-        None: the only subscriber's certificate names it.
-        """
-        from rt.client.subscriber import Subscriber
-
-        root, name, tls = self._copy(name)
-        settings = self.settings
-        return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
-
-    def async_subscriber(
-        self, name: str | None = None, **options: Unpack[SubscriberOptions]
-    ) -> rt.aio.Subscriber:
-        """The same as an `rt.aio.Subscriber`."""
-        from rt.aio import Subscriber
-
-        root, name, tls = self._copy(name)
-        settings = self.settings
-        return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
-
-    def group(self, name: str | None = None, options: GroupOptions | None = None) -> Group:
-        """A member of group `name`, which shares the messages of the stream with the other members.
-
-        Its copy is in `<path>/groups/<name>`, for all members on this machine. None: the only subscriber's
-        certificate names it.
-        """
-        settings = self.settings
-        tls = settings.certificates.find("subscriber", name)
-        name = check_name(tls.identity.name if name is None else name, kind="group")
-        member: type[Group] = import_module("rt.streams.group.group").Group  # A layer above this one.
-        root = os.path.join(settings.path, "groups", name)
-        return member(root, settings.stream, name, endpoints=settings.endpoints, tls=tls, options=options)
-
-    def _session(self, name: str | None) -> tuple[str, TLS]:
-        """Name of a publisher's session, its certificate."""
-        owner = None if name is None else session_owner(check_session_name(name))
-        tls = self.settings.certificates.find("publisher", owner)
-        return tls.identity.name if name is None else name, tls
-
-    def _copy(self, name: str | None) -> tuple[str, str, TLS]:
-        """Root of a subscriber's copy, its name, its certificate."""
-        tls = self.settings.certificates.find("subscriber", name)
-        name = tls.identity.name if name is None else name
-        return subscriber_root(self.settings.path, name), name, tls
-
-
-def connect(
-    url: str | None = None,
-    *,
-    profile: str | None = None,
-    endpoints: Sequence[str] | str | None = None,
-    stream: str | None = None,
-    path: StrPath | None = None,
-    tls_dir: StrPath | None = None,
-    ca: StrPath | None = None,
-    cert: StrPath | None = None,
-    key: StrPath | None = None,
-) -> Client:
-    """The client of a stream. Reads settings only; no node is asked.
-
-    `url` is `rt://HOST:PORT,HOST:PORT/STREAM?tls_dir=DIR&path=DIR`; instead of `tls_dir` it may have `ca`,
-    `cert` and `key`. What neither `url` nor an argument says is taken from `RT_ENDPOINTS`, `RT_STREAM`,
-    `RT_PATH`, `RT_TLS_DIR`, `RT_CA`, `RT_CERT` and `RT_KEY`, then from `RT_URL`, then from the profile
-    (default: `RT_PROFILE`, else "default") in `~/.config/rt/config.toml`.
-
-    `path` holds the logs of this host. Default: `~/.local/state/rt`.
-
-    Raises `rt.InvalidOption` for a setting that is missing, unknown or malformed, `rt.InvalidName` for a
-    malformed stream.
-    """
-    given = {
-        "endpoints": endpoints if isinstance(endpoints, str) or endpoints is None else ",".join(endpoints),
-        "stream": stream,
-        **{
-            name: None if value is None else os.fspath(value)
-            for name, value in zip(_PATHS, (path, tls_dir, ca, cert, key), strict=True)
-        },
-    }
-    return Client(build_settings(merge_sources(os.environ, url, profile, given), os.environ))
-
-
 def subscriber_root(path: str, name: str) -> str:
     """The root of a subscriber's copy. Each name has its own: nodes hold the log for one name a copy."""
     return os.path.join(path, "subscribers", check_name(name, kind="subscriber"))
@@ -315,7 +150,7 @@ class _Layer:
             split_endpoints(self.values["endpoints"], where=f"endpoints of {self.where}")
         return {
             key: os.path.abspath(os.path.join(self.base, os.path.expanduser(value)))
-            if key in _PATHS
+            if key in PATHS
             else value
             for key, value in self.values.items()
         }
@@ -337,9 +172,9 @@ def parse_url(url: str) -> dict[str, str]:
             expected="KEY=VALUE&KEY=VALUE",
         ) from error
     for key, value in pairs:
-        if key not in _PATHS or key in found:
+        if key not in PATHS or key in found:
             what = "the URL has a setting twice" if key in found else "the URL has an unknown setting"
-            raise InvalidOption(what, got=repr(key)[:200], expected=", ".join(_PATHS))
+            raise InvalidOption(what, got=repr(key)[:200], expected=", ".join(PATHS))
         found[key] = value
     return {key: value for key, value in found.items() if value}
 

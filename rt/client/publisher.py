@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from time import time_ns
 from types import TracebackType
@@ -44,6 +44,7 @@ from rt.log.write.batcher import (
     MESSAGE_COST_BYTES,
     BulkMessages,
     as_bytes,
+    as_values,
     check_size,
     check_topic,
     checked_stamp,
@@ -92,8 +93,9 @@ class Publisher:
     `publish`, `publish_many` or `flush`, and given to `on_error`, once for each problem. The same call may
     then be repeated: messages are accepted and stay on the disk, and are sent when the cause is mended, for
     example when the certificate file was renewed. `wait` and `close` raise it as long as it lasts. After
-    `rt.Fenced` every call raises: open the publisher again. `on_error` is called in a thread of its own and
-    may call the publisher.
+    `rt.Fenced` every call raises: open the publisher again. `on_merged` is called with the next number of
+    this run to be merged, when it has grown. What it raises is logged. Both are called in threads of their
+    own and may call the publisher.
 
     Thread-safe. Not usable in a forked child: open a new one there.
     """
@@ -113,6 +115,7 @@ class Publisher:
         fsync: FsyncPolicy = "interval",
         compression: Literal["zstd"] | None = None,
         local_persistence: float = 0.0,
+        on_merged: Callable[[int], None] | None = None,
         on_error: ErrorHandler | None = None,
         disk: Disk = REAL,
     ) -> None:
@@ -173,6 +176,8 @@ class Publisher:
                     on_progress=trimming.on_progress,
                     problem=self._problem,
                 )
+                if on_merged is not None:
+                    self._replication.tell_merged(on_merged, lambda: self.progress.merged, self.session)
             self._duties.start()
         except BaseException:
             self._log.close()
@@ -252,9 +257,7 @@ class Publisher:
         `headers` are those of all messages, or a sequence with those of each. If it raises `rt.DiskFull`, the
         error's `accepted` are the numbers of the values that were accepted.
         """
-        values = values if isinstance(values, list) else list(values)
-        if not set(map(type, values)) <= {bytes}:
-            values = [as_bytes(value) for value in values]
+        values = as_values(values)
         stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
         check_topic(topic)
         own = headers_of_each(headers, len(values)) if headers and values else []

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from rt.client.publisher_status import PublisherStatus, ReplicationState, reasons, state_of
@@ -76,6 +77,7 @@ class WaitHandle:
         self._changed = threading.Condition()
         self._waiting = 0
         self._listener: Callable[[], None] | None = None
+        self._notifier: MergeNotifier | None = None
         self._is_leaving = False
         self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
         self._data = b""
@@ -139,6 +141,11 @@ class WaitHandle:
         self._listener = on_changed
         on_changed()
 
+    def tell_merged(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
+        """Have `on_merged` called until `leave`: see `MergeNotifier`."""
+        self._notifier = MergeNotifier(on_merged, merged, session)
+        self.listen(self._notifier.changed)
+
     def linger(
         self, run: int, number: int, seconds: float, session: str, status: Callable[[], PublisherStatus]
     ) -> RtError | None:
@@ -195,6 +202,8 @@ class WaitHandle:
             self._is_leaving = True
             self._notify()
         self._pushing.finish(self._number)
+        if self._notifier is not None:
+            self._notifier.stop()
 
     def disown(self) -> None:
         """In a forked child: the push processes belong to the parent."""
@@ -267,6 +276,39 @@ class WaitHandle:
         self._changed.notify_all()
         if self._listener is not None:
             self._listener()
+
+
+class MergeNotifier:
+    """Calls `on_merged` with the next number to be merged, when it has grown, in a daemon thread of its own.
+
+    `merged` returns that number. Changes during a call are told together, by the next one.
+    """
+
+    def __init__(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
+        self._on_merged, self._merged, self._session = on_merged, merged, session
+        self._told = merged()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        threading.Thread(target=self._run, name=f"rt-publisher-merged-{session}", daemon=True).start()
+
+    def changed(self) -> None:
+        """From any thread; never blocks."""
+        self._wake.put(True)
+
+    def stop(self) -> None:
+        """Tell what is merged by now, then end. Does not wait for that."""
+        self._wake.put(False)
+
+    def _run(self) -> None:
+        while True:
+            goes_on = self._wake.get()
+            if (merged := self._merged()) > self._told:
+                self._told = merged
+                try:
+                    self._on_merged(merged)
+                except Exception:
+                    logger.exception("handler_failed session=%s", self._session)
+            if not goes_on:
+                return
 
 
 def _log_left(session: str, status: PublisherStatus, error: BaseException) -> None:

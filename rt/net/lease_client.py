@@ -103,7 +103,7 @@ class LeaseCalls:
         """Move positions of groups forward: durable in the cluster on return. At most 256.
 
         Returns all positions whose names start with the certificate's name and `~`, as the node that answers
-        knows them. `{}` only reads.
+        knows them. `{}` only reads: everything that was committed before the call.
         """
         rows = [groups_pb2.GroupPosition(name=name, position=at) for name, at in positions.items()]
         request = groups_pb2.GroupPositions(positions=rows).SerializeToString()

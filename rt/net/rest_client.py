@@ -32,7 +32,6 @@ TARGET_BYTES_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 """The history of a log has some 10,000 entries of a few hundred bytes."""
 TIMEOUT_S: Final = 15.0
-_CONNECT_S: Final = 5.0
 _WHY_S: Final = 2.0
 _READING: Final = ("GET", "HEAD")
 
@@ -51,10 +50,14 @@ async def ask(
     body: bytes | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
+    connect_timeout_s: float = TIMEOUT_S,
 ) -> RestResponse:
     """Ask the nodes at `endpoints` ("host:port") in turn; returns the first answer, whatever its status.
 
-    `target` is path and query, `body` JSON. Without `tls` the endpoints must be loopback (`ValueError`).
+    `target` is path and query, `body` JSON. A node that has no connection after `connect_timeout_s` is left
+    for the next one; `timeout_s` is for its answer. Without `tls` the endpoints must be on loopback
+    (`ValueError`).
+
     Raises `rt.InvalidOption` for a malformed endpoint. If no node answers, raises the error of the only one,
     or `Unreachable` that names each.
     """
@@ -63,8 +66,7 @@ async def ask(
     for endpoint in endpoints:
         async with _channel(endpoint, tls) as channel:
             is_reading = method in _READING
-            # Do not start an attempt whose answer would come too late.
-            if not is_reading and (why := await _why_unconnected(channel)) is not None:
+            if (why := await _why_unconnected(channel, connect_timeout_s)) is not None:
                 failures.append(why)
                 continue
             try:
@@ -90,9 +92,12 @@ async def call(
     body: bytes | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
+    connect_timeout_s: float = TIMEOUT_S,
 ) -> RestResponse:
     """Ask one node; see `ask`."""
-    return await ask([endpoint], tls, method, target, body, timeout_s=timeout_s)
+    return await ask(
+        [endpoint], tls, method, target, body, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
+    )
 
 
 def check(answer: RestResponse, *, where: object = None) -> RestResponse:
@@ -146,11 +151,15 @@ async def _call(
     return RestResponse(reply.status, reply.content_type, reply.body)
 
 
-async def _why_unconnected(channel: Channel) -> RtError | None:
-    """None if there is a connection, else why not, found with a call that changes nothing."""
-    if await _connects(channel):
-        return None
+async def _why_unconnected(channel: Channel, seconds: float) -> RtError | None:
+    """None if there is a connection within `seconds`, else why not."""
     try:
+        async with asyncio.timeout(seconds):
+            if await _connects(channel):
+                return None
+    except TimeoutError:
+        return Timeout("no connection in time", where=channel.target, expected=f"within {seconds:g} s")
+    try:  # Only a call says why. This one changes nothing.
         await _call(channel, "GET", "/liveness", None, _WHY_S)
     except RtError as error:
         return error
@@ -158,14 +167,10 @@ async def _why_unconnected(channel: Channel) -> RtError | None:
 
 
 async def _connects(channel: Channel) -> bool:
-    """Whether there is a connection; False once an attempt has failed, and after some seconds."""
+    """Whether there is a connection; False once an attempt has failed."""
     present = channel.get()
     state = present.get_state(try_to_connect=True)
-    try:
-        async with asyncio.timeout(_CONNECT_S):
-            while state not in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
-                await present.wait_for_state_change(state)
-                state = present.get_state(try_to_connect=True)
-    except TimeoutError:
-        return False
+    while state not in {grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE}:
+        await present.wait_for_state_change(state)
+        state = present.get_state(try_to_connect=True)
     return state is grpc.ChannelConnectivity.READY

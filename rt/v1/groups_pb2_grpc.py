@@ -46,7 +46,8 @@ class GroupsServicer:
 
     def Acknowledge(self, request, context):
         """Moves positions forward and returns when this node has applied that. The reply has every position of the
-        certificate's name, as this node knows them; a request without any only reads.
+        certificate's name, as this node knows them. A request without any only reads, what a majority has committed
+        before the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,23 +3,30 @@
 For one event loop. Invariants:
 - `acknowledge` returns when the state of this node has every requested position, or a later one.
 - A position that is acknowledged again, or late, moves nothing back.
+- After `catch_up` this node's state has everything that was committed before the call. A member that read the
+  positions of a node that lags would handle messages again, or create a group that exists, further on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from rt.errors import Overloaded, Timeout
+from rt.errors import Overloaded, ProtocolViolation, RtError, Timeout
 from sequencer.state.apply_result import CommandRejected, HoldMoved, Outcome
 from sequencer.state.commands import Command, HoldPosition
-from sequencer.state.state import SequencerState
+from sequencer.state.leases import TOKEN_END, HeldLease, ReleaseLeases
+from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0
 """A position that is not applied after this time is proposed again: it may have been lost."""
 TIMEOUT_S: Final = 10.0
+_NOBODYS: Final = (HeldLease("group/read", TOKEN_END - 1),)
+"""A lease that is never granted: its release changes nothing, but is committed after what came before."""
 _HINT: Final = (
     "Try again. If there are too many holds, release those of retired subscribers: POST /release-hold."
 )
@@ -30,8 +37,9 @@ class GroupPositions:
 
     def __init__(self, state: Callable[[], SequencerState], propose: Callable[[Command], None]) -> None:
         self._state, self._propose = state, propose
-        self._refused: dict[str, str] = {}
-        """By name: why a hold was refused, for the calls that wait for it."""
+        self._refused: dict[tuple[str, int], str] = {}
+        """By name and position: why a hold was refused, for the calls that wait for it."""
+        self._reads: dict[bytes, asyncio.Event] = {}
         self._waiting = 0
         self._changed = asyncio.Event()
 
@@ -39,9 +47,11 @@ class GroupPositions:
         match command, outcome:
             case _, HoldMoved():
                 self._notify()
-            case HoldPosition(name), CommandRejected(why) if self._waiting:
-                self._refused[name] = why
+            case HoldPosition(name, position), CommandRejected(why) if self._waiting:
+                self._refused[name, position] = why
                 self._notify()
+            case ReleaseLeases(request), _ if request in self._reads:
+                self._reads[request].set()
 
     def positions(self, prefix: str) -> dict[str, int]:
         """The positions whose name starts with `prefix`."""
@@ -54,18 +64,39 @@ class GroupPositions:
         state = self._state()
         return state.log_start, state.position
 
+    async def catch_up(self) -> None:
+        """Return when this node has applied what was committed before. `rt.Timeout`: no majority was seen."""
+        self._state()
+        read = ReleaseLeases(os.urandom(REQUEST_BYTES), "group", _NOBODYS)
+        applied = self._reads[read.request] = asyncio.Event()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not applied.is_set():
+                    self._propose(read)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PROPOSE_AGAIN_S):
+                            await applied.wait()
+        except TimeoutError:
+            raise Timeout(
+                "the positions of a group were not read: a majority of the nodes did not confirm them",
+                expected=f"within {TIMEOUT_S:g} s",
+                hint="Repeat the request, on any node.",
+            ) from None
+        finally:
+            del self._reads[read.request]
+
     async def acknowledge(self, positions: Mapping[str, int]) -> None:
         """Move these positions forward.
 
-        `rt.Overloaded`: the cluster has as many holds as it allows. `rt.Timeout`: no decision was seen; the
-        positions may have moved.
+        `rt.Overloaded`: the cluster has as many holds as it allows. `rt.ProtocolViolation`: its log ends
+        before a position. `rt.Timeout`: no decision was seen; the positions may have moved.
         """
         self._waiting += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 while left := self._left(positions):
                     for name, position in left.items():
-                        self._refused.pop(name, None)
+                        self._refused.pop((name, position), None)
                         self._propose(HoldPosition(name, position, time.time_ns()))
                     await self._wait(positions)
         except TimeoutError:
@@ -84,15 +115,27 @@ class GroupPositions:
         """Wait until all are applied, one is refused, or the time to propose them again has come."""
         end_s = time.monotonic() + PROPOSE_AGAIN_S
         while (left := self._left(positions)) and (left_s := end_s - time.monotonic()) > 0:
-            holds = self._state().holds
-            for name, why in self._refused.items():
-                if name in left and name not in holds:
-                    raise Overloaded(why, hint=_HINT)
+            for name, position in left.items():
+                if (why := self._refused.get((name, position))) is not None:
+                    raise self._rejection(name, position, why)
             try:
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
             except TimeoutError:
                 return
+
+    def _rejection(self, name: str, position: int, why: str) -> RtError:
+        end = self._state().position
+        if position > end:
+            return ProtocolViolation(
+                "the position of a group is beyond the end of the merged log",
+                where=name,
+                got=position,
+                expected=f"at most {end}",
+                hint="Was the cluster reset? Stop the members of the group, and release its positions: "
+                "`rt groups delete`.",
+            )
+        return Overloaded(why, hint=_HINT)
 
     def _left(self, positions: Mapping[str, int]) -> dict[str, int]:
         """Those that the state does not have yet."""

@@ -58,7 +58,10 @@ class GroupService:
             if position >= _POSITION_END:
                 raise ProtocolViolation("not a position", where=name, got=position)
         with self._caps.counted(identity):
-            await self._positions.acknowledge(requested)
+            if requested:
+                await self._positions.acknowledge(requested)
+            else:
+                await self._positions.catch_up()
             found = self._positions.positions(f"{identity.name}~")
             start, end = self._positions.log_range
         rows = (pb.GroupPosition(name=name, position=at) for name, at in sorted(found.items()))

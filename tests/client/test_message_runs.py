@@ -10,8 +10,8 @@ import pytest
 from disks import MemoryDisk
 
 import rt
-from rt.cli.commands.log_dump import message_lines
 from rt.cli.formats.envelope import envelopes
+from rt.cli.formats.log_dump import message_lines
 from rt.cli.formats.writers import Polled
 from rt.log.check.verify import verify
 from rt.log.disk import Disk

@@ -251,6 +251,10 @@ NO_MESSAGES = {
         (TypeError, ValueError),
     ),
     "long topic of many": (lambda p: p.publish_many([b""], topic="x" * 1025), rt.TopicTooLong),
+    "one value as many": (lambda p: p.publish_many(b"one"), rt.InvalidOption),
+    "a str as many": (lambda p: p.publish_many("one"), rt.InvalidOption),
+    "a mapping as many": (lambda p: p.publish_many({b"key": b"value"}), rt.InvalidOption),
+    "an empty mapping as many": (lambda p: p.publish_many({}), rt.InvalidOption),
     "bytes topic of many": (lambda p: p.publish_many([b""], topic=b"x"), TypeError),
 }
 

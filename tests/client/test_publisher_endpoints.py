@@ -187,6 +187,30 @@ def test_a_message_is_replicated_and_merged_and_waiting_says_so(tmp_path: Path, 
 
 
 @pytest.mark.slow
+def test_on_merged_is_told_how_far_messages_are_merged_whatever_it_raises(tmp_path: Path, pki: Path) -> None:
+    told: list[int] = []
+    threads: set[str] = set()
+
+    def on_merged(end: int) -> None:
+        told.append(end)
+        threads.add(threading.current_thread().name)
+        if len(told) == 1:
+            publisher.publish(b"more")
+            raise ValueError("a fault of the handler, which must stop nothing")
+
+    with one_node(pki) as (_, nodes):
+        with publisher_of(tmp_path, pki, nodes, on_merged=on_merged) as publisher:
+            publisher.publish(b"one")
+            until(lambda: told and told[-1] == 2)
+            publisher.publish_many([b"x"] * 500)
+            publisher.wait(501, timeout=WAIT_SECONDS)
+        until(lambda: told[-1] == 502)
+    assert told == sorted(set(told))
+    assert threads == {"rt-publisher-merged-feed"}
+    until(lambda: not [one for one in threading.enumerate() if one.name in threads])
+
+
+@pytest.mark.slow
 def test_waiting_for_what_a_majority_does_not_have_times_out_and_may_be_tried_again(
     tmp_path: Path, pki: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from faults import WAIT_S, Faults
-from operating import told
 
 import rt
+from rt.cli.commands.groups import groups
 from rt.net.lease_client import LeaseCalls
 
 pytestmark = pytest.mark.slow
@@ -65,10 +68,33 @@ class Workers:
         ended = [self.running.pop(pid) for pid in list(self.running)]
         return [process.wait() for process in ended]
 
+    def show(self) -> dict[str, Any]:
+        """What `rt groups show` shows of it."""
+        result = self._operate("show", "--json")
+        assert result.exit_code == 0, result.output
+        (found,) = map(json.loads, result.stdout.splitlines())
+        return dict(found)
+
     def retire(self) -> None:
-        """An operator releases the holds of the group: no later test finds them."""
-        for name in self.positions():
-            told(self._nodes, "/release-hold", {"name": name})
+        """An operator deletes the positions of the group: no later test finds them."""
+        result = self._operate("delete")
+        assert result.exit_code == 0 or "no positions of that group" in str(result.exception), result.output
+
+    def _operate(self, command: str, *options: str) -> Result:
+        tls = self._nodes.certificate("operator", "op")
+        files = ["--ca", str(tls.ca), "--cert", str(tls.cert), "--key", str(tls.key)]
+        nodes = ["--endpoints", ",".join(self._nodes.endpoints), *files]
+        results: list[Result] = []
+
+        def is_answered() -> bool:
+            """Without a leader at this moment, or after a stall, it is to be repeated."""
+            result = CliRunner().invoke(groups, [command, "workers", *options, *nodes])
+            if not (isinstance(result.exception, rt.RtError) and result.exception.retriable):
+                results.append(result)
+            return bool(results)
+
+        self._nodes.wait(is_answered, f"an answer to rt groups {command}", timeout_s=WAIT_S)
+        return results[0]
 
     def positions(self) -> Mapping[str, int]:
         """What the cluster keeps for the group."""
@@ -133,6 +159,8 @@ def test_a_group_handles_every_message_in_order_over_the_death_and_the_pause_of_
         whole = publish(120)
         faults.wait(lambda: workers.have_handled(whole), "the rest")
         faults.wait(lambda: min(workers.positions().values()) > 0, "acknowledgements", poll_s=0.2)
+        faults.wait(lambda: len(workers.show()["members"]) == 2, "the members that live", poll_s=0.2)
+        assert {one["member"] for one in workers.show()["partitions"]} <= {None, *workers.show()["members"]}
         assert workers.end() == [0, 0], "graceful ends"
 
         kept = workers.positions()
@@ -143,6 +171,7 @@ def test_a_group_handles_every_message_in_order_over_the_death_and_the_pause_of_
         assert workers.end() == [0]
         again = [position for pid, _, position, _ in workers.lines() if pid == fourth]
         assert min(again) >= min(kept.values()) > 0, "positions outlive all members"
+        faults.wait(lambda: not workers.show()["members"], "the end of its leases", poll_s=0.2)
         workers.retire()
         faults.wait(lambda: not workers.positions(), "the release on every node", poll_s=0.2)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from disks import FaultyDisk
 from receiving import files_of, messages, publish
-from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
+from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 import rt
 from replicator.protocol.codec import decode_pull_request
@@ -484,3 +484,41 @@ def test_a_node_that_cannot_be_asked_may_have_good_bytes(tmp_path: Path, pki: Pa
         source.close()
 
     asyncio.run(main())
+
+
+def test_what_keeps_every_node_from_being_reached_is_said_in_time_and_the_pull_goes_on(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+
+    class Copy(LocalCopy):
+        def on_unreached(self, why: str) -> None:
+            said.append(why)
+
+    def logged() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        return [text for text in texts if text.startswith("no_node_reached") and silent in text]
+
+    async def main() -> None:
+        nonlocal silent
+        source, copy = Source(tmp_path), Copy(tmp_path / "copy", "s")
+        source.grow(100)
+        (node,) = source.nodes
+        port = free_port()
+        nobody = f"localhost:{port}"
+        async with silent_endpoint() as silent:
+            # It asks the silent node first, which keeps it for longer than the time is.
+            nodes = [silent, nobody]
+            options: dict[str, Any] = {"connect_timeout_s": 0.05, "start_seconds": 1}
+            async with pulling(copy, nodes, pki, **options):
+                await until(logged)
+                assert said
+                assert silent in said[0]
+                assert nobody in said[0]
+                async with node.serving(tls_of(pki, "n1"), port=port):
+                    await until(same(copy, source.path))
+        source.close()
+
+    silent = ""
+    asyncio.run(main())
+    assert len(logged()) == 1

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from receiving import files_of, publish
-from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
+from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 from replicator.cli.pull import pull
+from rt.errors import RtError
 from rt.log.disk import REAL
 from rt.testing.merged import MergedLogBuilder
 
@@ -111,5 +112,29 @@ def test_mend_makes_a_damaged_copy_whole_and_ends(tmp_path: Path) -> None:
         assert f"repaired {file}: 1 bytes" in mended.output
         assert "nothing is corrupt" in again.output
         assert files_of(REAL, str(copy)) == files_of(REAL, node.merged)
+
+    asyncio.run(main())
+
+
+def test_a_repair_ends_when_no_node_is_reached_in_time_and_says_why(tmp_path: Path) -> None:
+    pki = make_pki(tmp_path / "pki")
+
+    async def main() -> None:
+        source = publish(REAL, 100, 2000, root=str(tmp_path / "source"))
+        copy = tmp_path / "copy"
+        with MergedLogBuilder(str(copy), cluster_id=CLUSTER, stream="s") as merged:
+            merged.merge_all([source])
+        file = copy / "log.0.0"
+        data = bytearray(file.read_bytes())
+        data[1500] ^= 1
+        file.write_bytes(bytes(data))
+        async with silent_endpoint() as endpoint:
+            tls = [f"--{name}={pki / file}" for name, file in TLS_FILES]
+            arguments = [str(copy), "--stream=s", f"--endpoints={endpoint}", *tls, "--repair"]
+            arguments += ["--connect-timeout", "0.05"]
+            ended = await asyncio.to_thread(CliRunner().invoke, pull, arguments)
+        assert isinstance(ended.exception, RtError), ended.output
+        assert f"{endpoint}: no answer yet (at {endpoint})" in str(ended.exception)
+        assert file.read_bytes() == bytes(data), "nothing was changed"
 
     asyncio.run(main())

@@ -179,6 +179,9 @@ def test_what_is_unknown_is_told_by_a_typed_error(run: Any) -> None:
         assert (status, headers["Content-Type"]) == (404, "application/json")
         assert (body["error"], body["where"]) == ("NoSuchPath", "'/nothing/here'")
         assert set(body) == {"error", "what", "where", "got", "expected", "hint"}
+        named = body["expected"].split(", ")
+        assert {"/status", "/holds", "/configuration"} <= {*named}
+        assert not [path for path in named if path == "/" or path.startswith("/page/")], "the page's files"
         status, _, body = await get(served, "/log-history?limit=0")
         assert (status, body["where"], body["got"]) == (400, "parameter limit", "'0'")
         status, _, body = await get(served, "/status?verbose=1")

@@ -282,8 +282,13 @@ async def slow_to_begin(endpoint: str) -> AsyncIterator[tuple[str, asyncio.Event
     """An endpoint from which all goes on to the other one, once the event is set."""
     may_begin, port = asyncio.Event(), int(endpoint.rpartition(":")[2])
 
+    held: list[asyncio.StreamWriter] = []
+
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
         await may_begin.wait()
+        if not server.is_serving():
+            return
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
@@ -300,20 +305,31 @@ async def slow_to_begin(endpoint: str) -> AsyncIterator[tuple[str, asyncio.Event
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     async with server:
-        yield f"localhost:{server.sockets[0].getsockname()[1]}", may_begin
+        try:
+            yield f"localhost:{server.sockets[0].getsockname()[1]}", may_begin
+        finally:
+            server.close()
+            for writer in held:
+                writer.transport.abort()
+            if not may_begin.is_set():
+                may_begin.set()
+                await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("when", ["at once", "when it is asked why", "later"])
+def wait_only_for_others(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    """A connection to `slow` is given up at once, as if it had taken too long; others may take their time."""
+    why_unconnected = rest_module._why_unconnected
+
+    async def judge(channel: Channel, _: float) -> RtError | None:
+        return await why_unconnected(channel, 0.05 if channel.target == slow else WAIT_S)
+
+    monkeypatch.setattr(rest_module, "_why_unconnected", judge)
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
 def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
     pki: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    why_unconnected = rest_module._why_unconnected
-
-    async def then_be_patient(channel: Channel) -> RtError | None:
-        found = await why_unconnected(channel)
-        monkeypatch.setattr(rest_module, "_CONNECT_S", WAIT_S)
-        return found
-
     async def work() -> None:
         first, second = Said(), Said()
         async with (
@@ -321,13 +337,11 @@ def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
             slow_to_begin(near) as (slow, may_begin),
             tunnelled(pki, second) as (other, _),
         ):
-            if when == "at once":
-                may_begin.set()
-            else:
-                monkeypatch.setattr(rest_module, "_CONNECT_S", 0.05)
-            monkeypatch.setattr(rest_module, "_WHY_S", 0.05 if when == "later" else WAIT_S)
-            monkeypatch.setattr(rest_module, "_why_unconnected", then_be_patient)
-            asking = asyncio.ensure_future(ask([slow, other], tls_of(pki, "op"), "POST", "/trim", b"{}"))
+            if when == "later":
+                wait_only_for_others(monkeypatch, slow)
+            patience = {"connect_timeout_s": float(WAIT_S)}
+            posting = ask([slow, other], tls_of(pki, "op"), "POST", "/trim", b"{}", **patience)
+            asking = asyncio.ensure_future(posting)
             if when == "later":
                 await until(lambda: second.asked)
             may_begin.set()
@@ -335,6 +349,28 @@ def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
             await call(near, tls_of(pki, "op"), "GET", "/status")
             posted = [[one.method for one in said.asked].count("POST") for said in (first, second)]
             assert posted == ([0, 1] if when == "later" else [1, 0])
+
+    run(work)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_node_that_does_not_connect_in_time_is_left_for_the_next_one(
+    pki: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async def work() -> None:
+        first, second = Said(), Said()
+        async with (
+            tunnelled(pki, first) as (near, _),
+            slow_to_begin(near) as (silent, _),
+            tunnelled(pki, second) as (other, _),
+        ):
+            tls = tls_of(pki, "op")
+            with pytest.raises(Timeout, match="no connection in time") as raised:
+                await call(silent, tls, method, "/status", b"{}", connect_timeout_s=0.05)
+            assert (raised.value.where, raised.value.expected) == (silent, "within 0.05 s")
+            wait_only_for_others(monkeypatch, silent)
+            assert (await ask([silent, other], tls, method, "/status", b"{}")).status == 200
+            assert (first.asked, len(second.asked)) == ([], 1)
 
     run(work)
 

@@ -193,7 +193,7 @@ def test_a_truncated_copy_is_reported(feeds: Feeds, tmp_path: Path) -> None:
 def test_spark_audits_all_segments_of_all_copies(spark: object, feeds: Feeds, tmp_path: Path) -> None:
     from pyspark.sql import SparkSession
 
-    from rt.cli.commands.log_check import audit_lines, audit_object
+    from rt.cli.formats.log_check import audit_lines, audit_object
     from rt.spark.export.audit_job import audit
 
     assert isinstance(spark, SparkSession)

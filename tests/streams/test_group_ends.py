@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from memory_leases import LeaseTable, MemoryLeases
 import rt
 from rt.net.lease_client import GroupProgress
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
+from rt.streams.group.handler_threads import HandlerThreads
 from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
 from rt.streams.group.member import Member
 from rt.streams.group.options import GroupOptions
@@ -134,3 +137,63 @@ def test_a_handler_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, kind:
         is_free.set()
     assert calls == [0], "none after it"
     assert set(world.positions.held.values()) == {0}, "it is handled again by another member"
+
+
+HANGING = """
+import asyncio, sys, threading
+import rt
+from rt.streams.group.handler_threads import HandlerThreads
+from rt.streams.group.handlers import HandlerCalls, Subscription
+from rt.streams.group.options import GroupOptions
+
+began = threading.Event()
+
+def hang(message):
+    began.set()
+    threading.Event().wait()
+
+async def main():
+    calls = HandlerCalls([Subscription("a", hang, None)], GroupOptions())
+    message = rt.Message(0, 0, "feed1", 0, 0, "a", b"")
+    handling = asyncio.create_task(calls.handle([(message, 0)], lambda: True))
+    while not began.is_set():
+        await asyncio.sleep(0.01)
+    handling.cancel()
+    await asyncio.wait([handling])
+    calls.close()
+
+asyncio.run(main())
+print("over")
+"""
+
+
+def test_a_handler_that_hangs_does_not_keep_the_interpreter() -> None:
+    program = [sys.executable, "-c", HANGING]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "over\n"), ended.stderr
+
+
+def test_a_plain_handler_runs_in_at_most_as_many_threads_as_the_member_may_use() -> None:
+    seen: set[threading.Thread] = set()
+    threads = HandlerThreads(3)
+
+    def note() -> None:
+        seen.add(threading.current_thread())
+
+    def fail() -> None:
+        raise LookupError("no price")
+
+    async def main() -> None:
+        for _ in range(20):
+            await asyncio.gather(
+                *(threads.run(lambda: seen.add(threading.current_thread())) for _ in range(8))
+            )
+        with pytest.raises(LookupError, match="no price"):
+            await threads.run(fail)
+        threads.close()
+
+    asyncio.run(main())
+    assert 1 <= len(seen) <= 3
+    for thread in seen:
+        thread.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in seen)

@@ -145,9 +145,17 @@ def test_a_failure_stops_the_member_and_its_message_is_not_acknowledged(tmp_path
     assert handled == list(range(40))
 
 
-def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.publish(5000)
+def _fullness(member: Member, bound: str) -> int:
+    return member.waiting if bound == "buffer_messages" else member.waiting_bytes
+
+
+@pytest.mark.parametrize("bound", ["buffer_messages", "buffer_bytes"])
+def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path, bound: str) -> None:
+    """The size of its messages, and not only their number, is bounded: here 40 MB are to come."""
+    world, size = World(tmp_path), 8000 if bound == "buffer_bytes" else 1
+    for number in range(5000):
+        world.publisher.publish(bytes(size), topic=TOPICS[number % len(TOPICS)])
+    world.publisher.flush()
     handled: list[int] = []
     is_free = asyncio.Event()
 
@@ -157,12 +165,16 @@ def test_a_member_reads_no_more_while_its_buffer_is_full(tmp_path: Path) -> None
 
     async def main() -> None:
         members: list[Member] = []
-        running = asyncio.create_task(world.run(wait, members, buffer_messages=10, concurrency=4))
-        await until(lambda: bool(members) and members[0].waiting >= 10)
-        await asyncio.sleep(0)
-        assert members[0].waiting < 2000, "one read more than the buffer at most"
+        most = 10 if bound == "buffer_messages" else 10**6
+        running = asyncio.create_task(world.run(wait, members, concurrency=4, **{bound: most}))
+        await until(lambda: bool(members) and _fullness(members[0], bound) >= most)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            assert members[0].waiting < 2000, "one read more than the buffer at most"
+            assert members[0].waiting_bytes < 10 * 2**20
         is_free.set()
         await until(lambda: len(handled) == 5040)
+        assert members[0].waiting_bytes == 0
         members[0].stop()
         await running
 

@@ -171,3 +171,17 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def silent_endpoint() -> AsyncIterator[str]:
+    """An endpoint that accepts connections and never says anything, as of a node that hangs."""
+    held: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1", 0)
+    async with server:
+        try:
+            yield f"localhost:{server.sockets[0].getsockname()[1]}"
+        finally:
+            for writer in held:
+                writer.transport.abort()
+            await asyncio.sleep(0)

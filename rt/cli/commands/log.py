@@ -11,7 +11,8 @@ import sys
 
 import click
 
-from rt.cli.commands.log_check import (
+from rt.cli.formats.console import EventPrinter, report, show
+from rt.cli.formats.log_check import (
     audit_lines,
     audit_object,
     compare_lines,
@@ -19,9 +20,8 @@ from rt.cli.commands.log_check import (
     verify_lines,
     verify_object,
 )
-from rt.cli.commands.log_dump import batch_lines, batch_objects, message_lines, pages
-from rt.cli.commands.log_stat import stat_lines, stat_object
-from rt.cli.formats.console import EventPrinter, report, show
+from rt.cli.formats.log_dump import batch_lines, batch_objects, message_lines, pages
+from rt.cli.formats.log_stat import stat_lines, stat_object
 from rt.cli.formats.tables import escape
 from rt.cli.formats.writers import StreamOutput, as_envelopes
 from rt.cli.options import DIRECTORY, POSITION, json_option, option

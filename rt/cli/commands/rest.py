@@ -9,7 +9,7 @@ import sys
 import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
-from rt.cli.options import option
+from rt.cli.options import connect_timeout_option, option
 
 
 @click.command()
@@ -23,7 +23,8 @@ from rt.cli.options import option
     is_required=True,
     cert_help="PEM file of the client certificate.",
 )
-def rest(target: str, data: str | None, nodes: NodeOptions) -> None:
+@connect_timeout_option("A node that cannot be connected to in this time is left for the next one.")
+def rest(target: str, data: str | None, connect_timeout: float, nodes: NodeOptions) -> None:
     """Send a REST request for TARGET, a path with its query such as /status, and write the answer.
 
     The request goes through the gRPC port. The role in the certificate decides what it may do, as on the
@@ -34,7 +35,7 @@ def rest(target: str, data: str | None, nodes: NodeOptions) -> None:
     endpoints, tls = nodes.parse()
     path = target if target.startswith("/") else f"/{target}"
     method, body = ("GET", None) if data is None else ("POST", _checked_json(data))
-    answer = asyncio.run(ask(endpoints, tls, method, path, body))
+    answer = asyncio.run(ask(endpoints, tls, method, path, body, connect_timeout_s=connect_timeout))
     if error_in(answer) is None:
         sys.stdout.buffer.write(answer.body)
         sys.stdout.buffer.flush()

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,7 +15,7 @@ import click
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
 from rt.cli.formats.console import report, show
-from rt.cli.options import FiniteRange, json_option, option
+from rt.cli.options import FiniteRange, connect_timeout_option, json_option, option
 from rt.errors import RtError, Timeout
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
     "gRPC endpoints of the nodes, separated by commas. All of them are asked.",
     is_required=True,
 )
-def status(watch: float | None, as_json: bool, nodes: NodeOptions) -> None:
+@connect_timeout_option("A node that cannot be connected to in this time counts as down.")
+def status(watch: float | None, as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """Show the state of a cluster: alarms, members, merged log, retention, publishers, subscribers.
 
     Exit status 0 means that the cluster is healthy. Exit status 1 means that a node of --endpoints does not
@@ -46,20 +48,20 @@ def status(watch: float | None, as_json: bool, nodes: NodeOptions) -> None:
     """
     endpoints, tls = nodes.parse()
     if watch is not None:
-        _watch(endpoints, tls, watch, as_json=as_json)
-    overview = asyncio.run(look(endpoints, tls))
+        _watch(endpoints, tls, watch, connect_timeout, as_json=as_json)
+    overview = asyncio.run(look(endpoints, tls, connect_timeout))
     _show(overview, as_json=as_json)
     if overview.problems:
         report(verdict(overview))
         raise click.exceptions.Exit(1)
 
 
-def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, *, as_json: bool) -> None:
+def _watch(nodes: Sequence[str], tls: TLS | None, seconds: float, connect_s: float, *, as_json: bool) -> None:
     """Show the state again and again, until interrupted."""
     is_screen = sys.stdout.isatty() and not as_json
     while True:
         try:
-            overview = asyncio.run(look(nodes, tls))
+            overview = asyncio.run(look(nodes, tls, connect_s))
         except RtError as error:
             report(error)
         else:
@@ -74,9 +76,9 @@ def _show(overview: ClusterSummary, *, as_json: bool) -> None:
     show(overview, as_json=as_json, to_object=ClusterSummary.document, to_lines=status_lines)
 
 
-async def look(nodes: Sequence[str], tls: TLS | None) -> ClusterSummary:
+async def look(nodes: Sequence[str], tls: TLS | None, connect_s: float) -> ClusterSummary:
     """Ask all nodes at the same time. `rt.RtError` if none of them answers."""
-    answers = await asyncio.gather(*(_ask(node, tls) for node in nodes))
+    answers = await asyncio.gather(*(_ask(node, tls, connect_s) for node in nodes))
     if not any(one.status for one in answers):
         reasons = "; ".join(f"{one.endpoint}: {one.error}" for one in answers)
         raise RtError(
@@ -96,12 +98,13 @@ def _next_step(endpoint: str) -> str:
     )
 
 
-async def _ask(node: str, tls: TLS | None) -> NodeAnswer:
+async def _ask(node: str, tls: TLS | None, connect_s: float) -> NodeAnswer:
     from rt.net.grpc_errors import Unreachable
 
+    get = partial(_get, node, tls, connect_s)
     try:
         status, clients, holds = await asyncio.gather(
-            _get(node, tls, "/status"), _get(node, tls, "/rt-clients"), _get(node, tls, "/holds", empty=[])
+            get("/status"), get("/rt-clients"), get("/holds", empty=[])
         )
     except RtError as error:
         if error.hint is None and isinstance(error, Timeout | Unreachable):
@@ -110,11 +113,11 @@ async def _ask(node: str, tls: TLS | None) -> NodeAnswer:
     return NodeAnswer(node, status, clients, holds)
 
 
-async def _get(node: str, tls: TLS | None, target: str, *, empty: Any = None) -> Any:
+async def _get(node: str, tls: TLS | None, connect_s: float, target: str, *, empty: Any = None) -> Any:
     """What a node answers; `empty`, if given, when the node answers that it is not ready."""
     from rt.net.rest_client import call, check
 
-    answer = await call(node, tls, "GET", target, timeout_s=ASK_S)
+    answer = await call(node, tls, "GET", target, timeout_s=ASK_S, connect_timeout_s=connect_s)
     if answer.status == 503 and empty is not None:
         return empty
     return json.loads(check(answer, where=node).body)

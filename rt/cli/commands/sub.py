@@ -27,7 +27,14 @@ from rt.cli.formats.writers import (
     as_json_lines,
     as_lines,
 )
-from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, TIME, FiniteRange, option
+from rt.cli.options import (
+    PLACE,
+    STREAM_NAME,
+    SUBSCRIBER_NAME,
+    TIME,
+    connect_timeout_option,
+    option,
+)
 from rt.cli.signals import Interrupts
 from rt.client.connection import subscriber_root
 from rt.client.subscriber import Subscriber
@@ -55,13 +62,8 @@ _MOST = 2**62
     "subscriber",
     "gRPC endpoints of the nodes, separated by commas. Empty: read only logs on this machine.",
 )
-@option(
-    "--connect-timeout",
-    metavar="SECONDS",
-    type=FiniteRange(min=0),
-    default=5.0,
-    help="With --endpoints: end with an error that names the reasons if no node is reached in this time. "
-    "Seconds. 0: wait indefinitely.",
+@connect_timeout_option(
+    "With --endpoints: end with an error that names the reasons if no node is reached in this time.", least=0
 )
 @option(
     "--position",

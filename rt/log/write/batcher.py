@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from rt.errors import InvalidMessage, MessageTooLarge, TopicTooLong
+from rt.errors import InvalidMessage, InvalidOption, MessageTooLarge, TopicTooLong
 from rt.log.format.batch import BatchDraft, Int64s
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
 from rt.log.format.headers import (
@@ -255,6 +255,23 @@ def as_bytes(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise TypeError(f"a message's value must be bytes, not {type(value).__name__}: encode it first")
+
+
+def as_values(values: Iterable[bytes]) -> list[bytes]:
+    """The values of a call that publishes many. `rt.InvalidOption` for one value, or a mapping.
+
+    Their items are no values: of a mapping the keys alone would be published.
+    """
+    if isinstance(values, Mapping | str | bytes | bytearray | memoryview):
+        raise InvalidOption(
+            "not a series of values",
+            where="values",
+            got=type(values).__name__,
+            expected="a list, or another iterable, of bytes",
+            hint="`publish` takes one value. Of a dict, pass the .values().",
+        )
+    values = values if isinstance(values, list) else list(values)
+    return values if set(map(type, values)) <= {bytes} else [as_bytes(value) for value in values]
 
 
 def check_size(size: int, headers: Headers = ()) -> None:

@@ -7,13 +7,14 @@ first handling of a message starts after the first handling of the topic's previ
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar, overload
 
 from rt.client.subscriber import Subscriber
-from rt.errors import Closed, InvalidOption
+from rt.errors import Closed, InvalidOption, RtError
 from rt.log.scan.message_batch import Message
 from rt.names import check_name
 from rt.net.lease_client import LeaseCalls, LeaseRow
@@ -27,11 +28,15 @@ from rt.streams.group.member import Member
 from rt.streams.group.options import GroupOptions
 from rt.streams.group.partitions import Partitions
 
+logger = logging.getLogger("rt.streams.group")
+
 T = TypeVar("T")
 
 _CREATE: Final = "create"
 _CREATE_S: Final = 30.0
 """How long the lease of the member that creates a group lasts, if that member dies meanwhile."""
+_RELEASE_S: Final = 1.0
+"""How long its release is tried."""
 
 
 class _Leases(LeaseBalancer):
@@ -71,6 +76,7 @@ class Group:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._member: Member | None = None
         self._is_stopped = False
+        self._starting: asyncio.Task[int] | None = None
 
     @overload
     def subscribe(self, pattern: str, handler: Callable[[Message], Awaitable[object] | object]) -> None: ...
@@ -118,7 +124,9 @@ class Group:
         positions = LeaseCalls(self._endpoints, self._tls)
         handlers = HandlerCalls(self._subscriptions, self.options)
         try:
-            start = await self._start(partitions, positions, leases.owner)
+            start = await self._start_unless_stopped(partitions, positions, leases.owner)
+            if start is None:
+                return
             reader = self._open(start)
             try:
                 balancer = _Leases(leases, self.options.lease_s)
@@ -134,14 +142,35 @@ class Group:
             await leases.close()
 
     def stop(self) -> None:
-        """End `run` or `serve`, which return when all partitions are handed over. From any thread."""
+        """End `run` or `serve`, which return when all partitions are handed over. From any thread.
+
+        While the group is being created, within about a second.
+        """
         self._is_stopped = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop_member)
+            self._loop.call_soon_threadsafe(self._stop_in_loop)
 
-    def _stop_member(self) -> None:
+    def _stop_in_loop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
         if self._member is not None:
             self._member.stop()
+
+    async def _start_unless_stopped(
+        self, partitions: Partitions, calls: LeaseCalls, owner: str
+    ) -> int | None:
+        """None if it was stopped."""
+        if self._is_stopped:
+            return None
+        self._starting = asyncio.create_task(self._start(partitions, calls, owner))
+        try:
+            return await self._starting
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return None
+        finally:
+            self._starting = None
 
     def _open(self, start: int) -> Subscriber:
         return Subscriber(
@@ -169,7 +198,7 @@ class Group:
             try:
                 found = await self._create(partitions, calls)
             finally:
-                await calls.release(owner, [LeaseRow(name, owner, token)])
+                await _release(calls, LeaseRow(name, owner, token))
         return min(found.values())
 
     async def _create(self, partitions: Partitions, calls: LeaseCalls) -> dict[QueueId, int]:
@@ -179,4 +208,12 @@ class Group:
         missing = {partitions.position_name(one): begin for one in partitions.queues if one not in found}
         if missing:
             known = await calls.acknowledge(missing)
-        return partitions.positions(known.positions)
+        return {**found, **partitions.positions(known.positions)}
+
+
+async def _release(calls: LeaseCalls, created: LeaseRow) -> None:
+    """Let the next member create; a lease that no node releases in time ends by itself."""
+    try:
+        await calls.release(created.owner, [created], timeout_s=_RELEASE_S)
+    except RtError as error:
+        logger.warning("creation_not_released group=%s error=%r", created.name, str(error))

@@ -12,14 +12,15 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, TypeAlias
 
 from rt.errors import HandlerFailed, InvalidOption, UndecodableValue
 from rt.log.scan.message_batch import Message
 from rt.serializers import Serializer, decode
+from rt.streams.group.handler_threads import HandlerThreads
 from rt.streams.group.options import Decision, GroupOptions, HandlerFailure
 
 logger = logging.getLogger("rt.streams.group")
@@ -61,11 +62,11 @@ class HandlerCalls:
     def __init__(self, subscriptions: Sequence[Subscription], options: GroupOptions) -> None:
         self._subscriptions, self._options = subscriptions, options
         self._turns = asyncio.Semaphore(options.concurrency)
-        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="rt-group")
+        self._threads = HandlerThreads(options.concurrency)
 
     def close(self) -> None:
         """Start no more calls. One under way ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def handle(self, waiting: Sequence[tuple[Message, int]], may_handle: MayHandle) -> int:
         """Handle the first of these messages, and further ones of the same pattern if its handler is a plain
@@ -117,10 +118,7 @@ class HandlerCalls:
             if not subscription.is_async:
                 same = takewhile(lambda one: one[1] == index, waiting)
                 messages = [message for message, _ in same]
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(
-                    self._threads, _call_all, subscription, messages, may_handle
-                )
+                return await self._threads.run(partial(_call_all, subscription, messages, may_handle))
             if not may_handle():
                 return 0, None
             try:

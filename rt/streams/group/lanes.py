@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.streams.core.stream_id import QueueId
 from rt.streams.group.partitions import Partitions
+
+MESSAGE_COST_BYTES: Final = 500
+"""What a message takes in memory besides its contents, rounded up."""
+
+
+def size_of(message: Message) -> int:
+    """About the bytes that a message takes while it waits."""
+    headers = sum(len(key) + len(value) for key, value in message.headers)
+    return MESSAGE_COST_BYTES + len(message.value) + headers
 
 
 class Lane:
@@ -24,16 +34,23 @@ class Lane:
         """Everything below it is handled, as the cluster knows."""
         self.waiting: deque[tuple[Message, int]] = deque()
         """Messages that are not handled yet, and the index of the pattern of each."""
+        self.waiting_bytes = 0
+        """About the memory that they take: see `size_of`."""
 
     @property
     def done(self) -> int:
         """Everything of the partition below it is handled."""
         return self.waiting[0][0].position if self.waiting else self.end
 
+    def add(self, message: Message, index: int) -> None:
+        self.waiting.append((message, index))
+        self.waiting_bytes += size_of(message)
+
     def handled(self, count: int) -> None:
         """The first `count` messages are handled."""
         for _ in range(count):
-            self.waiting.popleft()
+            message, _ = self.waiting.popleft()
+            self.waiting_bytes -= size_of(message)
 
 
 class Lanes:
@@ -54,6 +71,10 @@ class Lanes:
     def waiting(self) -> int:
         """How many messages wait."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(lane.waiting_bytes for lane in self._lanes.values())
 
     def open(self, queue: QueueId, position: int) -> Lane:
         assert queue not in self._lanes, queue
@@ -78,7 +99,7 @@ class Lanes:
         for message, (queue, index) in () if batch is None else self._messages(batch, fed):
             lane = fed[queue]
             if message.position >= lane.end:
-                lane.waiting.append((message, index))
+                lane.add(message, index)
                 found[queue] = lane
         for lane in fed.values():
             lane.end = max(lane.end, end)

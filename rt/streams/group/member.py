@@ -112,6 +112,16 @@ class Member:
         """How many messages wait for their handlers."""
         return self._lanes.waiting
 
+    @property
+    def waiting_bytes(self) -> int:
+        """About the memory that they take."""
+        return self._lanes.waiting_bytes
+
+    @property
+    def _is_full(self) -> bool:
+        options = self._options
+        return self.waiting >= options.buffer_messages or self.waiting_bytes >= options.buffer_bytes
+
     def stop(self) -> None:
         """End `run`."""
         self._over.set()
@@ -271,7 +281,7 @@ class Member:
         while not self._over.is_set():
             self._room.clear()
             wanted = self._lanes.wanted()
-            if wanted is None or self._lanes.waiting >= self._options.buffer_messages:
+            if wanted is None or self._is_full:
                 await self._room.wait()
                 continue
             batch, end = await asyncio.to_thread(self._read, wanted)

@@ -46,6 +46,8 @@ class GroupOptions:
     """How many handlers of a member run at a time, for messages of different partitions."""
     buffer_messages: int = 1000
     """A member reads no more while this many messages wait for their handlers."""
+    buffer_bytes: int = 64 * 2**20
+    """Nor while those that wait take about this much memory. The last read may exceed it by some MiB."""
     lease_s: float = 10.0
     """After this time the partitions of a dead or paused member are handled by others."""
     commit_every_s: float = 1.0
@@ -67,6 +69,7 @@ class GroupOptions:
         _require("partitions", self.partitions, 1, PARTITIONS_MAX)
         _require("concurrency", self.concurrency, 1, 1024)
         _require("buffer_messages", self.buffer_messages, 1, 10**9)
+        _require("buffer_bytes", self.buffer_bytes, 1, 2**50)
         _require("lease_s", self.lease_s, LEASE_S_MIN, LEASE_S_MAX)
         _require("commit_every_s", self.commit_every_s, 0.01, self.lease_s)
         _require("retry_for_s", self.retry_for_s, 0, 10**9)

@@ -61,6 +61,6 @@ class Partitions:
                 got=f"{', '.join(self.patterns)} with {len(names)} partitions"[:200],
                 expected=f"those of {strange[0]}",
                 hint="Use the same ones, or another group. To retire the old positions, stop all members and "
-                "release each of these holds: POST /release-hold.",
+                "delete them: `rt groups delete`.",
             )
         return {names[name]: position for name, position in found.items()}

@@ -25,6 +25,7 @@ from sequencer.rest.base.errors import BadRequest, MethodNotAllowed, NoSuchPath,
 from sequencer.rest.base.fields import parse_body, parse_query
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.request import JSON, Reply, Request, error_reply, json_bytes, split_target
+from sequencer.rest.page import PAGE_FILES
 from sequencer.rest.views.admin_actions import Action, ActionContext
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.endpoints import HTML, Endpoint
@@ -130,7 +131,7 @@ class Dispatcher:
     def _find(self, method: str, path: str) -> Endpoint | Action:
         methods = self._paths.get(path)
         if methods is None:
-            raise NoSuchPath("unknown path", where=repr(path)[:200], expected=", ".join(self._paths))
+            raise NoSuchPath("unknown path", where=repr(path)[:200], expected=", ".join(self._named()))
         found = methods.get(method)
         if found is None:
             allowed = ", ".join(sorted(methods))
@@ -138,6 +139,11 @@ class Dispatcher:
                 "the path does not support this method", where=path, got=method[:40], expected=allowed
             )
         return found
+
+    def _named(self) -> Iterator[str]:
+        """The paths of the interface, without the files of its status page."""
+        pages = {file.path for file in PAGE_FILES}
+        return (path for path in self._paths if path not in pages)
 
     def _check_stream(self, identity: Identity | None) -> None:
         """Raises `rt.CertificateError` for a certificate of another stream."""

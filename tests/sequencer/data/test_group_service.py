@@ -74,13 +74,61 @@ def test_without_a_decision_the_call_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr(group_positions, "TIMEOUT_S", 0.05)
     monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
-    with pytest.raises(Overloaded, match="beyond 100"):
-        cluster.acknowledge(p0=101)
-    cluster.acknowledge(p0=1)
-    with pytest.raises(Timeout, match="workers~p0 at 101"):
-        cluster.acknowledge(p0=101)
     with pytest.raises(Timeout, match="workers~p0 at 2"):
         Cluster(lost=10**9).acknowledge(p0=2)
+    with pytest.raises(Timeout, match="a majority of the nodes did not confirm"):
+        Cluster(lost=10**9).acknowledge()
+
+
+def test_a_position_beyond_the_log_is_rejected_with_the_reason(cluster: Cluster) -> None:
+    for before in ({}, {"p0": 1}):
+        cluster.acknowledge(**before)
+        with pytest.raises(ProtocolViolation, match="beyond the end of the merged log") as raised:
+            cluster.acknowledge(p0=101)
+        assert (raised.value.where, raised.value.got, raised.value.expected) == (
+            "workers~p0",
+            101,
+            "at most 100",
+        )
+        assert cluster.acknowledge() == before, "nothing moved"
+
+
+def test_a_rejection_ends_only_the_call_that_it_is_about(cluster: Cluster) -> None:
+    async def both() -> list[BaseException | None]:
+        wrong = asyncio.ensure_future(cluster.positions.acknowledge({"workers~p0": 101}))
+        right = asyncio.ensure_future(cluster.positions.acknowledge({"workers~p0": 50}))
+        await asyncio.wait([wrong, right])
+        return [wrong.exception(), right.exception()]
+
+    found = asyncio.run(both())
+    assert isinstance(found[0], ProtocolViolation)
+    assert found[1] is None
+    assert cluster.acknowledge() == {"p0": 50}
+
+
+def test_a_node_that_lags_reads_what_was_committed_before(cluster: Cluster) -> None:
+    """A member that read less could create a group again, at the end of the log, and skip messages."""
+    behind = Cluster()
+    behind.state.position = 40
+    backlog: list[Command] = []
+    behind.positions = GroupPositions(lambda: behind.state, backlog.append)
+    behind.service = GroupService(behind.positions, identify=lambda: Identity("s", "subscriber", "workers"))
+    cluster.acknowledge(p0=7)
+
+    async def read() -> pb.GroupPositions:
+        reading = asyncio.ensure_future(behind.service.acknowledge(b""))
+        while not backlog and not reading.done():
+            await asyncio.sleep(0)
+        assert not reading.done(), "it does not answer from what it has"
+        behind.state.position = 100
+        for command in [HoldPosition("workers~p0", 7, 1), *backlog]:
+            behind.positions.on_applied(command, apply(behind.state, command))
+        return pb.GroupPositions.FromString(await reading)
+
+    answer = asyncio.run(read())
+    assert [(row.name, row.position) for row in answer.positions] == [("workers~p0", 7)]
+    assert answer.log_end == 100
+    assert behind.state.leases == {}
 
 
 def test_a_group_needs_room_for_its_holds(cluster: Cluster) -> None:

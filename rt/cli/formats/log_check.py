@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rt.cli.commands.log_stat import identity_object, identity_text
+from rt.cli.formats.log_stat import identity_object, identity_text
 from rt.cli.formats.tables import escape, format_size, table
 from rt.log.check.compare import Comparison, CopyDifference
 from rt.log.check.report import Report

@@ -1,0 +1,129 @@
+"""`rt groups`: the groups of a cluster, their members, positions and lag; and the end of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import click
+
+from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.formats.console import show
+from rt.cli.formats.group_table import GroupRow, group_lines, group_object, groups_in, list_lines
+from rt.cli.options import connect_timeout_option, json_option
+from rt.errors import RtError
+
+_node_options = endpoint_options(
+    "operator",
+    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
+    is_required=True,
+)
+_connect_option = connect_timeout_option(
+    "A node that cannot be connected to in this time is left for the next one."
+)
+
+
+@click.group()
+def groups() -> None:
+    """Show the groups of workers that share the messages of a stream, and delete the positions of a group.
+
+    A group is known by its positions. They outlive its members, and keep the nodes from trimming what is not
+    handled.
+    """
+
+
+@groups.command("list")
+@json_option
+@_connect_option
+@_node_options
+def list_groups(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
+    """List the groups: partitions, those without a member, members, lag, and the bytes that nodes keep.
+
+    The lag is that of the partition that is furthest behind, in messages of all topics.
+    """
+    found = asyncio.run(_Nodes(nodes, connect_timeout).groups())
+    if as_json:
+        for group in found:
+            click.echo(json.dumps(group_object(group)))
+    else:
+        click.echo("\n".join(list_lines(found)))
+
+
+@groups.command("show")
+@click.argument("group")
+@json_option
+@_connect_option
+@_node_options
+def show_group(group: str, as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
+    """Show the partitions of GROUP: position, lag, time of the last acknowledgement, member."""
+    found = asyncio.run(_Nodes(nodes, connect_timeout).group(group))
+    show(
+        found,
+        as_json=as_json,
+        to_object=group_object,
+        to_lines=lambda one: group_lines(one, time.time_ns()),
+    )
+
+
+@groups.command()
+@click.argument("group")
+@_connect_option
+@_node_options
+def delete(group: str, connect_timeout: float, nodes: NodeOptions) -> None:
+    """Delete the positions of GROUP: nodes keep no messages for it any more.
+
+    It is refused while the group has members. A member that starts afterwards begins where its option
+    `start` says. If the command is interrupted, repeat it.
+    """
+    deleted = asyncio.run(_Nodes(nodes, connect_timeout).delete(group))
+    click.echo(f"Deleted {deleted} positions of {group}.")
+
+
+class _Nodes:
+    """What the nodes answer."""
+
+    def __init__(self, nodes: NodeOptions, connect_s: float) -> None:
+        self._endpoints, self._tls = nodes.parse()
+        self._connect_s = connect_s
+
+    async def groups(self) -> list[GroupRow]:
+        return groups_in(*await asyncio.gather(self._ask("/holds"), self._ask("/leases")))
+
+    async def group(self, name: str) -> GroupRow:
+        """`rt.RtError` if there is none of that name."""
+        found = await self.groups()
+        for one in found:
+            if one.name == name:
+                return one
+        raise RtError(
+            "the cluster has no positions of that group",
+            got=name,
+            expected=f"one of {', '.join(one.name for one in found)}"[:500] if found else None,
+            hint="A group has positions from its first start until they are deleted.",
+        )
+
+    async def delete(self, name: str) -> int:
+        """How many positions were deleted. `rt.RtError` if it has members: they would create them again."""
+        group = await self.group(name)
+        if group.members:
+            raise RtError(
+                "the group has members",
+                where=name,
+                got=", ".join(group.members)[:500],
+                expected="none",
+                hint="Stop them. The leases of one that was killed end after its `lease_s`, by default 10 s.",
+            )
+        for one in group.partitions:
+            await self._ask("/release-hold", {"name": one.hold})
+        return len(group.partitions)
+
+    async def _ask(self, target: str, body: object = None) -> Any:
+        from rt.net.rest_client import ask, check
+
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        answer = await ask(
+            self._endpoints, self._tls, method, target, data, connect_timeout_s=self._connect_s
+        )
+        return json.loads(check(answer).body)

@@ -1,0 +1,139 @@
+"""How a group begins: where, once, and what `stop` does while it is created."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiving_node import make_pki, tls_of
+
+import rt
+from rt.net.lease_client import GroupProgress, LeaseRow
+from rt.streams.group import group as group_module
+from rt.streams.group.group import Group
+from rt.streams.group.partitions import Partitions
+
+WAIT_S = 60.0
+
+
+class Nodes:
+    """Stands where `LeaseCalls` does. A node answers what a test says."""
+
+    def __init__(self) -> None:
+        self.positions: dict[str, int] = {}
+        self.log_end = 100
+        self.is_creating = False
+        """Whether another member has the lease to create the group."""
+        self.is_silent = False
+        self.is_unknown = False
+        """Whether no node can release a lease now."""
+        self.asked = asyncio.Event()
+        self.released: list[float] = []
+
+    def __call__(self, *_: object) -> Nodes:
+        return self
+
+    async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
+        if positions or self.is_silent:
+            self.asked.set()
+        if self.is_silent:
+            await asyncio.Event().wait()
+        for name, position in positions.items():
+            self.positions[name] = max(self.positions.get(name, 0), position)
+        return GroupProgress(dict(self.positions), 0, self.log_end)
+
+    async def acquire(self, _: str, names: Sequence[str], __: float) -> list[int]:
+        self.asked.set()
+        self.is_silent = self.is_silent or self.is_unknown
+        return [0 if self.is_creating else 7 for _ in names]
+
+    async def release(self, _: str, leases: Sequence[LeaseRow], *, timeout_s: float = 10.0) -> list[bool]:
+        self.released.append(timeout_s)
+        if self.is_unknown:
+            raise rt.Timeout("no node answered")
+        return [True for _ in leases]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+def group_at(nodes: Nodes, pki: Path, root: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Group:
+    monkeypatch.setattr(group_module, "LeaseCalls", nodes)
+    settings = rt.GroupOptions(partitions=2, **options)
+    group = Group(root, "s", "sub", endpoints=["127.0.0.1:1"], tls=tls_of(pki, "sub"), options=settings)
+    group.subscribe("a/*", lambda _: None)
+    return group
+
+
+@pytest.mark.parametrize("case", ["another creates", "no node answers", "no node answers the creator"])
+def test_stop_ends_a_group_that_is_being_created(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        nodes.is_creating = case == "another creates"
+        nodes.is_silent = case == "no node answers"
+        nodes.is_unknown = case == "no node answers the creator"
+        group = group_at(nodes, pki, tmp_path, monkeypatch)
+        serving = asyncio.create_task(group.serve())
+        await nodes.asked.wait()
+        await asyncio.to_thread(group.stop)
+        async with asyncio.timeout(WAIT_S):
+            await serving
+        if nodes.is_unknown:
+            assert nodes.released, "the lease is given back"
+        assert max(nodes.released, default=0) < 2, "not for as long as nodes may take"
+
+    asyncio.run(main())
+
+
+def test_a_group_that_was_stopped_before_asks_nothing(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        nodes = Nodes()
+        group = group_at(nodes, pki, tmp_path, monkeypatch)
+        group.stop()
+        await group.serve()
+        assert not nodes.asked.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_group_of_which_some_positions_exist_begins_at_the_least(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the node that takes the others is another one, which does not know these yet."""
+
+    class Forgetful(Nodes):
+        async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
+            known = await super().acknowledge(positions)
+            return known._replace(positions=positions) if positions else known
+
+    opened: list[int] = []
+
+    def note(_: Group, start: int) -> None:
+        opened.append(start)
+        raise rt.Closed("that is enough")
+
+    async def main() -> None:
+        nodes = Forgetful()
+        group = group_at(nodes, pki, tmp_path, monkeypatch, start="latest")
+        partitions = Partitions("sub", ["a/*"], 2)
+        first, second = map(partitions.position_name, partitions.queues)
+        nodes.positions = {first: 30}
+        monkeypatch.setattr(Group, "_open", note)
+        with pytest.raises(rt.Closed, match="that is enough"):
+            await group.serve()
+        assert opened == [30]
+        assert nodes.positions == {first: 30, second: 100}
+
+    asyncio.run(main())
