@@ -30,6 +30,7 @@ from replicator.protocol.handshake import (
     PushHello,
     PushProgress,
     PushStart,
+    PushStatus,
     Wanted,
     check_item,
     check_log_offset,
@@ -56,7 +57,7 @@ from rt.v1 import replication_pb2 as pb
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
 PULL_METHOD: Final = "/rt.v1.Replication/Pull"
 
-PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed | WholeRuns
+PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed | WholeRuns | PushStatus
 PushReply: TypeAlias = PushStart | OpenReply | PushProgress
 PullRequest: TypeAlias = PullHello | PullProgress | Acknowledged
 PullReply: TypeAlias = (
@@ -208,6 +209,7 @@ _PUSH_REQUEST: Final = UnionCodec[PushRequest](
     chunk=_CHUNK,
     sealed=_SEALED,
     whole_runs=MessageCodec(WholeRuns, pb.WholeRuns, runs=_WHOLE_RUNS),
+    status=PushStatus,
 )
 _PUSH_REPLY: Final = UnionCodec[PushReply](
     pb.PushReply,

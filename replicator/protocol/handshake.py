@@ -24,6 +24,8 @@ TOPICS_WANTED_BYTES_MAX: Final = 2**16
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
+STATUS_SECONDS: Final = 2.0
+"""How often a push says how it stands."""
 
 NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
 Wanted: TypeAlias = int | Literal["earliest", "latest"]
@@ -52,7 +54,7 @@ class PushHello:
 @dataclass(frozen=True, slots=True)
 class PushStart:
     """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
-    segment).
+    segment). `takes_status`: it knows `PushStatus`.
     """
 
     cluster: bytes
@@ -60,6 +62,7 @@ class PushStart:
     members: int
     node: str
     offset: LogOffset | None = None
+    takes_status: bool = False
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -69,6 +72,20 @@ class PushStart:
             raise ValueError(f"a cluster of {self.members} members: 1 to {MEMBERS_MAX}")
         if self.offset is not None:
             check_log_offset(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class PushStatus:
+    """How a push stands, every `STATUS_SECONDS`: `waiting_bytes` are on the publisher's disk and not synced
+    by this node, and none of them was for `stalled_ms`.
+    """
+
+    waiting_bytes: int = 0
+    stalled_ms: int = 0
+
+    def __post_init__(self) -> None:
+        _check_bound("waiting bytes", self.waiting_bytes, 2**63)
+        _check_bound("stalled time", self.stalled_ms, 2**63)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,13 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from replicator.push.lock import SERVING_FILE, is_awaited, lock_push, wait_for_turn
+from replicator.protocol.handshake import STATUS_SECONDS
+from replicator.push.lock import is_awaited, lock_push, wait_for_turn
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.session_source import SessionSource
-from replicator.push.stream import LocalLogFailed, PushStream
+from replicator.push.stall_detector import StallDetector
+from replicator.push.stream import PushStream
+from replicator.push.stream_faults import LocalLogFailed
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.endpoints import check_endpoints
 from rt.errors import Fenced, LogNotFound, RtError
@@ -26,7 +29,7 @@ from rt.log.disk import REAL, Disk, Lock
 from rt.net.grpc_channel import Channel, check_target, open_channel
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import PushState
-from rt.sidecar.push_protocol import EndpointStatus
+from rt.sidecar.push_protocol import SERVING_FILE, EndpointStatus
 
 logger = logging.getLogger("replicator")
 
@@ -75,6 +78,7 @@ class PushClient:
         self._source: SessionSource | None = None
         self._streams: list[PushStream] = []
         self._is_finishing = False
+        self._stall = StallDetector()
 
     @property
     def is_drained(self) -> bool:
@@ -91,6 +95,16 @@ class PushClient:
             EndpointStatus(stream.target, _is_serving(stream), stream.failure) for stream in self._streams
         ]
         return PushReport(self._blocking(), tuple(endpoints))
+
+    @property
+    def stuck(self) -> str:
+        """Why nothing was merged for `STALLED_SECONDS` although bytes wait; empty: some was, or none wait."""
+        if not self._stall.is_stuck:
+            return ""
+        waits = f"{self._stall.status.waiting_bytes:,} bytes have waited for {self._stall.stalled_s:.0f} s"
+        if self.is_drained:
+            return f"{waits}: a majority has synced them, and they are not merged; see `rt status`"
+        return f"{waits}: {self.report.reasons or 'no majority has synced them; see `rt status`'}"
 
     def finish(self) -> None:
         """The publisher has ended: `run` returns when everything that is there now is replicated."""
@@ -126,6 +140,7 @@ class PushClient:
                 self._streams.append(stream)
             tasks.append(asyncio.create_task(self._wait_until_done(log, lock)))
             tasks.append(asyncio.create_task(self._watch_directory(log, watched, lock)))
+            tasks.append(asyncio.create_task(self._watch_progress(log)))
             tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -167,6 +182,14 @@ class PushClient:
                 async with asyncio.timeout(_LOOK_FOR_DIRECTORY_SECONDS):
                     await watched.changed(version)
                     log.wake()
+
+    async def _watch_progress(self, log: SessionSource) -> None:
+        while True:
+            starts = sorted((stream.start for stream in self._streams), reverse=True)
+            # Of a session that is merged whole, nodes may report nothing but where it goes on.
+            reached = max(log.quorum.merged_offset, starts[len(starts) // 2])
+            self._stall.update(asyncio.get_running_loop().time(), reached, log.bytes_after(reached))
+            await asyncio.sleep(STATUS_SECONDS)
 
     def _raise_if_removed(self, lock: Lock) -> None:
         """Bytes that were not sent are lost with the directory, so waiting is of no use."""

@@ -13,8 +13,8 @@ import os
 
 from rt.errors import DirectoryLocked
 from rt.log.disk import REAL, Disk, Lock, storage_errors
+from rt.sidecar.push_protocol import SERVING_FILE
 
-SERVING_FILE = "push.lock"
 WAITING_FILE = "push.next"
 _TRY_SECONDS = 0.05  # How often a held lock is tried: an event loop cannot wait for flock(2).
 

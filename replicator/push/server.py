@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from replicator.protocol.codec import decode_push_request, encode_push_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
-from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart, PushStatus
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun, WholeRuns
 from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
 from rt.names import dedup_owner, session_owner
@@ -48,6 +48,9 @@ class SessionIntake(Protocol):
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
         """`open_run` and `append` for runs that follow each other, together; durable on return."""
+
+    def record_status(self, status: PushStatus) -> None:
+        """The push says how it stands."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
@@ -201,6 +204,8 @@ class _Stream:
                 case Run():
                     await intake.open_run(said)
                     await self._write(OpenReply(said.number))
+                case PushStatus():
+                    intake.record_status(said)
                 case PushHello():
                     raise ProtocolViolation("a second hello")
 

@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import struct
@@ -26,13 +27,13 @@ from replicator.push.quorum_progress import QuorumProgress
 from replicator.push.send_pacer import SendPacer
 from replicator.send.read_cache import ReadCache
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, InvalidName, StorageError
+from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import VERSION
-from rt.log.format.segment import LogKind
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import read_file, read_identity
+from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
 from rt.sidecar.progress_file import ProgressFile, PushState
 
 logger = logging.getLogger("replicator")
@@ -156,6 +157,23 @@ class SessionSource:
     def give_up(self, state: PushState) -> None:
         """Tell the publisher that no node accepts its session."""
         self._write_progress(state)
+
+    def newest_run(self) -> int:
+        """The number of the last run; -1 before the first."""
+        table, segments = read_table(self.disk, self.path), list_segments(self.disk, self.path)
+        known = [*segments, *(sealed.id for sealed in (table.segments if table else ()))]
+        return max((segment.run for segment in known), default=-1)
+
+    def bytes_after(self, reached: LogOffset) -> int:
+        """Bytes of batches on this disk after `reached`; 0 if the directory was removed."""
+        total = 0
+        with contextlib.suppress(OSError, RtError):
+            for segment in list_segments(self.disk, self.path):
+                if segment >= reached.segment:
+                    start = reached.offset if segment == reached.segment else 0
+                    size = self.disk.size(segment_path(self.path, segment)) or 0
+                    total += max(size - max(start, SEGMENT_HEADER_BYTES), 0)
+        return total
 
     def close(self) -> None:
         self._pacer.close()

@@ -75,8 +75,11 @@ class PushSidecar:
 
     def summaries(self) -> list[PushSummary]:
         """The sessions that are served, for `rt pushes`."""
-        asked = [(session.asked, session.ended_at) for session in self._sessions.values()]
-        return [PushSummary(one.directory, one.stream, one.endpoints, at) for one, at in asked]
+        return [
+            PushSummary(one.directory, one.stream, one.endpoints, session.ended_at, session.stuck)
+            for session in self._sessions.values()
+            for one in [session.asked]
+        ]
 
     async def stop(self, directory: str) -> str | None:
         """Stop pushing a session whose publisher has ended; its files stay. Returns why it goes on."""
@@ -153,6 +156,13 @@ class _Session:
         """What blocks the push. A client that tries again does not clear it; success does."""
         self._is_of_client = False
         """Whether the client reported it; else it could not even begin."""
+
+    @property
+    def stuck(self) -> str:
+        """Why nothing of the session is merged although some of it waits; empty: nothing is wrong."""
+        if self._error is not None:
+            return f"blocked: {self._error.reason}"
+        return "" if self._client is None else self._client.stuck
 
     def finish(self) -> None:
         if self.ended_at is None:

@@ -16,11 +16,11 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
-from replicator.protocol.handshake import NOWHERE, OpenReply, PushProgress, PushStart
+from replicator.protocol.handshake import NOWHERE, STATUS_SECONDS, OpenReply, PushProgress, PushStart
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
     Chunk,
@@ -31,23 +31,18 @@ from replicator.protocol.messages import (
     WholeRuns,
 )
 from replicator.push.session_source import SessionSource
+from replicator.push.stall_detector import StallDetector
+from replicator.push.stream_faults import BLOCKING, REFUSALS, first_of, read_own_log
 from replicator.push.whole_runs import joined
 from replicator.send.sender import ITEMS_MAX, Sender
 from rt.errors import (
     CertificateError,
-    ClusterMismatch,
-    Diverged,
     Fenced,
-    FormatError,
-    InvalidMessage,
-    InvalidName,
     ProtocolViolation,
     RtError,
     Timeout,
-    TooManyFiles,
 )
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
-from rt.log.scan.directory import list_segments, read_table
 from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, end_call
 from rt.net.grpc_errors import Unreachable, asking
@@ -58,8 +53,6 @@ import grpc.aio
 
 logger = logging.getLogger("replicator")
 
-_T = TypeVar("_T")
-
 UNACKNOWLEDGED_BYTES_MAX: Final = 64 * 2**20
 BACKOFF_SECONDS_MIN: Final = 0.05
 BACKOFF_SECONDS_MAX: Final = 1.0
@@ -68,22 +61,8 @@ START_SECONDS_MAX: Final = 80.0
 """How long a node may take to say where to start: it may have to open and verify a tail first. The time
 doubles after each timeout, because an overloaded node would start from scratch each time."""
 
-REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
-"""Rejections that no retry changes. One node may be configured wrongly: it is asked again, until all of them
-say so, or enough of them that the session is fenced."""
-BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
-"""These end a stream, and the next one too if they come from what is sent. So the second one that ends a
-stream at the same place is a rejection."""
 PROBE_AGAIN_SECONDS: Final = 5.0
 """How often to find out why a node cannot be reached."""
-
-
-class LocalLogFailed(Exception):
-    """The local log cannot be read; `error` says why."""
-
-    def __init__(self, error: RtError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class PushStream:
@@ -125,6 +104,8 @@ class PushStream:
         self._found_nothing_at = -1
         self._failures = 0
         self._start_seconds = START_SECONDS_MIN
+        self._stall = StallDetector()
+        self._writing = asyncio.Lock()  # gRPC sends one message of a call at a time.
 
     @property
     def is_drained(self) -> bool:
@@ -134,6 +115,11 @@ class PushStream:
             and self._found_nothing_at == self._source.poll_count
             and self._source.quorum.safe(self.node) >= self._sent
         )
+
+    @property
+    def start(self) -> LogOffset:
+        """Where the node needed the log when it was connected; what precedes is stored or merged."""
+        return NOWHERE if self.node is None or self._place is None else self._place
 
     @property
     def is_accepting(self) -> bool:
@@ -205,9 +191,10 @@ class PushStream:
             self._check_is_wanted(start.offset)
             self._reset(start)
             self._source.wake()  # So that there is another poll after the first one.
-            sender = _read_own_log(lambda: self._sender(start.offset))
+            sender = read_own_log(lambda: self._sender(start.offset))
             with contextlib.closing(sender):
-                await _first_of(self._read(call), self._write(call, sender))
+                async with self._saying_status(call, start):
+                    await first_of(self._read(call), self._write(call, sender))
         finally:
             end_call(call)
 
@@ -225,7 +212,7 @@ class PushStream:
 
     def _check_is_wanted(self, place: LogOffset | None) -> None:
         """`rt.Fenced` if the node expects only later runs of the publisher."""
-        newest = -1 if place is None else _read_own_log(lambda: _newest_run(self._source))
+        newest = -1 if place is None else read_own_log(self._source.newest_run)
         if place is not None and place.run > newest:
             raise Fenced(
                 "the cluster accepts nothing more of this run of the publisher",
@@ -265,6 +252,7 @@ class PushStream:
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
         self._opened_run = -1
+        self._stall = StallDetector()
         # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
         self._sent = self._place if self._place.offset > SEGMENT_HEADER_BYTES else NOWHERE
 
@@ -302,7 +290,7 @@ class PushStream:
             self._changed.clear()
             # A node acknowledges whole batches only: a batch larger than the bound is sent whole.
             is_bounded = not sender.is_inside_frame
-            items = _read_own_log(lambda: sender.items(CHUNK_BYTES_MAX))
+            items = read_own_log(lambda: sender.items(CHUNK_BYTES_MAX))
             for item in joined(items):
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
@@ -316,25 +304,46 @@ class PushStream:
         match item:
             case Chunk():
                 await self._record_sending(item.end, len(item.data), is_bounded=is_bounded)
-                await call.write(self._source.read_cache.encoded(item))
+                await self._put(call, self._source.read_cache.encoded(item))
                 if self.node is not None:
                     self._source.record_sent(self.node, item.end)
             case WholeRuns(runs):
-                _read_own_log(lambda: self._source.persist_run(runs[-1].run.number))
+                read_own_log(lambda: self._source.persist_run(runs[-1].run.number))
                 end, size = runs[-1].end_offset, sum(len(one.data) for one in runs)
                 await self._record_sending(end, size, is_bounded=is_bounded)
-                await call.write(encode_push_request(item))
+                await self._put(call, encode_push_request(item))
                 if self.node is not None:
                     self._source.record_sent(self.node, end)
             case Run(x):
-                _read_own_log(lambda: self._source.persist_run(x))
-                await call.write(encode_push_request(item))
+                read_own_log(lambda: self._source.persist_run(x))
+                await self._put(call, encode_push_request(item))
                 while self._opened_run < x:
                     await self._wait_answer()
             case SegmentSealed():
-                await call.write(encode_push_request(item))
+                await self._put(call, encode_push_request(item))
             case _:
                 raise AssertionError(f"not an item of a session: {item}")
+
+    async def _put(self, call: Any, message: bytes) -> None:
+        async with self._writing:
+            await call.write(message)
+
+    @contextlib.asynccontextmanager
+    async def _saying_status(self, call: Any, start: PushStart) -> AsyncIterator[None]:
+        """Say how the push stands meanwhile: a node that hears nothing knows that this process is stopped."""
+        saying = asyncio.create_task(self._say_status(call, start))
+        try:
+            yield
+        finally:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)  # The other directions say why a call ended.
+
+    async def _say_status(self, call: Any, start: PushStart) -> None:
+        while start.takes_status:
+            reached = max(self._source.quorum.safe(start.node), self._place or NOWHERE)
+            now_s, waiting_bytes = asyncio.get_running_loop().time(), self._source.bytes_after(reached)
+            await self._put(call, encode_push_request(self._stall.update(now_s, reached, waiting_bytes)))
+            await asyncio.sleep(STATUS_SECONDS)
 
     async def _record_sending(self, end: LogOffset, size: int, *, is_bounded: bool) -> None:
         """Wait until `size` more bytes may be sent, then record that everything before `end` is sent."""
@@ -350,13 +359,6 @@ class PushStream:
         await self._answered.wait()
 
 
-def _newest_run(log: SessionSource) -> int:
-    """The number of the last run; -1 before the first."""
-    table, segments = read_table(log.disk, log.path), list_segments(log.disk, log.path)
-    known = [*segments, *(sealed.id for sealed in (table.segments if table else ()))]
-    return max((segment.run for segment in known), default=-1)
-
-
 def _size(items: list[Item]) -> int:
     return sum(len(item.data) for item in items if isinstance(item, Chunk))
 
@@ -366,34 +368,3 @@ async def _read_answer(call: Any) -> PushReply:
     if data is grpc.aio.EOF:
         raise Unreachable("the node ended the stream")
     return decode_push_reply(data)
-
-
-def _read_own_log(read: Callable[[], _T]) -> _T:
-    """What `read` returns. Its faults end the pushing, unless the node named a wrong offset."""
-    try:
-        return read()
-    except (Diverged, TooManyFiles):  # Not a fault of the log.
-        raise
-    except RtError as error:
-        raise LocalLogFailed(error) from error
-
-
-async def _first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, None]) -> None:
-    """Run both directions until the stream ends; raises why. What the node reports is the better reason."""
-    reader, writer = asyncio.create_task(reading), asyncio.create_task(writing)
-    try:
-        await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-        if not reader.done() and not isinstance(writer.exception(), LocalLogFailed | RtError):
-            # The call is over: its status says why.
-            await asyncio.wait((reader,), timeout=BACKOFF_SECONDS_MAX)
-    finally:
-        reader.cancel()
-        writer.cancel()
-        ends = await asyncio.gather(reader, writer, return_exceptions=True)
-    for end in ends[::-1]:
-        if isinstance(end, LocalLogFailed | RtError):
-            raise end
-    for end in ends:
-        if isinstance(end, Exception) and not isinstance(end, asyncio.InvalidStateError):
-            raise end
-    raise Unreachable("the stream ended")

@@ -4,7 +4,8 @@ A push process listens on an abstract Unix socket, named by its user and process
 it dies, and the sockets that exist are the processes that run. A caller sends one request and reads one
 answer:
 
-    {"list": true}      {"pushes": [{"directory": ..., "stream": ..., "endpoints": [...], "ended_at": ...}]}
+    {"list": true}      {"pushes": [{"directory": ..., "stream": ..., "endpoints": [...], "ended_at": ...,
+                         "stuck": ...}]}
     {"stop": "/a/b"}    {"stopped": true}, or {"refused": "why"}
 
 Invariant: either end speaks only with a process of its own user, or of root.
@@ -22,10 +23,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from rt.errors import Closed, ProtocolViolation, RtError, Timeout
+from rt.sidecar.push_protocol import SERVING_FILE
 
 _PREFIX: Final = "rt-push"
 _CREDENTIALS: Final = struct.Struct("3i")
 LINE_BYTES_MAX: Final = 16 * 2**20
+_STOPPED: Final = {"T", "t"}
+"""States of such a process in /proc."""
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -38,6 +42,8 @@ class PushSummary:
     endpoints: tuple[str, ...]
     ended_at: float | None = None
     """When its publisher was closed or its program ended: seconds since 1970; None if it still publishes."""
+    stuck: str = ""
+    """Why nothing of it is merged although some of it waits; empty: nothing is wrong."""
 
     @property
     def session(self) -> str:
@@ -142,8 +148,9 @@ def _summary(said: object) -> PushSummary | None:
             "stream": str(stream),
             "endpoints": [*endpoints],
             "ended_at": float() | int() | None as ended_at,
+            **more,
         } if all(isinstance(endpoint, str) for endpoint in endpoints):
-            return PushSummary(directory, stream, tuple(endpoints), ended_at)
+            return PushSummary(directory, stream, tuple(endpoints), ended_at, str(more.get("stuck", "")))
         case _:
             return None
 
@@ -154,6 +161,23 @@ class PushSocket:
 
     pid: int
     name: str
+
+    def stopped(self) -> list[PushSummary] | None:
+        """The sessions that it serves, if a signal has stopped it, so that it cannot answer; else None."""
+        process = Path("/proc", str(self.pid))
+        try:
+            if (process / "stat").read_text().rpartition(")")[2].split()[0] not in _STOPPED:
+                return None
+            opened = {os.path.realpath(fd) for fd in (process / "fd").iterdir()}
+        except (OSError, IndexError):
+            return None
+        why = f"stopped by a signal and sends nothing: `kill -CONT {self.pid}` lets it go on"
+        directories = sorted(os.path.dirname(path) for path in opened if path.endswith(f"/{SERVING_FILE}"))
+        streams = [os.path.basename(os.path.dirname(os.path.dirname(path))) for path in directories]
+        return [
+            PushSummary(directory, stream, (), stuck=why)
+            for directory, stream in zip(directories, streams, strict=True)
+        ]
 
     def ask(self, request: ListRequested | StopRequested, *, seconds: float) -> PushesListed | StopAnswered:
         """The answer. `rt.Timeout` if there is none within `seconds`, `rt.Closed` if the process ended."""

@@ -14,6 +14,8 @@ from msgspec import Struct
 from rt.errors import RtError
 from rt.sidecar.error_report import ErrorReported
 
+SERVING_FILE: Final = "push.lock"
+"""A file in a session's directory: the push client that serves the session has locked it."""
 PUSH_LOG: Final = "push.log"
 """The log records of the push processes that concern a session: a file in its directory."""
 

@@ -37,18 +37,28 @@ class Sealed(_message.Message):
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., end: _Optional[int] = ..., is_last_of_run: _Optional[bool] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class PushRequest(_message.Message):
-    __slots__ = ("hello", "run", "chunk", "sealed", "whole_runs")
+    __slots__ = ("hello", "run", "chunk", "sealed", "whole_runs", "status")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     WHOLE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
     hello: PushHello
     run: Run
     chunk: Chunk
     sealed: Sealed
     whole_runs: WholeRuns
-    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., whole_runs: _Optional[_Union[WholeRuns, _Mapping]] = ...) -> None: ...
+    status: PushStatus
+    def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., whole_runs: _Optional[_Union[WholeRuns, _Mapping]] = ..., status: _Optional[_Union[PushStatus, _Mapping]] = ...) -> None: ...
+
+class PushStatus(_message.Message):
+    __slots__ = ("waiting_bytes", "stalled_ms")
+    WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    waiting_bytes: int
+    stalled_ms: int
+    def __init__(self, waiting_bytes: _Optional[int] = ..., stalled_ms: _Optional[int] = ...) -> None: ...
 
 class WholeRuns(_message.Message):
     __slots__ = ("runs",)
@@ -105,20 +115,22 @@ class PushReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
 
 class PushStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place")
+    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_STATUS_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     members: int
     node: str
     place: Place
     has_place: bool
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ...) -> None: ...
+    takes_status: bool
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run",)

@@ -721,7 +721,7 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -730,6 +730,7 @@ class Summary(_message.Message):
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
     STEP_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     merged: MergedReport
     disk_bytes: int
@@ -738,7 +739,28 @@ class Summary(_message.Message):
     step_done: int
     step_total: int
     data_silent_s: float
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ...) -> None: ...
+    clients: ConnectedClients
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ...) -> None: ...
+
+class ConnectedClients(_message.Message):
+    __slots__ = ("clients", "left_out")
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[ConnectedClient]
+    left_out: int
+    def __init__(self, clients: _Optional[_Iterable[_Union[ConnectedClient, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class ConnectedClient(_message.Message):
+    __slots__ = ("role", "name", "session", "lag_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAG_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    session: str
+    lag_s: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[str] = ..., lag_s: _Optional[float] = ...) -> None: ...
 
 class ToControl(_message.Message):
     __slots__ = ("hello", "propose", "report")
@@ -761,7 +783,7 @@ class DataHello(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class DataReport(_message.Message):
-    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step", "connected")
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step", "connected", "clients")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -770,6 +792,7 @@ class DataReport(_message.Message):
     JOINS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
     merged: MergedReport
     disk_bytes: int
@@ -778,7 +801,8 @@ class DataReport(_message.Message):
     joins: int
     step: DataStep
     connected: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
+    clients: ConnectedClients
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ..., connected: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ...) -> None: ...
 
 class DataStep(_message.Message):
     __slots__ = ("step", "done", "total")

@@ -9,6 +9,7 @@ from typing import Final
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import UNREACHABLE, Phase, RaftLogView
 from sequencer.control.reporter import DataStatus
+from sequencer.ipc.silence import HUNG_S
 from sequencer.raft.model.api import Leadership, Status
 
 UNREACHABLE_NS: Final = 5 * 10**9
@@ -95,4 +96,5 @@ def summarize(
         disk_bytes=data_status.disk_bytes,
         disk_free_bytes=data_status.disk_free_bytes,
         data_silent_s=data_silent_s,
+        clients=None if data_silent_s >= HUNG_S else data_status.clients,
     )

@@ -57,6 +57,7 @@ class DataStatus:
     disk_bytes: int = 0
     disk_free_bytes: int = 0
     step: pb.DataStep = field(default_factory=pb.DataStep)
+    clients: pb.ConnectedClients = field(default_factory=pb.ConnectedClients)
 
 
 class DurableEnds:
@@ -96,6 +97,8 @@ class DurableEnds:
             self._connected = list(report.connected)
         if report.HasField("merged"):
             self.data_status.merged = report.merged
+        if report.HasField("clients"):
+            self.data_status.clients = report.clients
         if report.HasField("step"):
             self.data_status.step = report.step
         if report.disk_bytes:

@@ -156,6 +156,7 @@ class DataProcess:
         ):
             self.tasks.keep(work)
         clients = ClientTracker()
+        self.tasks.keep(self.reports.keep_reporting_clients(clients.connected))
         logs = NodeLogs(self.config, self.follower, self.replicas, self.ingest)
         push = PushServicer(TrackedStores(self.ingest, clients), self.config.stream)
         pull = self.pull_servicer = PullServicer(

@@ -18,6 +18,7 @@ from sequencer.ipc.client import ControlLink
 JOIN_S: Final = 0.002
 """Minimum time between reports of durable ends. Each report costs the control processes of all nodes."""
 DISK_S: Final = 2.0
+CLIENTS_S: Final = 2.0
 CONNECTED_S: Final = 5.0
 """Much less than the minute after which an idle session may be closed."""
 
@@ -82,6 +83,12 @@ class DataReports:
             await asyncio.sleep(CONNECTED_S)
             if session_ids := connected():
                 self._send(pb.DataReport(connected=session_ids))
+
+    async def keep_reporting_clients(self, clients: Callable[[], pb.ConnectedClients]) -> None:
+        """Report who is connected every `CLIENTS_S`, until cancelled."""
+        while True:
+            self._send(pb.DataReport(clients=clients()))
+            await asyncio.sleep(CLIENTS_S)
 
     def _send_segments(self) -> None:
         segments, self._pending = self._pending, []

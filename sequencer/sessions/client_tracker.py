@@ -7,20 +7,25 @@ pull, or a short pull, may not be counted.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from replicator.protocol.handshake import PullMerged, PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import PullMerged, PushHello, PushProgress, PushStart, PushStatus
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
 from replicator.push.server import SessionIntake, SessionReplicaStore
 from rt.net.identity import Identity
 from rt.units import NS_PER_MINUTE, NS_PER_S
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.silence import SilenceDetector
 from sequencer.rest.base.node_snapshot import Client
 
 KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
 ENDED_MAX: Final = 4096
+REPORTED_MAX: Final = 200
+"""Clients that the other nodes are told of: about 20 KiB, twice a second."""
 
 _Key: TypeAlias = tuple[str, str]
 """Identifies a client: the certificate's identity, and what is pushed or pulled."""
@@ -34,6 +39,49 @@ class PushActivity:
         self.total_bytes = 0
         self.last_ns = 0
         self.progress = PushProgress()
+        self.status: PushStatus | None = None
+        """As the push last said; None: it is of an older version, which says nothing."""
+        self.silence = SilenceDetector()
+        self.storage = SilenceDetector()
+        """For how long one message has been stored."""
+        self._is_storing = False
+        self._merge_stall = SilenceDetector()
+        """For how long nothing was merged although something waits."""
+        self._merged = 0, 0
+        self._end = 0
+        """The end of the merged log when that began."""
+        self._others_merged = False
+
+    @contextlib.contextmanager
+    def storing(self) -> Iterator[None]:
+        """Meanwhile the node reads no message: that is not the push's silence."""
+        self._is_storing = True
+        try:
+            yield
+        finally:
+            self._is_storing = False
+            self.silence.record_message()
+            self.storage.record_message()
+
+    def record_status(self, status: PushStatus) -> None:
+        self.status = status
+        self.silence.record_message()
+
+    @property
+    def unmerged_s(self) -> float:
+        return self._merge_stall.silent_s if self._others_merged else 0.0
+
+    def update(self, now_ns: int, end: int) -> None:
+        """`end` is the end of the merged log."""
+        for waiting in (self.silence, self.storage, self._merge_stall):
+            waiting.update(now_ns / NS_PER_S)
+        (self.silence if self._is_storing else self.storage).record_message()
+        said = self.progress
+        merged = said.merged_run, said.merged_number
+        if merged != self._merged or said.merged_number >= said.durable_number:
+            self._merged, self._end = merged, end
+            self._merge_stall.record_message()
+        self._others_merged = end > self._end
 
 
 class _ClientStream:
@@ -67,6 +115,8 @@ class _ClientStream:
         if now_ns > since_ns:
             self.rate = max(size - self.updated_bytes, 0) * NS_PER_S / (now_ns - since_ns)
         self.updated_ns, self.updated_bytes = now_ns, size
+        if isinstance(self.stream, PushActivity):
+            self.stream.update(now_ns, end)
         goal, reached = self._way(end)
         if reached >= self._mark:
             self._mark, self._marked_ns = goal, now_ns
@@ -91,6 +141,7 @@ class _ClientStream:
         rate = 0.0 if self.ended_ns else self.rate
         lag_ns = 0 if self.ended_ns else self.lag_ns(now_ns)
         if isinstance(stream, PushActivity):
+            status = stream.status
             return Client(
                 stream.identity,
                 self.address,
@@ -104,6 +155,10 @@ class _ClientStream:
                 stream.progress.merged_number,
                 lag_ns=lag_ns,
                 incarnation=stream.hello.incarnation,
+                silent_s=0.0 if status is None else stream.silence.silent_s,
+                waiting_bytes=0 if status is None else status.waiting_bytes,
+                stalled_s=0.0 if status is None else max(status.stalled_ms / 1000, stream.storage.silent_s),
+                unmerged_s=0.0 if self.ended_ns else stream.unmerged_s,
             )
         wanted = stream.wanted
         return Client(
@@ -181,6 +236,23 @@ class ClientTracker:
         ended = [known for key, known in self._ended.items() if key not in connected]
         return tuple(known.client(now_ns) for known in (*live, *ended))
 
+    def connected(self) -> pb.ConnectedClients:
+        """The connected publishers and subscribers for the other nodes, those that lag most first."""
+        found = [one for one in self.clients() if not one.ended_ns and one.identity.role != "node"]
+        found.sort(key=lambda one: (-one.lag_ns, one.identity.uri, one.session or ""))
+        return pb.ConnectedClients(
+            clients=[
+                pb.ConnectedClient(
+                    role=one.identity.role,
+                    name=one.identity.name,
+                    session=one.session,
+                    lag_s=one.lag_ns / NS_PER_S,
+                )
+                for one in found[:REPORTED_MAX]
+            ],
+            left_out=max(len(found) - REPORTED_MAX, 0),
+        )
+
     def _keep(self, known: _ClientStream) -> None:
         known.ended_ns = self._clock()
         self._ended.pop(known.key, None)
@@ -213,18 +285,24 @@ class _TrackedIntake:
         return self._intake.start
 
     async def open_run(self, opened: Run) -> None:
-        await self._intake.open_run(opened)
+        with self._push.storing():
+            await self._intake.open_run(opened)
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
-        await self._intake.append(item)
+        with self._push.storing():
+            await self._intake.append(item)
         if isinstance(item, Chunk):
             self._push.total_bytes += len(item.data)
             self._push.last_ns = time.time_ns()
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
-        await self._intake.append_runs(runs)
+        with self._push.storing():
+            await self._intake.append_runs(runs)
         self._push.total_bytes += sum(len(one.data) for one in runs)
         self._push.last_ns = time.time_ns()
+
+    def record_status(self, status: PushStatus) -> None:
+        self._push.record_status(status)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         self._push.progress = progress = await self._intake.next_progress(told)

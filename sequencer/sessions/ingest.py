@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from replicator.protocol.handshake import PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError
@@ -183,7 +183,7 @@ class SessionIngest:
         is_released = session is not None and self.replicas.is_released(session.id)
         place = start_offset(state, session, stored, is_released=is_released)
         node, epoch = self._follower.standing.node, self._follower.epoch
-        return PushStart(state.cluster, epoch, self._members, node, place)
+        return PushStart(state.cluster, epoch, self._members, node, place, takes_status=True)
 
     async def open_session(
         self, intake: IngestStream, opened: Run, sealed: Sequence[SealedRun] = ()
@@ -196,8 +196,7 @@ class SessionIngest:
         newest = self.state.session_of(hello.session)
         # If another directory supersedes this one before this is applied, it is rejected. A publisher that is
         # still connected tries again, so a late command does not end the newer directory.
-        newest_id = newest.id if newest is not None else 0
-        whose = hello.session, hello.incarnation, hello.dedup_id
+        newest_id, whose = newest.id if newest else 0, (hello.session, hello.incarnation, hello.dedup_id)
         command: OpenRun | OpenSealedRuns = OpenRun(*whose, opened.number, opened.run_id, newest_id)
         if sealed:
             command = OpenSealedRuns(*whose, tuple(sealed), newest_id)
@@ -365,6 +364,9 @@ class IngestStream:
                 expected=f"at most {end}",
                 hint="Reconnect: the node replies where the session continues.",
             )
+
+    def record_status(self, status: PushStatus) -> None:
+        """Alarms need it, storing does not: see `client_tracker`."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         await self._has_replica.wait()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -116,9 +118,34 @@ def test_the_push_of_an_ended_program_is_listed_and_named_in_ps(programs: Progra
     command = Path(f"/proc/{push['pid']}/cmdline").read_bytes()
     assert command.rstrip(b"\0 ") == b"rt push --attached s/feed"
     lines = run("list").stdout.splitlines()
-    assert lines[0].split() == ["session", "stream", "pid", "ended", "unsent", "endpoints", "directory"]
+    assert lines[0].split() == [
+        "session",
+        "stream",
+        "pid",
+        "ended",
+        "unsent",
+        "stuck",
+        "endpoints",
+        "directory",
+    ]
     # Pushes of other programs may make a column wider.
     assert any(str(directory) in line and re.search(r" ago +2 messages, up to ", line) for line in lines)
+
+
+@pytest.mark.slow
+def test_a_push_process_that_a_signal_stopped_is_stuck_with_what_lets_it_go_on(programs: Programs) -> None:
+    directory = programs.leave()
+    [push] = programs.of(directory)
+    os.kill(push["pid"], signal.SIGSTOP)
+    try:
+        wait_for(lambda: PushSocket(push["pid"], "").stopped())
+        [stopped] = programs.of(directory)
+        assert stopped["stuck"].startswith("stopped by a signal and sends nothing")
+        assert f"`kill -CONT {push['pid']}` lets it go on" in stopped["stuck"]
+        assert (stopped["session"], stopped["stream"], stopped["unsent_messages"]) == ("feed", "s", 2)
+    finally:
+        os.kill(push["pid"], signal.SIGCONT)
+    wait_for(lambda: programs.node.endpoint in (programs.of(directory)[0]["stuck"] or ""))
 
 
 @pytest.mark.slow

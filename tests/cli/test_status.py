@@ -28,7 +28,7 @@ from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
 from sequencer.rest.base.request import json_bytes
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
-from sequencer.rest.views import admin_views, client_views, cluster_views
+from sequencer.rest.views import admin_views, client_views, cluster_clients, cluster_views
 from sequencer.rest.views.context import RequestContext
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.state import SubscriberHold
@@ -54,7 +54,8 @@ def view(node: str = "n1", *away: str, **changes: Any) -> NodeSnapshot:
 
 def said(node: NodeSnapshot, endpoint: str = "n1:5002") -> NodeAnswer:
     asked = RequestContext(node, OPERATOR)
-    answers = (cluster_views.status(asked), client_views.clients(asked), admin_views.holds(asked))
+    views = (cluster_views.status, client_views.clients, admin_views.holds, cluster_clients.cluster_clients)
+    answers = [one(asked) for one in views]
     return NodeAnswer(endpoint, *(json.loads(json_bytes(answer.body)) for answer in answers))
 
 
@@ -308,3 +309,19 @@ def test_a_certificate_that_is_no_operators_is_told_so(tmp_path: Path) -> None:
 
     assert refused.exit_code == 1
     assert "this role may not read this path" in refused.stderr
+
+
+def test_clients_of_a_node_that_gave_no_answer_are_shown_as_the_others_know_them() -> None:
+    told = all_there(node="n1", role="follower")
+    for one in told.nodes:
+        one.summary.clients.clients.add(role="subscriber", name=f"of-{one.name}", lag_s=2.0)
+    known = said(view(standing=told))
+    overview = ClusterSummary((known, NodeAnswer("n2:5002", error="no connection")))
+    assert [(one["node"], one["name"]) for one in overview.elsewhere] == [("n2", "of-n2"), ("n3", "of-n3")]
+    lines = list(status_lines(overview))
+    assert "connected to nodes that gave no answer here: 2" in lines
+    assert any(line.split() == ["of-n2", "pulls", "n2", "2.0", "s"] for line in lines)
+    all_answer = ClusterSummary((known, said(view("n2"), "n2:5002"), said(view("n3"), "n3:5002")))
+    assert all_answer.elsewhere == []
+    too_old = ClusterSummary((NodeAnswer("n1:5002", known.status, everywhere={}),))
+    assert too_old.elsewhere == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from faults import WAIT_S, Faults
 from operating import told
 
 import rt
+from rt.sidecar.push_control import ListRequested, PushesListed, find_push_processes
 from sequencer.ipc.silence import HUNG_S
 
 pytestmark = pytest.mark.slow
@@ -32,6 +35,11 @@ class Operator:
     def alarms(self, asked: str) -> dict[str, str]:
         """The texts of a node's alarms, by name."""
         return {one["name"]: one["text"] for one in self.told("/status", asked)["alarms"]}
+
+    def nodes_of(self, client: str, asked: str) -> set[str]:
+        """The nodes that a client is connected to, as one of them knows."""
+        found = self.told("/cluster-clients", asked)["clients"]
+        return {one["node"] for one in found if one["name"] == client}
 
     def member(self, name: str, asked: str) -> dict[str, Any]:
         """How one node sees another, or itself; without a phase while it knows of no members."""
@@ -72,6 +80,10 @@ def test_the_log_is_held_for_a_named_subscriber_until_an_operator_releases_it(
         position=end - 9,
     ) as subscriber:
         faults.wait(lambda: operator.holds().get("holder") == end - 9, "a hold where it began")
+        faults.wait(
+            lambda: all(operator.nodes_of("holder", name) for name in faults.nodes.names),
+            "each node to know which one it is connected to",
+        )
         while subscriber.position < end:
             assert subscriber.poll(timeout=WAIT_S)
         operator.told("/release-hold", body={"name": "holder"})
@@ -132,3 +144,43 @@ def test_a_process_that_is_stopped_is_named_by_its_sibling_and_data_about_it_bea
         nodes.resume(other, "control")
     faults.wait(lambda: "data-hung" not in operator.alarms(leader), "the data process to answer")
     faults.wait(lambda: "control-hung" not in operator.alarms(other), "the control process to answer")
+
+
+def test_a_push_that_is_stopped_is_told_by_each_node_and_no_longer_when_it_goes_on(
+    faults: Faults, operator: Operator, tmp_path: Path
+) -> None:
+    nodes = faults.nodes
+
+    def stuck(name: str) -> str:
+        return operator.alarms(name).get("push-stuck", "")
+
+    tls = nodes.certificate("publisher", "stopped")
+    with rt.Publisher(tmp_path, "s", publisher_id="stopped", endpoints=nodes.endpoints, tls=tls) as publisher:
+        publisher.wait(publisher.publish(b"before"), "merged", timeout=WAIT_S)
+        pid = push_of(publisher.directory)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            number = publisher.publish(b"while it is stopped")
+            publisher.flush()
+            faults.wait(
+                lambda: all("session stopped has reported nothing" in stuck(name) for name in nodes.names),
+                "the alarm of each node",
+            )
+            faults.wait(
+                lambda: all("until its connection ended" in stuck(name) for name in nodes.names),
+                "the alarm after the nodes have ended the connection",
+            )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        publisher.wait(number, "merged", timeout=WAIT_S)
+        faults.wait(lambda: not any(map(stuck, nodes.names)), "the end of the alarms")
+
+
+def push_of(directory: str) -> int:
+    """The process that pushes that session."""
+    for process in find_push_processes():
+        if process.stopped() is None:
+            answer = process.ask(ListRequested(), seconds=WAIT_S)
+            if isinstance(answer, PushesListed) and directory in {one.directory for one in answer.pushes}:
+                return process.pid
+    raise AssertionError(f"no process pushes {directory}")

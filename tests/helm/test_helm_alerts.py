@@ -126,6 +126,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [nodes("rt_replication_lag_seconds", f"{alarms.CLIENT_LAG_S + 1}x40")],
         [nodes("rt_replication_lag_seconds", f"{alarms.CLIENT_LAG_S}x40")],
     ),
+    "RtPushStuck": (
+        [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "1x40"}],
+        [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "0x40"}],
+    ),
     "RtDiskAbovePolicy": (
         [disk(90, "0.9"), disk(490, "0.5"), disk(90, "0")],
         [disk(110, "0.9"), disk(110, "0"), disk(0, "1")],

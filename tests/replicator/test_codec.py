@@ -35,6 +35,7 @@ from replicator.protocol.handshake import (
     PushHello,
     PushProgress,
     PushStart,
+    PushStatus,
     check_progress,
 )
 from replicator.protocol.messages import (
@@ -67,10 +68,11 @@ pushed = st.one_of(
     chunks,
     seals,
     st.builds(Run, words, st.binary(min_size=8, max_size=8)),
+    st.builds(PushStatus, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
     st.builds(PushHello, names, names, ids, st.none() | names, ids_or_none),
 )
 push_answers = st.one_of(
-    st.builds(PushStart, ids, words, st.integers(1, 7), names, st.none() | places),
+    st.builds(PushStart, ids, words, st.integers(1, 7), names, st.none() | places, st.booleans()),
     st.builds(OpenReply, words),
     st.builds(PushProgress, places, numbers, words, numbers, places),
 )

@@ -21,7 +21,7 @@ from push_node import CLUSTER, PushNode
 import rt
 from replicator.protocol.handshake import NOWHERE, PushProgress
 from replicator.protocol.messages import CHUNK_BYTES_MAX, LogOffset
-from replicator.push import stream
+from replicator.push import stream, stream_faults
 from replicator.push.client import PushClient
 from replicator.push.lock import is_awaited, lock_push
 from replicator.push.quorum_progress import NEAR_SEGMENTS, QuorumProgress, majority_level
@@ -627,6 +627,6 @@ def test_a_want_of_descriptors_is_tried_again_and_a_log_that_cannot_be_read_is_n
         raise StorageFailed("the disk failed")
 
     with pytest.raises(TooManyFiles):
-        stream._read_own_log(refused)
-    with pytest.raises(stream.LocalLogFailed):
-        stream._read_own_log(failed)
+        stream_faults.read_own_log(refused)
+    with pytest.raises(stream_faults.LocalLogFailed):
+        stream_faults.read_own_log(failed)

@@ -15,6 +15,7 @@ from replicator.protocol.handshake import (
     PushHello,
     PushProgress,
     PushStart,
+    PushStatus,
 )
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
@@ -55,6 +56,9 @@ class FakeIntake:
 
     async def take_runs(self, runs: Sequence[WholeRun]) -> None:
         self.calls.append(runs)
+
+    def record_status(self, status: PushStatus) -> None:
+        self.calls.append(status)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         return PushProgress(durable_number=7, merged_number=5)
@@ -280,5 +284,62 @@ def test_a_timed_group_sync_does_what_a_group_sync_does(
         assert (len(points), errors) == ((2, []) if failure is None else (0, [failure]))
         if isinstance(sync, TimedGroupCommit):
             assert sum(sync.durations.histogram().counts) == len(receiver.synced)
+
+    asyncio.run(check())
+
+
+def test_a_push_that_says_nothing_is_silent_unless_the_node_is_busy_with_its_message_or_was_paused() -> None:
+    async def check() -> None:
+        clock = Clock()
+        clients, intake = ClientTracker(clock), FakeIntake()
+        watched = await TrackedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
+
+        def silent_s(seconds: int = 0, step: int = 1) -> float:
+            for _ in range(0, seconds, step):
+                clock.ns += step * SECOND
+                clients.update({}, 100)
+            (client,) = clients.clients()
+            return client.silent_s
+
+        clients.update({}, 100)
+        assert silent_s(7) == 0  # An older push never says how it stands.
+        watched.record_status(PushStatus(10, 3000))
+        assert silent_s(6) == 6
+        (client,) = clients.clients()
+        assert (client.waiting_bytes, client.stalled_s) == (10, 3.0)
+        await watched.append(Chunk(LogOffset(0, 0, 64), b"x"))
+        assert silent_s() == 0
+        with watched._push.storing():
+            assert silent_s(12) == 0
+            (client,) = clients.clients()
+            assert client.stalled_s == 12
+        assert silent_s(600, step=300) == 4  # This process was paused twice.
+        await watched.close()
+        (client,) = clients.clients()
+        assert (client.silent_s, client.ended_ns) == (4, clock.ns)
+
+    asyncio.run(check())
+
+
+def test_a_push_is_unmerged_for_as_long_as_only_others_are_merged() -> None:
+    async def check() -> None:
+        clock = Clock()
+        clients, intake = ClientTracker(clock), FakeIntake()
+        watched = await TrackedStores(FakeStores(intake), clients).accept(HELLO, PUBLISHER)
+
+        def unmerged_s(*ends: int) -> float:
+            for end in ends:
+                clock.ns += SECOND
+                clients.update({}, end)
+            (client,) = clients.clients()
+            return client.unmerged_s
+
+        assert unmerged_s(100, 101, 102) == 0  # Nothing waits.
+        await watched.next_progress(None)
+        assert unmerged_s(102, 102, 102) == 0  # Nothing is merged at all.
+        assert unmerged_s(103) == 3
+        assert unmerged_s(103, 103) == 5
+        await watched.close()
+        assert unmerged_s(104) == 0
 
     asyncio.run(check())

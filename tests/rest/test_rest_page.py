@@ -194,10 +194,10 @@ def test_the_page_tells_of_sessions_and_subscribers_with_their_lag_and_holds(bus
     audit, export, desk = busy.rows("subscribers")[1:]
     assert audit[0] == "audit | 10.0.0.9:5100"
     assert audit[2:] == ["4,000,000", "400 messages", "26.7 MiB/s", "981 MiB | from 3,900,000"]
-    assert export[:4] == ["export", "not connected here", "2,400,000", "1,600,400 messages"]
+    assert export[:4] == ["export", "not connected", "2,400,000", "1,600,400 messages"]
     assert desk[:4] == [
         "desk | 10.0.0.10:5100",
-        "not connected here | left this node 1 min ago",
+        "not connected | left this node 1 min ago",
         "3,999,000",
         "1,400 messages",
     ]
@@ -399,6 +399,7 @@ def test_the_fixture_is_a_node_that_answers_everything_the_page_asks_for() -> No
         "/rt-clients?limit=2000",
         "/sessions?limit=2000",
         "/holds",
+        "/cluster-clients",
         "/log-history?limit=2000&offset=0",
     ]
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from replicator.protocol.codec import PUSH_METHOD, decode_push_request, encode_push_reply
-from replicator.protocol.handshake import NOWHERE, OpenReply, PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import (
+    NOWHERE,
+    OpenReply,
+    PushHello,
+    PushProgress,
+    PushStart,
+    PushStatus,
+)
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRuns
 from rt.errors import RtError
 from rt.log.disk import REAL
@@ -43,12 +50,14 @@ class PushNode:
         self.refusal: RtError | None = None
         self.rejection: RtError | None = None
         self.is_still = False
+        self.takes_status = True
         self.opens_lives = True
         self.merges = True
         self.lie: LogOffset | None = None
         self.merged_elsewhere: PushProgress | None = None
         """What it says before it holds anything."""
         self.hellos: list[PushHello] = []
+        self.statuses: list[PushStatus] = []
         self.lives: dict[int, bytes] = {}
         self.sealed: dict[SegmentId, SegmentSealed] = {}
         self.segments: dict[SegmentId, bytearray] = {}
@@ -113,7 +122,7 @@ class PushNode:
         if self.refusal is not None:
             raise self.refusal
         place = self.lie or self.place
-        start = PushStart(self.cluster, 0, self.members, self.name, place)
+        start = PushStart(self.cluster, 0, self.members, self.name, place, takes_status=self.takes_status)
         await context.write(encode_push_reply(start))
         await context.write(encode_push_reply(self.progress))
         self.streams += 1
@@ -149,6 +158,8 @@ class PushNode:
                 self._check(self.lives.setdefault(x, life) == life, f"X {x} has two lives")
                 if self.opens_lives and answers:
                     await context.write(encode_push_reply(OpenReply(x)))
+            case PushStatus():
+                self.statuses.append(said)
             case SegmentSealed(place, _, _, _) as sealed:
                 self.sealed[place.segment] = sealed
             case other:

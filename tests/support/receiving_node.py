@@ -11,7 +11,7 @@ from typing import Any
 
 import rt
 from replicator.protocol.grpc_service import ROLES, replication_service
-from replicator.protocol.handshake import PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.memory_budget import PullBudget
 from replicator.pull.server import PullServicer
@@ -74,6 +74,9 @@ class FakeIntake:
                 await self._store.append(chunk)
                 await self._store.append(sealed)
 
+    def record_status(self, status: PushStatus) -> None:
+        self._node.statuses.append(status)
+
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         return await self._store.next_progress(told)
 
@@ -98,6 +101,7 @@ class FakeNode:
         self.marks: list[SegmentBoundaries] = []
         self.failures: list[rt.RtError] = []
         self.lives: list[Run] = []
+        self.statuses: list[PushStatus] = []
         self.ended = 0
         self.gate = asyncio.Event()
         self.gate.set()

@@ -45,9 +45,10 @@ def pushes() -> None:
 @json_option
 @click.pass_context
 def list_pushes(ctx: click.Context, as_json: bool) -> None:
-    """List the pushes: session, stream, process, since when its program has ended, and what is unsent.
+    """List the pushes: session, stream, process, since when its program has ended, what is unsent, stuck.
 
-    Unsent is what a majority of the nodes has not synced. Exit status 1 means that a process did not answer.
+    Unsent is what a majority of the nodes has not synced. Stuck says why nothing of the session was merged
+    for 10 seconds although some of it waits. Exit status 1 means that a process did not answer.
     """
     found, problems = _find()
     if as_json:
@@ -97,6 +98,9 @@ def _find() -> tuple[list[Push], list[RtError]]:
     found: list[Push] = []
     problems: list[RtError] = []
     for process in find_push_processes():
+        if (stopped := process.stopped()) is not None:
+            found += [Push(process.pid, push, read_unsent(push.directory)) for push in stopped]
+            continue
         try:
             answer = process.ask(ListRequested(), seconds=_ANSWER_SECONDS)
         except Closed:

@@ -103,21 +103,24 @@ async def _ask(node: str, tls: TLS | None, connect_s: float) -> NodeAnswer:
 
     get = partial(_get, node, tls, connect_s)
     try:
-        status, clients, holds = await asyncio.gather(
-            get("/status"), get("/rt-clients"), get("/holds", empty=[])
+        status, clients, holds, everywhere = await asyncio.gather(
+            get("/status"),
+            get("/rt-clients"),
+            get("/holds", empty=[]),
+            get("/cluster-clients", empty={}),
         )
     except RtError as error:
         if error.hint is None and isinstance(error, Timeout | Unreachable):
             error.hint = _next_step(node)
         return NodeAnswer(node, error=str(error))
-    return NodeAnswer(node, status, clients, holds)
+    return NodeAnswer(node, status, clients, holds, everywhere)
 
 
 async def _get(node: str, tls: TLS | None, connect_s: float, target: str, *, empty: Any = None) -> Any:
-    """What a node answers; `empty`, if given, when the node answers that it is not ready."""
+    """What a node answers; `empty`, if given, when it is not ready, or too old to know the path."""
     from rt.net.rest_client import call, check
 
     answer = await call(node, tls, "GET", target, timeout_s=ASK_S, connect_timeout_s=connect_s)
-    if answer.status == 503 and empty is not None:
+    if answer.status in {404, 503} and empty is not None:
         return empty
     return json.loads(check(answer, where=node).body)

@@ -28,6 +28,8 @@ class NodeAnswer:
     """Of /rt-clients."""
     holds: Sequence[Document] = ()
     """Of /holds."""
+    everywhere: Document = None
+    """Of /cluster-clients; empty if the node is too old for it."""
     error: str = ""
 
 
@@ -72,6 +74,13 @@ class ClusterSummary:
         return [_member(member, own.get(member["name"]), status) for member in status["members"]]
 
     @property
+    def elsewhere(self) -> list[Document]:
+        """The clients of nodes that did not answer or were not asked, as these report to the others."""
+        answered = {one.status["node"]["name"] for one in self.answers if one.status}
+        entries = (self.best.everywhere or {}).get("clients", [])
+        return [one for one in entries if one["node"] not in answered]
+
+    @property
     def clients(self) -> list[Document]:
         """The publishers and subscribers of all nodes: the connected ones, and those that disconnected last.
 
@@ -98,6 +107,7 @@ class ClusterSummary:
             "members": self.members,
             "clients": self.clients,
             "holds": list(self.best.holds),
+            "elsewhere": self.elsewhere,
         }
 
 
@@ -152,6 +162,7 @@ def status_lines(overview: ClusterSummary) -> Iterator[str]:
     yield ""
     readers = [one for one in overview.clients if one["session"] is None and one["kind"] == "subscriber"]
     yield from _subscribers(readers, overview.best.holds)
+    yield from _elsewhere(overview.elsewhere)
     if status["leases"]:
         yield ""
         yield f"leases: {status['leases']:,} held, see /leases"
@@ -332,6 +343,25 @@ def _subscribers(clients: Sequence[Document], holds: Sequence[Document]) -> Iter
         if name not in names
     ]
     yield from _some(("subscriber", "node", "position", "lag", "waits", "rate", "held back"), rows)
+
+
+def _elsewhere(clients: Sequence[Document]) -> Iterator[str]:
+    """Each client of the nodes of which only other nodes know."""
+    if clients:
+        yield ""
+        yield f"connected to nodes that gave no answer here: {len(clients):,}"
+        rows = [
+            (
+                escape(one["session"] or one["name"]),
+                "pushes" if one["session"] else "pulls",
+                escape(one["node"]),
+                f"{one['lagSeconds']:.1f} s",
+            )
+            for one in clients[:CLIENTS_MAX]
+        ]
+        yield from table(("client", "it", "node", "waits"), rows, right=frozenset({"waits"}))
+    if len(clients) > CLIENTS_MAX:
+        yield f"and {len(clients) - CLIENTS_MAX:,} more: see /cluster-clients"
 
 
 def _some(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rt.log.check.status import LogStatus, read_status
 from rt.sidecar.progress_file import NO_LEVEL, Level, read_progress
 from rt.sidecar.push_control import PushSummary
 
-_COLUMNS = ("session", "stream", "pid", "ended", "unsent", "endpoints", "directory")
+_COLUMNS = ("session", "stream", "pid", "ended", "unsent", "stuck", "endpoints", "directory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ def push_lines(pushes: Sequence[Push]) -> Iterator[str]:
             str(push.pid),
             _ended(push.summary.ended_at, now_s),
             escape(str(push.unsent)),
+            escape(push.summary.stuck or "no"),
             escape(",".join(push.summary.endpoints)),
             escape(push.summary.directory),
         ]
@@ -94,6 +95,7 @@ def push_object(push: Push) -> dict[str, Any]:
         "ended_ns": None if summary.ended_at is None else int(summary.ended_at * 1e9),
         "unsent_messages": None if unsent is None else unsent.messages,
         "unsent_bytes_max": None if unsent is None else unsent.bytes_max,
+        "stuck": summary.stuck or None,
         "problem": None if unsent is not None else push.unsent,
     }
 

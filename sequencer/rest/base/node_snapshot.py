@@ -53,6 +53,14 @@ class Client:
     """Pushes: incarnation of the session."""
     session_id: int | None = None
     """Pulls of a session's copy: its id."""
+    silent_s: float = 0.0
+    """Pushes: for how long nothing came while this node waited for a message; when it ended, if it has."""
+    waiting_bytes: int = 0
+    """Pushes: on the publisher's disk and not synced here, as the push last said ..."""
+    stalled_s: float = 0.0
+    """... and for how long none of them was, then."""
+    unmerged_s: float = 0.0
+    """Pushes: for how long nothing of it was merged that was durable here, while others were."""
 
 
 @dataclass(frozen=True, slots=True)

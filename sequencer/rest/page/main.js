@@ -21,11 +21,12 @@ let answeredMs = null;
 /** One round; whether the node answered. */
 async function look() {
   const atMs = performance.now();
-  const [status, clients, found, holds] = await Promise.allSettled([
+  const [status, clients, found, holds, everywhere] = await Promise.allSettled([
     ask("status"),
     ask(`rt-clients?limit=${CLIENTS_MAX}`),
     ask(`sessions?limit=${SESSIONS_MAX}`),
     ask("holds"),
+    ask("cluster-clients"),
   ]);
   if (status.status === "rejected") {
     return sayNoAnswer(status.reason);
@@ -39,10 +40,10 @@ async function look() {
   }
   const historyProblem = await lookAtHistory();
   sayAnswered();
-  show(told, value(clients, []), value(found, []), value(holds, null), atMs);
+  show(told, value(clients, []), value(found, []), value(holds, null), value(everywhere, null), atMs);
   sayProblem("history-note", historyProblem);
-  sayProblem("sessions-note", found.reason ?? clients.reason);
-  sayProblem("subscribers-note", clients.reason ?? holds.reason);
+  sayProblem("sessions-note", found.reason ?? clients.reason ?? everywhere.reason);
+  sayProblem("subscribers-note", clients.reason ?? holds.reason ?? everywhere.reason);
   return true;
 }
 
@@ -62,7 +63,7 @@ function value(settled, otherwise) {
   return settled.status === "fulfilled" ? settled.value : otherwise;
 }
 
-function show(status, clients, found, holds, atMs) {
+function show(status, clients, found, holds, everywhere, atMs) {
   const { node, committed } = status;
   const nowMs = Math.max(...[status.sequencedTime, ...status.members.map((one) => one.clock)].map((text) => moment(text) ?? 0));
   const pushed = clients.filter((one) => one.session !== null);
@@ -79,8 +80,8 @@ function show(status, clients, found, holds, atMs) {
   drawTimeline(byId("timeline"), entries, nowMs);
   sections.showSegments(entries);
   sections.showPolicy(status);
-  sections.showSessions(found, clients, found.length === SESSIONS_MAX, node.name);
-  sections.showSubscribers(clients, holds, node.name, nowMs);
+  sections.showSessions(found, clients, found.length === SESSIONS_MAX, node.name, sections.whereabouts(everywhere, node.name));
+  sections.showSubscribers(clients, holds, node.name, nowMs, sections.whereabouts(everywhere, node.name));
 }
 
 function sayProblem(id, error) {

@@ -209,9 +209,32 @@ function policyRow([name, text, share, levelOfShare]) {
 
 // Clients
 
+/** Nodes other than `node` by session and by subscriber, and what is not known of them. Pure. */
+export function whereabouts(everywhere, node) {
+  const found = { sessions: new Map(), subscribers: new Map(), gaps: "" };
+  for (const one of everywhere?.clients ?? []) {
+    if (one.node !== node && (one.session !== null || one.kind === "subscriber")) {
+      const [map, key] = one.session === null ? [found.subscribers, one.name] : [found.sessions, one.session];
+      map.set(key, new Set(map.get(key)).add(one.node));
+    }
+  }
+  if (everywhere?.unknown.length) {
+    found.gaps += ` Not known now: the clients of ${everywhere.unknown.join(", ")}.`;
+  }
+  if (everywhere?.leftOut) {
+    found.gaps += ` ${several(everywhere.leftOut, "client")} of nodes with more than 200 are not known to the others.`;
+  }
+  return found;
+}
+
+/** "connected to n2, n3"; `otherwise` if no node reports it. */
+function connectedTo(nodes, otherwise) {
+  return nodes ? `connected to ${[...nodes].join(", ")}` : otherwise;
+}
+
 let sessions = null;
 
-export function showSessions(found, clients, hasMore, node) {
+export function showSessions(found, clients, hasMore, node, where) {
   const pushing = new Map(clients.filter((one) => one.session !== null && one.active).map((one) => [one.session, one]));
   const rows = found.map((one) => ({ one, client: one.isConnected ? pushing.get(one.name) : undefined }));
   const lag = ({ client }) => client?.lag ?? -1;
@@ -219,7 +242,7 @@ export function showSessions(found, clients, hasMore, node) {
   sessions ??= new Table(byId("sessions"), "sessions-title", [
     { label: "Session", cell: ({ one }) => ({ text: one.name, below: one.dedupId === null ? `id ${one.id}` : `id ${one.id}, dedup ${one.dedupId}` }) },
     { label: "State", cell: ({ one }) => sessionState(one) },
-    { label: "Publisher", cell: ({ client }) => (client ? { text: "connected", below: client.address } : "not connected") },
+    { label: "Publisher", cell: ({ one, client }) => publisherOf(one, client, where) },
     { label: "Merged to", isNumber: true, cell: ({ one }) => mergedTo(one) },
     { label: "Lag", isNumber: true, cell: ({ client }) => (client ? late(client) : "–") },
     { label: "Rate", isNumber: true, cell: ({ client }) => (client ? perSecond(client.bytesPerSecond, bytes) : "–") },
@@ -227,7 +250,15 @@ export function showSessions(found, clients, hasMore, node) {
   sessions.show(rows.slice(0, ROWS_MAX));
   const more = rows.length > ROWS_MAX || hasMore ? ` The ${Math.min(ROWS_MAX, rows.length)} with the largest lag are shown.` : "";
   const total = `${hasMore ? "More than " : ""}${several(found.length, "session")}, ${count(pushing.size)} connected to ${node}.`;
-  note("sessions-note", `${total} Lag: messages received by ${node} and not merged yet.${more}`);
+  note("sessions-note", `${total} Lag: messages received by ${node} and not merged yet.${more}${where.gaps}`);
+}
+
+function publisherOf(session, client, where) {
+  const others = session.isSuperseded ? undefined : where.sessions.get(session.name);
+  if (!client) {
+    return connectedTo(others, "not connected");
+  }
+  return { text: others ? `connected, also to ${[...others].join(", ")}` : "connected", below: client.address };
 }
 
 function sessionState(one) {
@@ -251,7 +282,7 @@ function mergedTo(one) {
 let subscribers = null;
 
 /** Pull clients except nodes, and holds of subscribers that are not connected here. */
-export function showSubscribers(clients, holds, node, nowMs) {
+export function showSubscribers(clients, holds, node, nowMs, where) {
   const held = new Map((holds ?? []).map((one) => [one.name, one]));
   const pulling = clients.filter((one) => one.session === null && one.kind !== "node");
   const rows = pulling.map((one) => ({ key: `${one.certificate} ${one.address} ${one.connectTime}`, name: one.name, client: one, hold: one.kind === "subscriber" ? held.get(one.name) : undefined }));
@@ -261,19 +292,28 @@ export function showSubscribers(clients, holds, node, nowMs) {
       rows.push({ key: `hold ${name}`, name, client: null, hold });
     }
   }
+  for (const name of where.subscribers.keys()) {
+    if (!rows.some((row) => row.name === name)) {
+      rows.push({ key: `elsewhere ${name}`, name, client: null, hold: undefined });
+    }
+  }
   const lag = ({ client, hold }) => (client?.active ? client.lag : (hold?.lag ?? -1));
   rows.sort((a, b) => (b.client?.active ?? false) - (a.client?.active ?? false) || lag(b) - lag(a));
   subscribers ??= new Table(byId("subscribers"), "subscribers-title", [
     { label: "Subscriber", cell: ({ name, client }) => ({ text: name, below: client?.address ?? "" }) },
-    { label: "Connection", cell: ({ client }) => connection(client, nowMs) },
-    { label: "Position", isNumber: true, cell: ({ client, hold }) => count((client ?? hold).position) },
-    { label: "Lag", isNumber: true, cell: ({ client, hold }) => (client ? late(client) : behind(hold.lag)) },
+    { label: "Connection", cell: ({ name, client }) => connection(client, nowMs, where.subscribers.get(name)) },
+    { label: "Position", isNumber: true, cell: ({ client, hold }) => position(client ?? hold) },
+    { label: "Lag", isNumber: true, cell: ({ client, hold }) => (client ? late(client) : hold ? behind(hold.lag) : "–") },
     { label: "Rate", isNumber: true, cell: ({ client }) => (client?.active ? perSecond(client.bytesPerSecond, bytes) : "–") },
     { label: "Held", isNumber: true, cell: ({ hold }) => heldBack(hold) },
   ], ({ key }) => key, "No client pulls from this node, and there are no holds.");
   subscribers.show(rows.slice(0, ROWS_MAX));
   const more = rows.length > ROWS_MAX ? ` ${count(rows.length - ROWS_MAX)} more are not shown.` : "";
-  note("subscribers-note", `${count(seen.size)} connected to ${node}. Other nodes show their own subscribers; holds are shown everywhere.${more}`);
+  note("subscribers-note", `${count(seen.size)} connected to ${node}. Lag and rate are those at ${node}.${more}${where.gaps}`);
+}
+
+function position(told) {
+  return told ? count(told.position) : "–";
 }
 
 function heldBack(hold) {
@@ -284,12 +324,12 @@ function heldBack(hold) {
   return { text: bytes(hold.bytes), below };
 }
 
-function connection(client, nowMs) {
+function connection(client, nowMs, others) {
   if (!client) {
-    return "not connected here";
+    return connectedTo(others, "not connected");
   }
   if (client.active) {
     return { text: "connected", below: `since ${clock(moment(client.connectTime))}` };
   }
-  return { text: "not connected here", below: `left this node ${span((nowMs - moment(client.disconnectTime)) / 1000)} ago` };
+  return { text: connectedTo(others, "not connected"), below: `left this node ${span((nowMs - moment(client.disconnectTime)) / 1000)} ago` };
 }

@@ -16,6 +16,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
+from sequencer.rest.views.push_stalls import stall_text, stalls_of
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
 
 _MEND: Final = {
@@ -213,9 +214,14 @@ def _of_lags(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
         if is_there and behind > MERGE_LAG_BYTES:
             text = f"{member.name} has {behind / 1e6:,.0f} MB of committed data to merge."
             yield Alarm("merge-lag", "warning", f"{text} Check for a slow disk, and waitsFor in its /status.")
+    stalls = stalls_of(node)
+    for client, reason in stalls:
+        yield Alarm("push-stuck", "warning", stall_text(client, reason, node.node))
+    stuck = {client.session for client, _ in stalls}
     for client in node.clients:
         late_s = client.lag_ns / NS_PER_S
-        if client.session is not None and not client.ended_ns and late_s > CLIENT_LAG_S:
+        is_pushed = client.session is not None and not client.ended_ns
+        if is_pushed and client.session not in stuck and late_s > CLIENT_LAG_S:
             text = f"Messages of session {client.session} have waited {_duration(late_s)} to be merged"
             yield Alarm("replication-lag", "warning", f"{text}. See waitsFor in /sessions.")
 

@@ -36,6 +36,7 @@ from sequencer.rest.views.client_views import (
     dedup_clients,
     sessions,
 )
+from sequencer.rest.views.cluster_clients import ClusterClients, cluster_clients
 from sequencer.rest.views.cluster_views import Liveness, Readiness, StatusReport, liveness, readiness, status
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_history import (
@@ -145,6 +146,13 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
             LIMIT,
             OFFSET,
         ),
+        may_be_large=True,
+    ),
+    Endpoint(
+        "/cluster-clients",
+        "Publishers and subscribers of all nodes, and the node that each is connected to.",
+        cluster_clients,
+        ClusterClients,
         may_be_large=True,
     ),
     Endpoint(

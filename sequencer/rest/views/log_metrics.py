@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, get_args
 
 from rt.exposition import Metric, number
 from rt.log.format.segment_table import TrimReason
 from rt.units import NS_PER_S
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot, RetainedSize
 from sequencer.rest.views.alarms import due_segments
+from sequencer.rest.views.push_stalls import StallReason, stalls_of
 from sequencer.state.commands import TRIM_REASONS
 from sequencer.state.state import SequencerState
 
@@ -129,6 +130,14 @@ def of_publishers(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]
         "rt_replication_lag_seconds",
         "Time that the oldest received and unmerged message has waited, of the session that waits longest.",
         _latest_s(pushes),
+    )
+    reasons = [reason for _, reason in stalls_of(node)]
+    yield Metric(
+        "rt_stuck_pushes",
+        "Stuck pushes of this node. silent: the process reports nothing. waiting: none of its bytes arrive. "
+        "unmerged: its messages are not merged while others are.",
+        ("reason",),
+        {(reason,): reasons.count(reason) for reason in get_args(StallReason)},
     )
     yield Metric("rt_fsync_seconds", "Duration of fsync of session copies.", (), {(): counts.syncs})
 

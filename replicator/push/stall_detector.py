@@ -1,0 +1,41 @@
+"""Since when a push makes no progress although bytes wait. Pure.
+
+Invariants:
+- What moved once is not counted as progress again. A stream that starts again may be told an earlier place.
+- Nothing is counted that came while this process was paused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from replicator.protocol.handshake import NOWHERE, PushStatus
+from replicator.protocol.messages import LogOffset
+
+STALLED_SECONDS: Final = 10.0
+"""A push whose bytes wait for longer is stuck. An election takes less, and a full disk or link more."""
+
+
+class StallDetector:
+    """Call `update` every `STATUS_SECONDS`."""
+
+    def __init__(self) -> None:
+        self.status = PushStatus()
+        self._reached = NOWHERE
+        self._moved_s = 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        return self.status.stalled_ms / 1000
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.stalled_s >= STALLED_SECONDS
+
+    def update(self, now_s: float, reached: LogOffset, waiting_bytes: int) -> PushStatus:
+        """`waiting_bytes` lie after `reached`."""
+        if not (waiting_bytes and self.status.waiting_bytes) or reached > self._reached:
+            self._moved_s = now_s
+        self._reached = max(reached, self._reached)
+        self.status = PushStatus(waiting_bytes, int(1000 * (now_s - self._moved_s)))
+        return self.status

@@ -1,0 +1,71 @@
+"""What ends a push stream, and which of several reasons counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from rt.errors import (
+    CertificateError,
+    ClusterMismatch,
+    Diverged,
+    Fenced,
+    FormatError,
+    InvalidMessage,
+    InvalidName,
+    ProtocolViolation,
+    RtError,
+    TooManyFiles,
+)
+from rt.net.grpc_errors import Unreachable
+
+_T = TypeVar("_T")
+
+REFUSALS: Final = (Fenced, ClusterMismatch, CertificateError, InvalidName)
+"""Rejections that no retry changes. One node may be configured wrongly: it is asked again, until all of them
+say so, or enough of them that the session is fenced."""
+BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
+"""These end a stream, and the next one too if they come from what is sent. So the second one that ends a
+stream at the same place is a rejection."""
+CALL_END_SECONDS: Final = 1.0
+"""How long the status of a call may take that is over."""
+
+
+class LocalLogFailed(Exception):
+    """The local log cannot be read; `error` says why."""
+
+    def __init__(self, error: RtError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def read_own_log(read: Callable[[], _T]) -> _T:
+    """What `read` returns. Its faults end the pushing, unless the node named a wrong offset."""
+    try:
+        return read()
+    except (Diverged, TooManyFiles):  # Not a fault of the log.
+        raise
+    except RtError as error:
+        raise LocalLogFailed(error) from error
+
+
+async def first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, None]) -> None:
+    """Run both directions until the stream ends; raises why. What the node reports is the better reason."""
+    reader, writer = asyncio.create_task(reading), asyncio.create_task(writing)
+    try:
+        await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+        if not reader.done() and not isinstance(writer.exception(), LocalLogFailed | RtError):
+            # The call is over: its status says why.
+            await asyncio.wait((reader,), timeout=CALL_END_SECONDS)
+    finally:
+        reader.cancel()
+        writer.cancel()
+        ends = await asyncio.gather(reader, writer, return_exceptions=True)
+    for end in ends[::-1]:
+        if isinstance(end, LocalLogFailed | RtError):
+            raise end
+    for end in ends:
+        if isinstance(end, Exception) and not isinstance(end, asyncio.InvalidStateError):
+            raise end
+    raise Unreachable("the stream ended")

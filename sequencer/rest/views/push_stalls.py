@@ -1,0 +1,73 @@
+"""Pushes that are stuck: connected, or lost while they were silent, and nothing of them arrives. Pure.
+
+- silent: the push process reports nothing. It is stopped, or its machine hangs.
+- waiting: its disk holds bytes that this node does not get.
+- unmerged: this node has messages that are not merged, while those of others are.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+from rt.units import format_time
+from sequencer.ipc.silence import HUNG_S
+from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+
+StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
+
+STALLED_S: Final = 10.0
+"""An election or a node's restart takes a few seconds, and ends the stream."""
+
+
+def stalls_of(node: NodeSnapshot) -> list[tuple[Client, StallReason]]:
+    """None while no leader is known: then every session waits, and that is another alarm."""
+    if not node.standing.leader or node.state is None:
+        return []
+    running = {
+        one.incarnation
+        for one in node.state.sessions.values()
+        if one.active is not None and not one.is_superseded and one.active_runs[-1].end is None
+    }
+    found = ((client, _reason(client, client.incarnation in running)) for client in node.clients)
+    return [(client, reason) for client, reason in found if reason is not None]
+
+
+def _reason(client: Client, is_running: bool) -> StallReason | None:
+    """`is_running`: the last run of the publisher has no end yet, as far as the cluster knows."""
+    if client.session is None:
+        return None
+    if client.silent_s >= HUNG_S:
+        return "silent" if is_running or not client.ended_ns else None
+    if client.ended_ns:
+        return None
+    if client.waiting_bytes and client.stalled_s >= STALLED_S:
+        return "waiting"
+    return "unmerged" if client.unmerged_s >= STALLED_S else None
+
+
+def stall_text(client: Client, reason: StallReason, node: str) -> str:
+    """The problem and the next step."""
+    session = client.session
+    there = "On the publisher's machine: `rt pushes list`."
+    if reason == "unmerged":
+        count = max(client.position - client.merged, 0)
+        return (
+            f"{count:,} messages of session {session} at {node} have not been merged for "
+            f"{client.unmerged_s:.0f} s, while others were. What it waits for: "
+            f"`rt rest '/sessions?name={session}'`, waitsFor and runs."
+        )
+    if reason == "waiting":
+        return (
+            f"The push of session {session} is connected to {node}, which has stored nothing of it for "
+            f"{client.stalled_s:.0f} s although {client.waiting_bytes:,} bytes wait. {there} It says why."
+        )
+    since = f"for {client.silent_s:.0f} s"
+    if client.ended_ns:
+        since = f"until its connection ended at {format_time(client.ended_ns)[:19]}Z"
+    text = (
+        f"The push of session {session} has reported nothing to {node} {since}: the process is stopped or "
+        f"its machine hangs. What is published stays there. {there} If it says stopped: `kill -CONT PID`."
+    )
+    if client.ended_ns:
+        text += f' If it is retired: `rt rest /close-session --data \'{{"session": "{session}"}}\'`.'
+    return text

@@ -1,0 +1,100 @@
+"""Pushes that are stuck: when, why, and that a push which only waits with all the others is not one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rest_node import PUBLISHER, at, history, node_view, standing
+
+from rt.exposition import exposition
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.silence import HUNG_S
+from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.views.alarms import alarms_of
+from sequencer.rest.views.node_metrics import metrics_of
+from sequencer.rest.views.push_stalls import STALLED_S, stalls_of
+from sequencer.state.state import End
+
+RUNNING = b"\2" * 16
+"""The incarnation of `history` whose run is open."""
+PUSH = Client(PUBLISHER, "", "feed", at(1), incarnation=RUNNING, position=50, merged=40)
+
+
+def node(*clients: Client, told: pb.Standing | None = None, **changes: Any) -> NodeSnapshot:
+    return node_view(
+        **{
+            "standing": standing() if told is None else told,
+            "state": history(),
+            "clients": clients,
+            **changes,
+        }
+    )
+
+
+def stuck(snapshot: NodeSnapshot) -> list[str]:
+    return [one.text for one in alarms_of(snapshot) if one.name == "push-stuck"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"silent_s": HUNG_S - 0.1}, None),
+        ({"silent_s": HUNG_S}, "silent"),
+        ({"silent_s": HUNG_S, "ended_ns": at(2)}, "silent"),
+        ({"silent_s": 0.0, "ended_ns": at(2)}, None),
+        ({"stalled_s": STALLED_S}, None),
+        ({"waiting_bytes": 1, "stalled_s": STALLED_S - 0.1}, None),
+        ({"waiting_bytes": 1, "stalled_s": STALLED_S}, "waiting"),
+        ({"waiting_bytes": 1, "stalled_s": STALLED_S, "ended_ns": at(2)}, None),
+        ({"unmerged_s": STALLED_S - 0.1}, None),
+        ({"unmerged_s": STALLED_S}, "unmerged"),
+        ({"unmerged_s": STALLED_S, "silent_s": HUNG_S}, "silent"),
+        ({"session": None, "silent_s": HUNG_S}, None),
+    ],
+)
+def test_a_push_is_stuck_for_one_reason_at_a_time(changes: dict[str, Any], reason: str | None) -> None:
+    snapshot = node(replace(PUSH, **changes))
+    assert [why for _, why in stalls_of(snapshot)] == ([] if reason is None else [reason])
+    assert len(stuck(snapshot)) == (reason is not None)
+
+
+def test_a_push_that_was_lost_while_it_was_silent_is_told_until_its_run_ends() -> None:
+    lost = replace(PUSH, silent_s=11.0, ended_ns=at(2))
+    assert "until its connection ended at 2026-01-01T00:02:00Z" in stuck(node(lost))[0]
+    assert '`rt rest /close-session --data \'{"session": "feed"}\'`' in stuck(node(lost))[0]
+    state = history()
+    session = state.sessions[2]
+    ended = replace(session.active_runs[0], is_fenced=True, end=End(0, 64, 0))
+    state.sessions[2] = replace(session, active_runs=(ended,))
+    assert stuck(node(lost, state=state)) == []
+    assert stuck(node(replace(lost, incarnation=b"\1" * 16))) == []  # Superseded by the other directory.
+
+
+def test_while_no_leader_is_known_every_push_waits_and_none_is_called_stuck() -> None:
+    waiting = replace(PUSH, waiting_bytes=1, stalled_s=60.0)
+    assert stuck(node(waiting, told=standing(leader=""))) == []
+    assert stuck(node(waiting, state=None)) == []
+
+
+def test_the_alarm_names_session_node_and_the_next_command() -> None:
+    (silent,) = stuck(node(replace(PUSH, silent_s=7.0)))
+    assert "The push of session feed has reported nothing to n1 for 7 s" in silent
+    assert "`rt pushes list`" in silent
+    assert "`kill -CONT PID`" in silent
+    (waiting,) = stuck(node(replace(PUSH, waiting_bytes=2048, stalled_s=12.0)))
+    assert "n1, which has stored nothing of it for 12 s although 2,048 bytes wait" in waiting
+    assert "`rt pushes list`" in waiting
+    (unmerged,) = stuck(node(replace(PUSH, unmerged_s=13.0)))
+    assert "10 messages of session feed at n1 have not been merged for 13 s" in unmerged
+    assert "`rt rest '/sessions?name=feed'`" in unmerged
+
+
+def test_a_stuck_push_is_counted_by_its_reason_and_does_not_lag_as_well() -> None:
+    snapshot = node(replace(PUSH, unmerged_s=40.0, lag_ns=40 * 10**9))
+    assert "replication-lag" not in {one.name for one in alarms_of(snapshot)}
+    text = exposition(metrics_of(snapshot))
+    assert 'rt_stuck_pushes{reason="unmerged"} 1' in text
+    assert 'rt_stuck_pushes{reason="silent"} 0' in text
