@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import WAIT_S, Faults
-from operating import told
+from operating import is_closed, told, wait_run
 
 import rt
 from replicator.push.client import PushClient
@@ -23,8 +23,6 @@ pytestmark = pytest.mark.slow
 
 COUNT = 100
 AT_ONCE = 6
-IDLE_WAIT_S = 720.0
-"""A leader counts the minute from its election on, and after each stall of the machine one is elected."""
 
 
 def session_descriptors(nodes: WiredNodes, name: str) -> int:
@@ -47,21 +45,6 @@ def publish(nodes: WiredNodes, root: Path, tls: rt.TLS, session: str, count: int
     with rt.Publisher(root, "s", publisher_id=session, endpoints=nodes.endpoints, tls=tls) as publisher:
         numbers = publisher.publish_many([b"x"] * count)
         publisher.wait(numbers[-1], "merged", timeout=WAIT_S)
-
-
-def wait_run(nodes: WiredNodes, session: str, run: int, number: int = 0) -> None:
-    """Until the node that is asked, which may be behind, knows of that last run and merged to `number`."""
-
-    def is_known() -> bool:
-        found = told(nodes, f"/sessions?name={session}")
-        return bool(found) and found[-1]["lastRun"] == run and found[-1]["consumed"]["number"] >= number
-
-    nodes.wait(is_known, f"run {run} of {session} to be the last one")
-
-
-def is_closed(nodes: WiredNodes, session: str) -> bool:
-    found = told(nodes, f"/sessions?name={session}")
-    return bool(found) and not found[-1]["runs"]
 
 
 def is_refused(nodes: WiredNodes, name: str, session: str) -> bool:
@@ -152,35 +135,6 @@ def test_without_descriptors_new_sessions_wait_and_no_node_stops(faults: Faults,
             one.wait(number, "merged", timeout=WAIT_S)
     failed = [line for name in nodes.names for line in faults.said(name) if "event=process_failed" in line]
     assert pids == {name: nodes.pids(name, "data")[0] for name in nodes.names}, failed
-
-
-def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_stays(
-    faults: Faults, tmp_path: Path
-) -> None:
-    nodes = faults.nodes
-    tls = nodes.certificate("publisher", "quiet")
-    usual = told(nodes, "/configuration")["sessionIdleMinutes"]
-    told(nodes, "/configuration", {"sessionIdleMinutes": 1})
-    try:
-        publish(nodes, tmp_path / "out", tls, "quiet~gone")
-        with rt.Publisher(
-            tmp_path / "out", "s", publisher_id="quiet~here", endpoints=nodes.endpoints, tls=tls
-        ) as here:
-            here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
-            # That takes a minute of one leader, and each question a handshake: few are asked.
-            nodes.wait(
-                lambda: is_closed(nodes, "quiet~gone"),
-                "the session to be closed",
-                timeout_s=IDLE_WAIT_S,
-                poll_s=0.5,
-            )
-            assert not is_closed(nodes, "quiet~here")
-            here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
-        # It goes on with its next start.
-        publish(nodes, tmp_path / "out", tls, "quiet~gone")
-        wait_run(nodes, "quiet~gone", 1)
-    finally:
-        told(nodes, "/configuration", {"sessionIdleMinutes": usual})
 
 
 def is_unlocked(directory: str) -> bool:

@@ -34,3 +34,18 @@ def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *
 
     nodes.wait(is_answered, f"an answer to {method} {target}", timeout_s=WAIT_S)
     return json.loads(answers[0].body)
+
+
+def wait_run(nodes: LocalCluster, session: str, run: int, number: int = 0) -> None:
+    """Until the node that is asked, which may be behind, knows of that last run and merged to `number`."""
+
+    def is_known() -> bool:
+        found = told(nodes, f"/sessions?name={session}")
+        return bool(found) and found[-1]["lastRun"] == run and found[-1]["consumed"]["number"] >= number
+
+    nodes.wait(is_known, f"run {run} of {session} to be the last one")
+
+
+def is_closed(nodes: LocalCluster, session: str) -> bool:
+    found = told(nodes, f"/sessions?name={session}")
+    return bool(found) and not found[-1]["runs"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operating import told
+from operating import WAIT_S, is_closed, told, wait_run
 
 import rt
 from rt.log.disk import REAL
@@ -113,3 +113,30 @@ def test_headers_pass_from_a_publisher_to_a_subscriber(
         while len(found) < len(sent) + 1:
             found += [message.headers for message in subscriber.poll(timeout=60)]
     assert found == [(), *(tuple(headers.items()) for headers in sent)]
+
+
+def test_a_session_whose_publisher_is_gone_is_closed_and_one_that_is_connected_stays(
+    node: LocalCluster, tmp_path: Path
+) -> None:
+    """A leader counts the minute from its election on: that of one node stays, even if the machine stalls."""
+    options: dict[str, Any] = {"endpoints": node.endpoints, "tls": node.certificate("publisher", "quiet")}
+
+    def publish_and_go() -> None:
+        with rt.Publisher(tmp_path, "s", publisher_id="quiet~gone", **options) as publisher:
+            publisher.wait(publisher.publish(b"x"), "merged", timeout=WAIT_S)
+
+    told(node, "/configuration", {"sessionIdleMinutes": 1})
+    publish_and_go()
+    with rt.Publisher(tmp_path, "s", publisher_id="quiet~here", **options) as here:
+        here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
+        # Each question costs a handshake: few are asked.
+        node.wait(
+            lambda: is_closed(node, "quiet~gone"),
+            "the session to be closed",
+            timeout_s=2 * WAIT_S,
+            poll_s=0.5,
+        )
+        assert not is_closed(node, "quiet~here")
+        here.wait(here.publish(b"x"), "merged", timeout=WAIT_S)
+    publish_and_go()
+    wait_run(node, "quiet~gone", 1)
