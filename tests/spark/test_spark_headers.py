@@ -54,6 +54,7 @@ def test_a_batch_query_reads_headers_if_they_are_included(spark: SparkSession, f
         spark.conf.set("spark.sql.python.filterPushdown.enabled", is_pushed)
         found = frame.where("headers IS NOT NULL").select("position").collect()
         assert sorted(row.position for row in found) == wanted
+    spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
 def test_a_stream_and_a_table_read_headers(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:
@@ -119,7 +120,9 @@ def test_headers_are_written_once_after_a_failed_attempt_and_read_back(
     with pytest.raises(PySparkException, match="the write was repeated with other rows"):
         save(rows(spark, "other"), options)
 
-    reading = spark.read.format("rt").options(**sink.reading("reader"), includeHeaders="true").load()
+    assert len(sink.messages("once-headers", COUNT)) == COUNT
+    from_node = sink.reading("reader") | {"endpoints": sink.nodes.endpoints[0]}  # It has them all by now.
+    reading = spark.read.format("rt").options(**from_node, includeHeaders="true").load()
     found = reading.where("session LIKE 'sink~once-headers.%'").select("value", "topic", "headers").collect()
     assert sorted(found, key=lambda row: int(row.value.split()[1])) == rows(spark).collect()
     assert Row(key="own", value=b"h1") in [row.headers[0] for row in found if row.headers is not None]
