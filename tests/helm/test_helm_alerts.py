@@ -130,6 +130,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "1x40"}],
         [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "0x40"}],
     ),
+    "RtRunCutShort": (
+        [nodes("rt_runs_cut_short_total", "0x10 2x30")],
+        [nodes("rt_runs_cut_short_total", "2x40")],
+    ),
     "RtDiskAbovePolicy": (
         [disk(90, "0.9"), disk(490, "0.5"), disk(90, "0")],
         [disk(110, "0.9"), disk(110, "0"), disk(0, "1")],
