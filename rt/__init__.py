@@ -46,8 +46,9 @@ from rt.errors import (
 
 if TYPE_CHECKING:
     from rt import aio, events
+    from rt.client.follow_reader import SubscriberStats
     from rt.client.publisher import Publisher
-    from rt.client.publisher_status import PublisherStatus
+    from rt.client.publisher_status import PublisherStats, PublisherStatus
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import LogReader
     from rt.log.scan.message_batch import Message, MessageBatch
@@ -103,12 +104,14 @@ __all__ = [
     "ProtobufSerializer",
     "ProtocolViolation",
     "Publisher",
+    "PublisherStats",
     "PublisherStatus",
     "RtError",
     "Serializer",
     "StorageError",
     "StorageFailed",
     "Subscriber",
+    "SubscriberStats",
     "Timeout",
     "TooManyFiles",
     "TooManySessions",
@@ -132,7 +135,9 @@ _PLACES: Final = {
     "Message": "rt.log.scan.message_batch",
     "MessageBatch": "rt.log.scan.message_batch",
     "Publisher": "rt.client.publisher",
+    "PublisherStats": "rt.client.publisher_status",
     "PublisherStatus": "rt.client.publisher_status",
+    "SubscriberStats": "rt.client.follow_reader",
     "Subscriber": "rt.client.subscriber",
     "TLS": "rt.net.tls",
     **dict.fromkeys(

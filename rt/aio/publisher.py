@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import rt.client.publisher
-from rt.client.publisher_status import PublisherStatus
+from rt.client.publisher_status import PublisherStats, PublisherStatus
 from rt.client.replication_problem import ErrorHandler
 from rt.client.settings import FsyncPolicy
 from rt.client.wait_handle import WaitHandle, WaitLevel
@@ -116,6 +116,11 @@ class Publisher:
         return self._opened.session
 
     @property
+    def stream(self) -> str:
+        """The stream that it publishes to."""
+        return self._opened.stream
+
+    @property
     def directory(self) -> str:
         """The session directory."""
         return self._opened.directory
@@ -133,6 +138,10 @@ class Publisher:
     def status(self) -> PublisherStatus:
         """See `rt.Publisher.status`."""
         return self._opened.status()
+
+    def stats(self) -> PublisherStats:
+        """See `rt.Publisher.stats`. From any thread."""
+        return self._opened.stats()
 
     async def open(self) -> None:
         """Open the session. Once; `async with` does it. If it is cancelled, the session is closed again."""

@@ -16,12 +16,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import rt.client.subscriber
+from rt.client.follow_reader import DeliveryCounter, SubscriberStats
 from rt.endpoints import check_endpoints
 from rt.errors import Closed, InvalidOption
 from rt.log.read.reader import EventHandler, Place
@@ -60,6 +62,7 @@ class Subscriber:
         name: str | None = None,
         connect_timeout: float | None = 5.0,
     ) -> None:
+        self.stream, self.name = stream, name
         self._make = partial(
             rt.client.subscriber.Subscriber,
             path,
@@ -84,6 +87,7 @@ class Subscriber:
         self._messages: Iterator[Message] = iter(())
         """The messages that an iteration is delivering: the rows left in `_given`."""
         self._position = 0
+        self._counter = DeliveryCounter()
         self._running = asyncio.Event()
         self._running.set()
         self._is_closed = False
@@ -94,6 +98,22 @@ class Subscriber:
         if self._given is not None and (left := operator.length_hint(self._rows)):
             return int(self._given.positions[len(self._given) - left])
         return self._position
+
+    def stats(self) -> SubscriberStats:
+        """See `rt.Subscriber.stats`: from any thread. `rt.Closed` before it was opened."""
+        if self._opening is None or not self._opening.done():
+            raise Closed("the subscriber is not open", hint="Use `async with`, or read from it.")
+        read = self._opening.result().stats()
+        given, left = self._given, operator.length_hint(self._rows)
+        held = [(batch, len(batch)) for batch in tuple(self._left)]
+        position = self._position
+        if given is not None and left:
+            left = min(left, len(given))
+            held.append((given, left))
+            position = int(given.positions[len(given) - left])
+        messages, size = self._counter.delivered(held)
+        lag = None if read.log_end is None else max(read.log_end - position, 0)
+        return replace(read, messages=messages, bytes=size, position=position, lag=lag)
 
     def __aiter__(self) -> Self:
         """Iterate over messages until `close`. Waits while paused."""
@@ -225,6 +245,7 @@ class Subscriber:
             reading, self._reading = self._reading, None
             if (read := reading.result()) is not None:
                 self._left.append(read)
+                self._counter.add(read)
         if not self._left:
             return None
         batch = self._left.popleft()

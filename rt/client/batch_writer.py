@@ -138,7 +138,7 @@ class BatchWriter:
             if self.pending_error is not None:
                 self.resolve_pending_error(None)
             self.write_batch()
-            self._log.finish()
+            self._log.sync()
             self.close()
 
     def close(self) -> None:

@@ -1,14 +1,122 @@
-"""Read a log that another process fills; another thread can end the wait for more."""
+"""Read a log that another process fills; another thread can end the wait for more, and read the counters."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
 import os
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
-from rt.errors import Corrupt
+from rt.errors import Corrupt, RtError
+from rt.events import BadMessage, CorruptPositions, Event, SkipForward
 from rt.log.disk import REAL, Disk
 from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.scan.directory import is_log_directory
+from rt.log.scan.message_batch import MessageBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStats:
+    """What a subscriber has counted since it was opened: the result of `Subscriber.stats`.
+
+    `messages` were delivered, with `bytes` bytes of values. These two never go back.
+
+    `position` is that of the next message. `log_end` is the end of the log as far as this machine knows it:
+    of the directory that is read, or the end that the nodes reported when one was first reached, if that is
+    higher. None while neither is known. `lag` is the number of positions between the two, or None; with
+    `topics` it counts also the messages of other topics.
+
+    `gaps` counts the reports of messages that were not delivered: `rt.events.SkipForward`, `BadMessage` and
+    `CorruptPositions`. `missing` counts their positions, as far as known. `last_event` is the latest of all
+    events, or None.
+    """
+
+    messages: int
+    bytes: int
+    position: int
+    log_end: int | None
+    lag: int | None
+    gaps: int
+    missing: int
+    last_event: Event | None
+
+
+class DeliveryCounter:
+    """What a subscriber delivers and reports. Its reading thread counts; `stats` may be called from any."""
+
+    def __init__(self, on_event: EventHandler | None = None) -> None:
+        self.on_event = on_event
+        self.messages = 0
+        """Messages, and `bytes` of their values, that were read for the program."""
+        self.bytes = 0
+        self.gaps = 0
+        self.missing = 0
+        self.last_event: Event | None = None
+        self._highest = 0, 0
+        self._lock = threading.Lock()
+
+    def add(self, batch: MessageBatch) -> None:
+        self.messages += len(batch)
+        self.bytes += value_bytes(batch, 0)
+
+    def subtract(self, batch: MessageBatch | None, left: int) -> None:
+        """The last `left` messages of `batch` will not be delivered."""
+        if batch is not None and left:
+            self.messages -= left
+            self.bytes -= value_bytes(batch, len(batch) - left)
+
+    def record(self, event: Event) -> None:
+        self.last_event = event
+        if isinstance(event, SkipForward):
+            self.missing += event.resumed - event.wanted
+        elif isinstance(event, BadMessage | CorruptPositions):
+            self.missing += 0 if event.end is None else event.end - event.start
+        else:
+            return
+        self.gaps += 1
+
+    def stats(self, reader: FollowReader | None, start: object, log_end: int | None) -> SubscriberStats:
+        """`start` is where `reader` will start if there is none yet."""
+        batch, left, position = None, 0, start if isinstance(start, int) else 0
+        if reader is not None:
+            batch, left, position = reader.undelivered()
+        messages, size = self.delivered([] if batch is None else [(batch, left)])
+        lag = None if log_end is None else max(log_end - position, 0)
+        return SubscriberStats(
+            messages, size, position, log_end, lag, self.gaps, self.missing, self.last_event
+        )
+
+    def delivered(self, held: Iterable[tuple[MessageBatch, int]]) -> tuple[int, int]:
+        """Delivered messages and bytes. `held` are batches, and how many of their last messages are left.
+
+        Never less than before, although the reading thread may be between two steps.
+        """
+        messages, size = self.messages, self.bytes
+        for batch, left in held:
+            messages -= left
+            size -= value_bytes(batch, len(batch) - left)
+        with self._lock:
+            highest, bytes_highest = self._highest
+            self._highest = max(messages, highest), max(size, bytes_highest)
+            return self._highest
+
+
+def value_bytes(batch: MessageBatch, start: int) -> int:
+    """The bytes of the values from message `start` on."""
+    return int(batch.value_offsets[-1]) - int(batch.value_offsets[start])
+
+
+def known_end(disk: Disk, directory: str, reported: int | None) -> int | None:
+    """The end of the log in `directory`, or `reported` if it is higher. Never raises."""
+    with contextlib.suppress(RtError, OSError):  # Reading raises it, with what to do.
+        if is_log_directory(disk, directory):
+            with LogReader(directory, position="latest", disk=disk) as reader:
+                return max(reader.position, reported or 0)
+    return reported
 
 
 class FollowReader(LogReader):
@@ -17,7 +125,7 @@ class FollowReader(LogReader):
     `check` is called before each wait for more, and again after `wake`. If it raises, the wait ends and no
     message is lost. With `may_be_ahead`, a position after the log end is allowed and waited for, because the
     log is a copy that is still being filled. `on_damaged` gets each `rt.Corrupt`: if it returns True, the
-    reader waits for the repair; else the error is raised.
+    reader waits for the repair; else the error is raised. `counter` counts what is delivered.
     """
 
     def __init__(
@@ -28,19 +136,46 @@ class FollowReader(LogReader):
         topics: Collection[str] | None,
         on_event: EventHandler | None,
         check: Callable[[], None],
+        counter: DeliveryCounter | None = None,
         on_damaged: Callable[[Corrupt], bool] = lambda _: False,
         may_be_ahead: bool = False,
         disk: Disk = REAL,
     ) -> None:
         self._check, self._on_damaged = check, on_damaged
         self._may_be_ahead = may_be_ahead
+        self._counter = counter = DeliveryCounter() if counter is None else counter
         super().__init__(path, position=position, follow=True, topics=topics, on_event=on_event, disk=disk)
+        self._events.record = counter.record
 
     def wake(self) -> None:
         """End the current or the next wait. From any thread."""
         watch = self._watch
         if watch is not None:
             watch.wake()
+
+    def undelivered(self) -> tuple[MessageBatch | None, int, int]:
+        """The batch that is delivered one by one, how many of its messages are left, and the position. From
+        any thread.
+        """
+        batch, left = self._given, operator.length_hint(self._rows)
+        if batch is None or not left:
+            return None, 0, self._walk.position
+        left = min(left, len(batch))
+        return batch, left, int(batch.positions[len(batch) - left])
+
+    def close(self) -> None:
+        self._counter.subtract(*self.undelivered()[:2])
+        super().close()
+
+    def _forget(self) -> None:
+        self._counter.subtract(*self.undelivered()[:2])
+        super()._forget()
+
+    def _read(self, timeout: float | None) -> MessageBatch | None:
+        batch = super()._read(timeout)
+        if batch is not None:
+            self._counter.add(batch)
+        return batch
 
     def _advance(self) -> bool:
         try:
@@ -51,6 +186,15 @@ class FollowReader(LogReader):
                 raise
         self._check()
         return False
+
+
+class Cancelled(Exception):
+    """Ends a wait of the reader. The subscriber does not pass it on."""
+
+
+def seconds_left(deadline: float) -> float | None:
+    """The seconds until a deadline; None for no limit."""
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 class DeliveryGate:
@@ -88,10 +232,22 @@ class DeliveryGate:
         self._is_called_off = False
         return True
 
-    def wait_while_paused(self, seconds: float | None) -> bool:
-        """Wait until it is not paused, closed or called off. False after `seconds` (None: no limit)."""
+    def raise_if_called_off(self) -> None:
+        """Raise `Cancelled` if the wait was called off; only the first call after it does."""
+        if self.take_call_off():
+            raise Cancelled
+
+    def wait_while_paused(self, deadline: float) -> bool:
+        """Wait until it is not paused. False if the deadline came first. A closed one is not paused.
+
+        Raises `Cancelled` if it is called off.
+        """
+        if not self.is_paused:
+            return True
         with self._changed:
-            return self._changed.wait_for(self._may_go_on, seconds)
+            may_go_on = self._changed.wait_for(self._may_go_on, seconds_left(deadline))
+        self.raise_if_called_off()
+        return may_go_on
 
     def _may_go_on(self) -> bool:
         return not self.is_paused or self.is_closed or self._is_called_off

@@ -28,12 +28,12 @@ from rt.client.background import BackgroundTasks, LingerDuty
 from rt.client.batch_writer import BatchWriter
 from rt.client.fork_safety import open_publishers
 from rt.client.local_retention import LocalRetention
-from rt.client.publisher_status import PublisherStatus, ReplicationState, unsent
+from rt.client.publisher_status import PublisherMonitor, PublisherStats, PublisherStatus
 from rt.client.replication_problem import ErrorHandler, ReplicationProblem
 from rt.client.session_log import SessionLog
 from rt.client.settings import FsyncPolicy, PublisherSettings, check_endpoints_tls
 from rt.client.wait_handle import WaitHandle, WaitLevel
-from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
+from rt.errors import DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
 from rt.log.format.batch import Int64s
 from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
@@ -57,7 +57,7 @@ from rt.option_checks import (
     check_position,
     check_timeout,
 )
-from rt.sidecar.progress_file import NO_LEVEL, PublisherProgress
+from rt.sidecar.progress_file import PublisherProgress
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -135,8 +135,6 @@ class Publisher:
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._last_ns = 0
-        self._since_ns = time_ns()
-        """When it was opened, or closed."""
         self._replication: WaitHandle | None = None
         self._problem = ReplicationProblem(self.directory, on_error)
         self._log = SessionLog.open(
@@ -149,6 +147,7 @@ class Publisher:
             disk=disk,
         )
         self._writer = BatchWriter(self._log, settings, lock=self._lock, wake=lambda: self._wake.put(None))
+        self._monitor = PublisherMonitor(self._log, self._writer, self._problem, self._lock)
         trimming = LocalRetention(
             lambda: self._log.writer.table.segments,
             settings.persistence_ns,
@@ -167,7 +166,7 @@ class Publisher:
         )
         try:
             if endpoints and tls is not None:
-                self._replication = WaitHandle(
+                self._replication = self._monitor.replication = WaitHandle(
                     self.directory,
                     self.stream,
                     endpoints,
@@ -326,32 +325,15 @@ class Publisher:
     @property
     def progress(self) -> PublisherProgress:
         """The next number of this run to be written, replicated and merged."""
-        with self._lock:
-            first, written, run = self._log.run_first, self._writer.batch.first, self._log.run
-        levels = (self._replication.replicated, self._replication.merged) if self._replication else ()
-        numbers = [max(level.number, first) if level.run == run else first for level in levels]
-        return PublisherProgress(written, *(numbers or (first, first)))
+        return self._monitor.progress()
 
     def status(self) -> PublisherStatus:
         """How replication stands: the state of each node's connection, and what is not replicated yet."""
-        progress = self.progress
-        replication, error = self._replication, self._problem.error
-        with self._lock:
-            state: ReplicationState = "local" if replication is None else replication.state
-            if isinstance(self._writer.pending_error, Closed):
-                state = "closed"
-            replicated = max(replication.replicated, replication.merged) if replication else NO_LEVEL
-            messages, size_bytes = unsent(self._log.extents(), replicated)
-            batch = self._writer.batch
-            return PublisherStatus(
-                state,
-                replication.since_ns if replication and state != "closed" else self._since_ns,
-                error,
-                replication.endpoints if replication else (),
-                messages + len(batch.values),
-                size_bytes + batch.bytes,
-                progress,
-            )
+        return self._monitor.status()
+
+    def stats(self) -> PublisherStats:
+        """What was published since the opening, how far it has come, and what waits. Never raises."""
+        return self._monitor.stats()
 
     def close(self, timeout: float | None = CLOSE_SECONDS) -> None:
         """Flush and release the directory. On `rt.DiskFull` it stays open: free space and close again.
@@ -370,7 +352,7 @@ class Publisher:
 
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
-        self._lock = threading.Lock()
+        self._lock = self._monitor.lock = threading.Lock()
         self._writer.disown(self._lock)
         self._problem.disown()
         self._log.disown()
@@ -423,5 +405,5 @@ class Publisher:
         with self._lock:
             self._writer.close()
             self._log.close()
-            self._since_ns = time_ns()
+            self._monitor.since_ns = time_ns()
         open_publishers.discard(self)

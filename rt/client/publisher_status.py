@@ -1,15 +1,24 @@
-"""How the replication of a publisher stands, as one value. Pure."""
+"""How a publisher stands, as values: what is wrong now, its progress, and what it has counted."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from itertools import islice
+from time import time_ns
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from rt.errors import RtError
+from rt.errors import Closed, DiskFull, RtError, StorageFailed
 from rt.log.format.segment import SegmentId
-from rt.sidecar.progress_file import Level, PublisherProgress
+from rt.sidecar.progress_file import NO_LEVEL, Level, PublisherProgress
 from rt.sidecar.push_protocol import EndpointStatus
+
+if TYPE_CHECKING:
+    from rt.client.batch_writer import BatchWriter
+    from rt.client.replication_problem import ReplicationProblem
+    from rt.client.session_log import SessionLog
+    from rt.client.wait_handle import WaitHandle
 
 ReplicationState: TypeAlias = Literal["local", "connecting", "replicating", "waiting", "blocked", "closed"]
 
@@ -42,6 +51,39 @@ class PublisherStatus:
     progress: PublisherProgress
 
 
+@dataclass(frozen=True, slots=True)
+class PublisherStats:
+    """What a publisher has counted since it was opened: the result of `Publisher.stats`.
+
+    The first three never go back. `messages` were accepted, with `bytes` bytes of values. `batches` were
+    written to the log; the batch that is being collected is not counted.
+
+    `written`, `synced`, `replicated` and `merged` count those of these messages that are in the log, on the
+    disk of this machine, on the disks of a majority of the nodes, and merged. Without endpoints the last two
+    stay 0.
+
+    `waiting_messages` are not merged yet, also those of earlier runs in the directory. `waiting_bytes` are
+    their bytes on the disk and in memory, estimated within a segment of which a part is merged.
+
+    `disconnects` counts lost connections to nodes, and `problems` how often something began that blocks
+    replication. `last_error` is the latest of these problems, also if it was mended, or the error of the
+    local disk that stops writing now; None if there was none.
+    """
+
+    messages: int
+    bytes: int
+    batches: int
+    written: int
+    synced: int
+    replicated: int
+    merged: int
+    waiting_messages: int
+    waiting_bytes: int
+    disconnects: int
+    problems: int
+    last_error: RtError | None
+
+
 class SegmentExtent(NamedTuple):
     """Numbers `first` to `end` (exclusive) in `size_bytes` bytes of a segment."""
 
@@ -51,19 +93,101 @@ class SegmentExtent(NamedTuple):
     size_bytes: int
 
 
-def unsent(segments: Iterable[SegmentExtent], replicated: Level) -> tuple[int, int]:
-    """Messages and bytes of the segments above `replicated`.
+class PublisherMonitor:
+    """Looks at the parts of a publisher. `lock` guards the log and the writer. Thread-safe."""
 
-    An earlier run is replicated completely before a later one begins.
+    def __init__(
+        self,
+        log: SessionLog,
+        writer: BatchWriter,
+        problem: ReplicationProblem,
+        lock: threading.Lock,
+    ) -> None:
+        self.lock = lock
+        self.since_ns = time_ns()
+        """When the publisher was opened, or closed."""
+        self._log, self._writer = log, writer
+        self.replication: WaitHandle | None = None
+        """Set with endpoints."""
+        self._problem = problem
+
+    def progress(self) -> PublisherProgress:
+        """The next number of this run to be written, replicated and merged."""
+        with self.lock:
+            first, written, run = self._log.run_first, self._writer.batch.first, self._log.run
+        return PublisherProgress(written, *self._reached(run, first))
+
+    def status(self) -> PublisherStatus:
+        progress = self.progress()
+        replication, error = self.replication, self._problem.error
+        with self.lock:
+            state: ReplicationState = "local" if replication is None else replication.state
+            if isinstance(self._writer.pending_error, Closed):
+                state = "closed"
+            replicated = max(replication.replicated, replication.merged) if replication else NO_LEVEL
+            messages, size_bytes = above(self._log.extents(), replicated)
+            batch = self._writer.batch
+            return PublisherStatus(
+                state,
+                replication.since_ns if replication and state != "closed" else self.since_ns,
+                error,
+                replication.endpoints if replication else (),
+                messages + len(batch.values),
+                size_bytes + batch.bytes,
+                progress,
+            )
+
+    def stats(self) -> PublisherStats:
+        with self.lock:
+            log, batch = self._log, self._writer.batch
+            first, pending = log.run_first, len(batch.values)
+            replicated, merged = self._reached(log.run, first)
+            level = self.replication.merged if self.replication else NO_LEVEL
+            messages, size_bytes = above(log.extents(), level)
+            batches, written_bytes, synced = log.batches, log.value_bytes, log.synced
+            failed = self._writer.pending_error
+        problems, last_error = self._problem.count, self._problem.last
+        if isinstance(failed, DiskFull | StorageFailed):
+            last_error = failed
+        return PublisherStats(
+            batch.first + pending - first,
+            written_bytes + sum(map(len, islice(batch.values, pending))),
+            batches,
+            batch.first - first,
+            max(synced - first, 0),
+            replicated - first,
+            merged - first,
+            messages + pending,
+            size_bytes + batch.bytes if pending else size_bytes,
+            self.replication.disconnects if self.replication else 0,
+            problems,
+            last_error,
+        )
+
+    def _reached(self, run: int, first: int) -> tuple[int, int]:
+        """The next numbers of `run`, which began at `first`, to be replicated and merged."""
+        if self.replication is None:
+            return first, first
+        replicated, merged = self.replication.replicated, self.replication.merged
+        return (
+            max(replicated.number, first) if replicated.run == run else first,
+            max(merged.number, first) if merged.run == run else first,
+        )
+
+
+def above(segments: Iterable[SegmentExtent], level: Level) -> tuple[int, int]:
+    """Messages and bytes of the segments above `level`.
+
+    An earlier run is replicated and merged completely before a later one begins.
     """
     messages = size_bytes = 0
     for segment in segments:
         count = segment.end - segment.first
-        if replicated.run > segment.id.run or not count:
+        if level.run > segment.id.run or not count:
             continue
         left = count
-        if replicated.run == segment.id.run:
-            left = segment.end - min(max(replicated.number, segment.first), segment.end)
+        if level.run == segment.id.run:
+            left = segment.end - min(max(level.number, segment.first), segment.end)
         messages += left
         size_bytes += segment.size_bytes * left // count
     return messages, size_bytes

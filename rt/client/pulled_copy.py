@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from rt.client.follow_reader import DeliveryCounter
 from rt.errors import Corrupt, Gap, RtError, Timeout
 from rt.events import CorruptPositions
 from rt.log.disk import Disk
 from rt.log.format.segment import SegmentId, parse_segment_name
-from rt.log.read.reader import EventHandler, LogReader
+from rt.log.read.reader import LogReader
 from rt.log.scan.directory import is_log_directory
 from rt.log.write.repair_requests import is_requested, request_repair
 from rt.sidecar.pull_process import PullSidecar
@@ -32,12 +33,12 @@ class PulledCopy:
         disk: Disk,
         directory: str,
         pulling: PullSidecar,
-        on_event: EventHandler | None,
+        counter: DeliveryCounter,
         wake: Callable[[], None],
         connect_timeout: float | None,
     ) -> None:
         self._disk, self._directory, self._pulling = disk, directory, pulling
-        self._on_event, self._wake = on_event, wake
+        self._counter, self._on_event, self._wake = counter, counter.on_event, wake
         self._connect_timeout = connect_timeout
         """None once it was raised: then the reader waits."""
         self._opened_at = time.monotonic()
@@ -58,6 +59,11 @@ class PulledCopy:
         if is_shared and is_log_directory(self._disk, self._directory):
             with LogReader(self._directory, position="latest", disk=self._disk) as reader:
                 return reader.position
+        return self._pulling.log_end
+
+    @property
+    def reported_end(self) -> int | None:
+        """The log end when this pull client first reached a node; None before that."""
         return self._pulling.log_end
 
     @property
@@ -101,6 +107,8 @@ class PulledCopy:
 
     def emit_hold_refused(self) -> None:
         refused, self._pulling.refused = self._pulling.refused, None
+        if refused is not None:
+            self._counter.record(refused)
         if refused is not None and self._on_event is not None:
             self._on_event(refused)
         elif refused is not None:
@@ -110,6 +118,7 @@ class PulledCopy:
         """Report positions without valid bytes on any node, after all messages before them were read."""
         if self._pulling.corrupt is corrupt:
             self._pulling.corrupt = None
+        self._counter.record(corrupt)
         if self._on_event is not None:
             self._on_event(corrupt)
             return

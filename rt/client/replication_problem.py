@@ -35,6 +35,9 @@ class ReplicationProblem:
         """What blocks replication now."""
         self.unraised: RtError | None = None
         """What the next call must raise."""
+        self.last: RtError | None = None
+        """The latest problem, also if it has ended; `count` is how many began."""
+        self.count = 0
         self._directory = directory
         self._on_error = on_error
         self._lock = threading.Lock()
@@ -49,7 +52,8 @@ class ReplicationProblem:
                 return
             if self.error is not None and (type(error), error.what) == (type(self.error), self.error.what):
                 return
-            self.error = self.unraised = self._with_hint(error)
+            self.error = self.unraised = self.last = self._with_hint(error)
+            self.count += 1
         if self._on_error is not None:
             name = f"rt-publisher-error-{type(error).__name__}"
             threading.Thread(target=self._notify, args=(self.error,), name=name, daemon=True).start()

@@ -50,6 +50,9 @@ class SessionLog:
         self.run = 0
         self.run_first = 0
         """The first number of this run."""
+        self.batches = 0
+        """Batches that were written, and `value_bytes`, the bytes of their values."""
+        self.value_bytes = 0
         self._lock = lock
         self._syncing = threading.Lock()
         """Held while a sync runs or a segment is sealed. Lock order: `lock`, then `_syncing`."""
@@ -90,12 +93,19 @@ class SessionLog:
         """One past the last number that was written."""
         return self.writer.end
 
+    @property
+    def synced(self) -> int:
+        """One past the last number of this run that is known to be synced."""
+        sealed = self.run_first if self.writer.active is None else self.writer.active.first
+        return sealed if self._synced is None else max(sealed, self._synced.end)
+
     def start_run(self, first: int) -> None:
         """Start the next run with number `first`."""
         last = self.writer.last_id
         run = 0 if last is None else last.run + 1
         with self._syncing:
             self.writer.start(SegmentId(run, 0), first=first, run_id=os.urandom(8))
+            self._synced = None
         self.run_first, self.run = first, run
 
     def append(self, drafts: list[BatchDraft], first: int) -> None:
@@ -104,13 +114,17 @@ class SessionLog:
         On `rt.DiskFull` those that fit stay: `end` says which.
         """
         self._roll_before(sum(len(draft.values) for draft in drafts))
-        self.writer.append(self._frames(drafts, first))
+        try:
+            self.writer.append(self._frames(drafts, first))
+        finally:
+            for draft in drafts:
+                first += draft.message_count
+                if first > self.writer.end:
+                    break
+                self.batches += 1
+                self.value_bytes += len(draft.values)
 
     def sync(self) -> None:
-        with self._syncing:
-            self.writer.sync()
-
-    def finish(self) -> None:
         """Sync everything. Later calls of `sync_to` find it synced, also after `close`."""
         with self._syncing:
             self.writer.sync()

@@ -16,7 +16,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
-from rt.client.follow_reader import DeliveryGate, FollowReader
+from rt.client.follow_reader import (
+    Cancelled,
+    DeliveryCounter,
+    DeliveryGate,
+    FollowReader,
+    SubscriberStats,
+    known_end,
+    seconds_left,
+)
 from rt.client.pulled_copy import PulledCopy
 from rt.client.settings import check_endpoints_tls
 from rt.errors import Closed, Corrupt, InvalidOption
@@ -43,10 +51,6 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_SECONDS = 1.0
 """How often to check for a log that does not exist yet, even without a wake-up."""
-
-
-class _Cancelled(Exception):
-    """Ends a wait of the reader. Never leaves this module."""
 
 
 class Subscriber:
@@ -112,6 +116,7 @@ class Subscriber:
         self._retention = retention
         self._disk = disk
         self._gate = DeliveryGate(self._wake)
+        self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None
         self._has_begun = False  # Whether `seek` moved it: its start, from which nodes hold the log, stays.
         self._watch: DirectoryWatch | None = None
@@ -150,6 +155,15 @@ class Subscriber:
         """
         return None if self._copy is None else self._copy.log_end
 
+    def stats(self) -> SubscriberStats:
+        """What was delivered since the opening, and the lag. From any thread; never raises.
+
+        Reads the end of the log: about a millisecond.
+        """
+        reported = None if self._copy is None else self._copy.reported_end
+        log_end = known_end(self._disk, self.directory, reported)
+        return self._counter.stats(self._reader, self._requested_start, log_end)
+
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until `close`. Waits while paused."""
         while (batch := self.next_batch()) is not None:
@@ -157,7 +171,7 @@ class Subscriber:
             for message in self._reader.one_by_one(batch):
                 yield message
                 if self._gate.is_paused:
-                    self._wait_while_paused(math.inf)
+                    self._gate.wait_while_paused(math.inf)
 
     def batches(self) -> Iterator[MessageBatch]:
         """Iterate over the same messages in columns."""
@@ -174,10 +188,10 @@ class Subscriber:
         if self._gate.is_closed:
             raise Closed("the subscriber is closed", where=self.directory)
         try:
-            if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
+            if not self._gate.wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                 return []
-            return reader.poll(max_messages, _left(deadline))
-        except _Cancelled:
+            return reader.poll(max_messages, seconds_left(deadline))
+        except Cancelled:
             return []
 
     def next_batch(
@@ -189,13 +203,13 @@ class Subscriber:
             check_count(max_messages, name="max_messages", least=1)
         try:
             while True:
-                if not self._wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
+                if not self._gate.wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                     return None
-                batch = reader.next_batch(_left(deadline), max_messages)
+                batch = reader.next_batch(seconds_left(deadline), max_messages)
                 if batch is None or not self._gate.is_paused:
                     return None if self._gate.is_closed else batch
                 reader.one_by_one(batch)  # Paused meanwhile: deliver it after `resume`.
-        except _Cancelled:
+        except Cancelled:
             return None
 
     def seek(self, position: int) -> None:
@@ -285,19 +299,9 @@ class Subscriber:
 
     def _check(self) -> None:
         """Called before a wait for more; raises to end it."""
-        if self._gate.take_call_off():
-            raise _Cancelled
+        self._gate.raise_if_called_off()
         if self._copy is not None:
             self._copy.check(is_closed=self._gate.is_closed)
-
-    def _wait_while_paused(self, deadline: float) -> bool:
-        """Wait until it is not paused. False if the deadline came first. A closed one is not paused."""
-        if not self._gate.is_paused:
-            return True
-        may_go_on = self._gate.wait_while_paused(_left(deadline))
-        if self._gate.take_call_off():
-            raise _Cancelled
-        return may_go_on
 
     def _has_mended(self, error: Corrupt) -> bool:
         return self._copy is not None and self._copy.has_requested_repair(error)
@@ -326,7 +330,7 @@ class Subscriber:
             self.close()
             raise
         self._copy = PulledCopy(
-            self._disk, self.directory, pulling, self._on_event, self._wake, self._connect_timeout
+            self._disk, self.directory, pulling, self._counter, self._wake, self._connect_timeout
         )
 
     def _ready(self, deadline: float) -> FollowReader | None:
@@ -351,7 +355,7 @@ class Subscriber:
                 self._requested_start = start
                 if self._has_opened_reader():
                     return
-            left = _left(deadline)
+            left = seconds_left(deadline)
             if left is not None and left <= 0:
                 return
             self._watch.wait(_LOOK_AGAIN_SECONDS if left is None else min(left, _LOOK_AGAIN_SECONDS))
@@ -387,6 +391,7 @@ class Subscriber:
             topics=self._topics,
             on_event=self._on_event,
             check=self._check,
+            counter=self._counter,
             on_damaged=self._has_mended,
             may_be_ahead=self._copy is not None,
             disk=self._disk,
@@ -424,8 +429,3 @@ def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:
 def _deadline(timeout: float | None) -> float:
     timeout = check_timeout(timeout)
     return math.inf if timeout is None else time.monotonic() + timeout
-
-
-def _left(deadline: float) -> float | None:
-    """The seconds until a deadline; None for no limit."""
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

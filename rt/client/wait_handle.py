@@ -74,9 +74,11 @@ class WaitHandle:
         """The connection to each node, as the push process reported it last."""
         self.since_ns = time.time_ns()
         """When the state of the replication changed last."""
+        self.disconnects = 0
+        """Connections that were reported as lost."""
         self._changed = threading.Condition()
         self._waiting = 0
-        self._listener: Callable[[], None] | None = None
+        self._listeners: tuple[Callable[[], None], ...] = ()
         self._notifier: MergeNotifier | None = None
         self._is_leaving = False
         self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
@@ -106,6 +108,11 @@ class WaitHandle:
     def merged(self) -> Level:
         """One past the last number that is merged."""
         return self._record.merged
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the publisher was closed."""
+        return self._is_leaving
 
     @property
     def state(self) -> ReplicationState:
@@ -138,7 +145,8 @@ class WaitHandle:
 
     def listen(self, on_changed: Callable[[], None]) -> None:
         """Call `on_changed` now and after each change, in any thread. It must not block or raise."""
-        self._listener = on_changed
+        with self._changed:
+            self._listeners += (on_changed,)
         on_changed()
 
     def tell_merged(self, on_merged: Callable[[int], None], merged: Callable[[], int], session: str) -> None:
@@ -252,8 +260,9 @@ class WaitHandle:
         if isinstance(error, Fenced):
             error = _fenced(self.directory, str(error))
         with self._changed:
-            state = self.state
+            state, connected = self.state, {one.endpoint for one in self.endpoints if one.is_connected}
             self.endpoints = report.endpoints or self.endpoints
+            self.disconnects += len(connected - {one.endpoint for one in self.endpoints if one.is_connected})
             self._problem.record(error)
             if self.state != state:
                 self.since_ns = time.time_ns()
@@ -274,8 +283,8 @@ class WaitHandle:
     def _notify(self) -> None:
         """Call with `_changed` held."""
         self._changed.notify_all()
-        if self._listener is not None:
-            self._listener()
+        for listener in self._listeners:
+            listener()
 
 
 class MergeNotifier:

@@ -20,7 +20,7 @@ from push_node import NodesInThread, PushNode
 
 import rt
 from rt.client import publisher as publishing
-from rt.client.publisher_status import SegmentExtent, reasons, state_of, unsent
+from rt.client.publisher_status import SegmentExtent, above, reasons, state_of
 from rt.client.replication_problem import ReplicationProblem
 from rt.client.wait_handle import WaitHandle
 from rt.log.format.segment import SegmentId
@@ -478,12 +478,12 @@ def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
         SegmentExtent(SegmentId(1, 0), 20, 20, 64),
         SegmentExtent(SegmentId(1, 1), 20, 30, 500),
     ]
-    assert unsent(segments, Level(0, 0)) == (30, 2500)
-    assert unsent(segments, Level(0, 15)) == (15, 1000)
-    assert unsent(segments, Level(1, 20)) == (10, 500)
-    assert unsent(segments, Level(1, 29)) == (1, 50)
-    assert unsent(segments, Level(1, 99)) == (0, 0)
-    assert unsent(segments, Level(2, 0)) == (0, 0)
+    assert above(segments, Level(0, 0)) == (30, 2500)
+    assert above(segments, Level(0, 15)) == (15, 1000)
+    assert above(segments, Level(1, 20)) == (10, 500)
+    assert above(segments, Level(1, 29)) == (1, 50)
+    assert above(segments, Level(1, 99)) == (0, 0)
+    assert above(segments, Level(2, 0)) == (0, 0)
 
 
 def test_a_problem_that_is_mended_before_a_call_is_not_raised() -> None:

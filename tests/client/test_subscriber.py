@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import rt
+from rt.client.follow_reader import DeliveryCounter
 from rt.client.pulled_copy import PulledCopy
 from rt.log.disk import REAL
 
@@ -227,7 +229,8 @@ def test_a_problem_is_reported_after_another_look_at_the_copy(tmp_path: Path) ->
     pulling: Any = SimpleNamespace(refused=None, corrupt=corrupt, failure=None, unreached=None)
     events: list[rt.events.Event] = []
     wakes: list[bool] = []
-    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: wakes.append(True), None)
+    wake = partial(wakes.append, True)
+    copy = PulledCopy(REAL, str(tmp_path), pulling, DeliveryCounter(events.append), wake, None)
     copy.check(is_closed=False)
     assert (events, wakes) == ([], [True])
     copy.check(is_closed=False)
@@ -256,7 +259,7 @@ def test_a_problem_that_comes_during_a_look_at_the_copy_is_reported_after_the_ne
 
     pulling: Any = Pulling()
     events: list[rt.events.Event] = []
-    copy = PulledCopy(REAL, str(tmp_path), pulling, events.append, lambda: None, None)
+    copy = PulledCopy(REAL, str(tmp_path), pulling, DeliveryCounter(events.append), lambda: None, None)
     copy.check(is_closed=False)
     copy.check(is_closed=False)
     assert events == []

@@ -40,9 +40,13 @@ class EventSink:
     def __init__(self, path: str, on_event: EventHandler | None) -> None:
         self._path, self._on_event = path, on_event
         self._told_tail: BadTail | None = None
+        self.record: Callable[[Event], None] | None = None
+        """Counts each event, before the handler is called."""
 
     def emit(self, event: Event) -> None:
         """Report an event at the current read position."""
+        if self.record is not None:
+            self.record(event)
         if self._on_event is not None:
             self._on_event(event)
         elif isinstance(event, BadTail):
