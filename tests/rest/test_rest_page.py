@@ -184,12 +184,12 @@ def test_the_page_tells_of_sessions_and_subscribers_with_their_lag_and_holds(bus
             f"{HOSTILE} | id 1",
             "open",
             "connected | 10.0.0.7:41000",
-            "12,000 | X 3",
+            "12,000 | run 3",
             "900 messages",
             "30.0 MiB/s",
         ],
-        ["quotes | id 2, dedup d1", "open", "connected | 10.0.0.8:41000", "980 | X 3", "none", "2.38 MiB/s"],
-        ["weather | id 3", "merged whole", "not connected", "all | X 0", NOTHING, NOTHING],
+        ["quotes | id 2, dedup d1", "open", "connected | 10.0.0.8:41000", "980 | run 3", "none", "2.38 MiB/s"],
+        ["weather | id 3", "completely merged", "not connected", "all | run 0", NOTHING, NOTHING],
     ]
     audit, export, desk = busy.rows("subscribers")[1:]
     assert audit[0] == "audit | 10.0.0.9:5100"
@@ -289,8 +289,8 @@ def test_the_page_says_so_when_the_node_does_not_answer_any_more(tmp_path: Path)
 
     assert node.asked.count("/status") == 2
     assert re.fullmatch(
-        r"The node does not answer: it cannot be reached\. What is shown is of \d\d:\d\d:\d\d\. "
-        r"It is asked again and again\.",
+        r"The node does not answer: it cannot be reached\. The page shows data of \d\d:\d\d:\d\d\. "
+        r"Retrying\.",
         page.texts["connection"],
     )
     assert "hidden" not in page.attributes["connection"]
