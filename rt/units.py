@@ -39,6 +39,17 @@ _MOMENT: Final = re.compile(
     re.ASCII,
 )
 
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d|w)", re.ASCII)
+_DURATION_NS: Final = {
+    "ms": 10**6,
+    "s": NS_PER_S,
+    "m": NS_PER_MINUTE,
+    "h": 60 * NS_PER_MINUTE,
+    "d": 24 * 60 * NS_PER_MINUTE,
+    "w": 7 * 24 * 60 * NS_PER_MINUTE,
+}
+
 
 def parse_size(text: str) -> int:
     """The bytes that `text` names, rounded down. Units as in Kubernetes; a trailing B is allowed.
@@ -73,6 +84,35 @@ def format_time(time_ns: int, *, digits: int = 9) -> str:
 @lru_cache(maxsize=64)
 def _format_second(seconds: int) -> str:
     return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+
+
+def parse_since(text: str, now_ns: int) -> int:
+    """Nanoseconds since 1970 of a time: RFC 3339, a date (midnight UTC), a number of ns, or a duration before
+    `now_ns`, such as "15m". Raises `ValueError`.
+    """
+    if (found := _DURATION.fullmatch(text)) is not None:
+        number, unit = found.groups()
+        return _checked_time(now_ns - int(Fraction(number) * _DURATION_NS[unit]), text)
+    return parse_time(f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text)
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds since 1970, from a number of them or from RFC 3339; otherwise `ValueError`."""
+    if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+        return _checked_time(int(text), text)
+    try:
+        time_ns = parse_rfc3339(text.replace(" ", "T", 1))
+    except ValueError as error:
+        raise ValueError(
+            f"{text[:50]!r} is not a time: use RFC 3339, as 2030-01-31T12:00:00Z, or ns since 1970"
+        ) from error
+    return _checked_time(time_ns, text)
+
+
+def _checked_time(time_ns: int, text: str) -> int:
+    if not -(2**63) <= time_ns < 2**63:
+        raise ValueError(f"the time {text[:50]} is out of range")
+    return time_ns
 
 
 def parse_rfc3339(text: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.units import NS_PER_MINUTE, SIZE_END, format_size, format_time, parse_rfc3339, parse_size
+from rt.units import NS_PER_MINUTE, SIZE_END, format_size, format_time, parse_rfc3339, parse_since, parse_size
 
 
 @pytest.mark.parametrize(
@@ -105,3 +105,27 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("digits", "text"), [(9, "00.123456789Z"), (3, "00.123Z"), (0, "00Z")])
 def test_a_time_is_written_with_as_many_decimals_as_wanted(digits: int, text: str) -> None:
     assert format_time(T0 + 123_456_789, digits=digits) == f"2026-01-01T00:00:{text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("15m", 10**18 - 15 * 60 * 10**9),
+        ("1.5s", 10**18 - 1_500_000_000),
+        ("0ms", 10**18),
+        ("2w", 10**18 - 14 * 86_400 * 10**9),
+        ("1970-01-02", 86_400 * 10**9),
+        ("1970-01-02T00:00:00+01:00", 82_800 * 10**9),
+        ("17", 17),
+    ],
+)
+def test_a_start_is_a_time_or_a_duration_before_now(text: str, time_ns: int) -> None:
+    assert parse_since(text, 10**18) == time_ns
+
+
+@pytest.mark.parametrize(
+    "text", ["", "m", "-5m", "5M", "1970-02-30", "5y", "1m30s", "2300-01-01", "99999999w"]
+)
+def test_a_start_that_is_neither_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="time"):
+        parse_since(text, 10**18)

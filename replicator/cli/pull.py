@@ -22,10 +22,19 @@ from replicator.pull.sidecar_copy import SidecarCopy
 from rt.child_process import ForwardedLog, spare_what_is_loaded, write_line
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.console import report
-from rt.cli.options import PLACE, STREAM_NAME, SUBSCRIBER_NAME, connect_timeout_option, option
+from rt.cli.options import (
+    PLACE,
+    SINCE,
+    SINCE_FORMS,
+    STREAM_NAME,
+    SUBSCRIBER_NAME,
+    connect_timeout_option,
+    option,
+)
 from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.errors import RtError
 from rt.line_protocol import encode_line
+from rt.log.read.start_position import StartTime
 from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
 from rt.sidecar.error_report import ErrorReported
@@ -44,8 +53,14 @@ from rt.systemd_notify import run_as_service
 @option(
     "--position",
     type=PLACE,
-    default="earliest",
-    help="Position at which a new copy starts. The copy starts with the segment that holds it.",
+    help="Position at which a new copy starts. The copy starts with the segment that holds it. Default: "
+    "earliest.",
+)
+@option(
+    "--since",
+    type=SINCE,
+    help="Start a new copy at the first message with this timestamp or a later one, with the segment that "
+    f"holds it. {SINCE_FORMS}",
 )
 @option(
     "--topic",
@@ -87,7 +102,8 @@ def pull(
     directory: str,
     stream: str,
     nodes: NodeOptions,
-    position: Wanted,
+    position: Wanted | None,
+    since: StartTime | None,
     topics: tuple[str, ...],
     name: str | None,
     retention: Retention,
@@ -102,13 +118,15 @@ def pull(
     """
     if mend and attached:
         raise click.UsageError("--repair excludes --attached.")
+    if position is not None and since is not None:
+        raise click.UsageError("--position excludes --since.")
     with _reported() if attached else contextlib.nullcontext():
         endpoints, tls = nodes.parse()
         copy = SidecarCopy(
             directory,
             stream,
             report=_report if attached else _ignore,
-            position=position,
+            position=since or ("earliest" if position is None else position),
             topics=topics,
             retention=retention,
             name=name,

@@ -51,6 +51,7 @@ from replicator.protocol.messages import (
 from rt.errors import ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
+from rt.log.read.start_position import StartTime
 from rt.message_codec import Field, MessageCodec, UnionCodec, inlined
 from rt.v1 import replication_pb2 as pb
 
@@ -171,6 +172,8 @@ def _stream_of(message: pb.PushHello | pb.PullHello) -> str:
 def _start_of(message: pb.PullMerged) -> Wanted:
     if message.WhichOneof("position") == "from_position":
         return message.from_position
+    if message.WhichOneof("position") == "from_timestamp_ns":
+        return StartTime(message.from_timestamp_ns)
     return "latest" if message.from_latest else "earliest"
 
 
@@ -191,6 +194,7 @@ _START: Final = Field(
     lambda position: {
         "from_position": position if isinstance(position, int) else None,
         "from_latest": True if position == "latest" else None,
+        "from_timestamp_ns": position.timestamp_ns if isinstance(position, StartTime) else None,
     },
     _start_of,
 )

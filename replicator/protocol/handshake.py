@@ -12,8 +12,10 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
 from rt.cluster_epoch import EPOCH_END
+from rt.errors import ProtocolViolation
 from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
 from rt.log.read.outline import Waypoint
+from rt.log.read.start_position import StartTime
 from rt.names import check_dedup_id, check_name, check_session_name
 
 PROTOCOL_VERSION: Final = 1
@@ -28,7 +30,7 @@ STATUS_SECONDS: Final = 2.0
 """How often a push says how it stands."""
 
 NOWHERE: Final = LogOffset(0, 0, 0)  # Before the first byte of a log.
-Wanted: TypeAlias = int | Literal["earliest", "latest"]
+Wanted: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 _Item = TypeVar("_Item", bound=SegmentSealed | Run | LogTrimmed | CompleteUpTo)
 
 
@@ -154,7 +156,8 @@ class PullMerged:
 
     A receiver that has some of it says where its whole blocks end (`offset`, position `end`), of which
     cluster they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). A
-    receiver that has nothing (`offset` None) names the position to start at. `topics`: empty for all.
+    receiver that has nothing (`offset` None) names the position to start at. If it names a time, the node
+    answers with the position that it found, also if the receiver has something. `topics`: empty for all.
     `acknowledged`: what a named subscriber does not need any more. With `range` the receiver keeps nothing,
     and only the position counts.
     """
@@ -218,11 +221,25 @@ class PullHello:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeFound:
+    """No message before `position` has the timestamp that was asked for, or a later one.
+
+    The message at the position has, if `is_message`.
+    """
+
+    position: int
+    is_message: bool = False
+
+    def __post_init__(self) -> None:
+        _check_bound("position", self.position, NUMBER_MAX + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class PullStart:
     """The answer to a hello: bytes follow from `offset` on, which is position (or number) `first`.
 
     `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
-    is one past the last position in the node's merged log.
+    is one past the last position in the node's merged log. `found`: where the time begins that was asked for.
     """
 
     cluster: bytes
@@ -233,6 +250,7 @@ class PullStart:
     session: str | None = None
     dedup_id: str | None = None
     end: int = 0
+    found: TimeFound | None = None
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -273,6 +291,14 @@ class PullProgress:
 
     def __post_init__(self) -> None:
         _check_bound("position", self.position, NUMBER_MAX + 1)
+
+
+def check_found(wanted: Wanted, start: PullStart) -> None:
+    """`rt.ProtocolViolation` if a time was asked for, and the node did not answer where it begins."""
+    if isinstance(wanted, StartTime) and start.found is None:
+        raise ProtocolViolation(
+            "the node's version of rt cannot start by time", where=start.node, hint="Upgrade the node."
+        )
 
 
 def check_progress(progress: PushProgress) -> PushProgress:

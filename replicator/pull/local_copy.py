@@ -16,7 +16,14 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from replicator.protocol.epoch_check import check_epoch, check_line
-from replicator.protocol.handshake import Acknowledged, HoldRejected, PullMerged, PullStart, Wanted
+from replicator.protocol.handshake import (
+    Acknowledged,
+    HoldRejected,
+    PullMerged,
+    PullStart,
+    Wanted,
+    check_found,
+)
 from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, LogTrimmed, SegmentSealed
 from replicator.receive.merged_receiver import MergedReceiver
 from rt.cluster_epoch import EPOCH_END
@@ -24,6 +31,7 @@ from rt.errors import ClusterMismatch, Corrupt, InvalidName, ProtocolViolation
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
+from rt.log.read.start_position import StartTime
 from rt.log.scan.directory import is_log_directory, read_file, read_identity
 from rt.log.write.writer import SyncPoint
 
@@ -41,7 +49,8 @@ _TOPICS_BYTES_MAX: Final = 2 * 2**20
 class LocalCopy:
     """The local side of a pull. Nothing is written to disk before a node said whose log it is.
 
-    `position` and `topics` are those of `PullMerged`; the position counts only while there is no copy yet.
+    `position` and `topics` are those of `PullMerged`; the position counts only while there is no copy yet. A
+    time is searched once, by the first node that is followed: then its position counts.
     `line`: only nodes in epochs of that line are followed (`rt.cluster_epoch.line_of`); None: any. For one
     thread at a time; `sync_to` may run in another one.
     """
@@ -139,7 +148,8 @@ class LocalCopy:
         if receiver.next_offset is None:
             return wanted
         end, chain = receiver.end, receiver.last_checksum
-        return replace(wanted, offset=receiver.next_offset, end=end, chain=chain, position="earliest")
+        position: Wanted = self._position if isinstance(self._position, StartTime) else "earliest"
+        return replace(wanted, offset=receiver.next_offset, end=end, chain=chain, position=position)
 
     def acknowledged(self) -> Acknowledged | None:
         """What the subscriber does not need any more; None if unknown. May run during `append`."""
@@ -163,6 +173,7 @@ class LocalCopy:
         earlier epoch, `rt.ProtocolViolation`.
         """
         check_line(self._line, start.epoch, start.node)
+        check_found(self._position, start)
         is_later = check_epoch(self._epoch, start.epoch, start.node)
         if self._receiver is None:
             with storage_errors(self.path, "making a copy"):
@@ -181,6 +192,8 @@ class LocalCopy:
                 hint="Pull into another directory.",
             )
         self._receiver.start_at(start.offset, start.first)
+        if isinstance(self._position, StartTime) and start.found is not None:
+            self._position = start.found.position
         if is_later:
             self._save_epoch(start.epoch)
 

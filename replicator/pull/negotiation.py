@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replicator.protocol.handshake import PullMerged, PullSession
+from replicator.protocol.handshake import PullMerged, PullSession, TimeFound
 from replicator.protocol.last_block import last_block_before, reaches_beyond, walk_to
 from replicator.protocol.messages import Chunk, LogOffset
 from replicator.send.segment_reader import SegmentReader
@@ -24,6 +24,8 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.index import EntryKind
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader
 from rt.log.read.reader import LogReader
+from rt.log.read.start_position import StartTime
+from rt.log.read.time_search import search_time
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, scanner_at, segment_path
 from rt.log.scan.directory import is_log_directory, read_header, read_identity, read_index, scans
 from rt.log.scan.scanner import MergedScanner, SessionScanner
@@ -161,6 +163,20 @@ def plan_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:
         return PullPlan(wanted.offset, _check_chain(disk, path, kept, wanted))
 
 
+def find_time(disk: Disk, path: str, wanted: PullMerged, timestamp_ns: int) -> TimeFound:
+    """Where the first message with that timestamp or a later one is; the log end if there is none.
+
+    If the search meets damage before it, a copy begins there: its reader will be told, unless another node
+    has the bytes. For a range that is `rt.Corrupt`.
+    """
+    with storage_errors(path, "looking for a time to begin a pull"):
+        _catalog(disk, path)
+        found = search_time(disk, path, read_identity(disk, path), timestamp_ns)
+    if found.damage is not None and wanted.range is not None:
+        raise found.damage
+    return TimeFound(found.position, found.is_message)
+
+
 def log_end(disk: Disk, path: str) -> int:
     """One past the last position of the merged log now, from the newest segment's last index entry."""
     with LogReader(path, position="latest", disk=disk) as reader:
@@ -178,6 +194,7 @@ def _catalog(disk: Disk, path: str) -> SegmentCatalog:
 
 def _plan_new_copy(catalog: SegmentCatalog, wanted: PullMerged) -> PullPlan:
     """The start of the segment that holds the position: a copy has whole segments."""
+    assert not isinstance(wanted.position, StartTime)
     if not catalog.kept:
         raise _nothing_merged("the merged log")
     kept: ReadableSegment | None = catalog.kept[0]

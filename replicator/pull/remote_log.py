@@ -33,6 +33,7 @@ from replicator.protocol.handshake import (
     PullRange,
     PullStart,
     Wanted,
+    check_found,
 )
 from replicator.protocol.messages import Chunk, Item
 from replicator.pull.range_stream import Found, RangeStream
@@ -42,6 +43,7 @@ from rt.events import SkipForward
 from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
+from rt.log.read.start_position import StartTime
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.connect_probe import explain_silence
 from rt.net.grpc_channel import Channel, open_channel
@@ -125,6 +127,11 @@ class RemoteLog:
         if start < end:
             yield from self._ask(start, PullRange(end, OUTLINE_BYTES))[1]
 
+    def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
+        found = self._ask(StartTime(timestamp_ns), PullRange(0), least_end=end)[0].found
+        assert found is not None
+        return min(max(found.position, start), end)
+
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Iterator[MessageBatch]:
@@ -190,13 +197,21 @@ class RemoteLog:
                 return start
             self._at = (self._at + 1) % nodes
 
-    def _ask(self, position: Wanted, wanted: PullRange) -> tuple[PullStart, list[Waypoint]]:
-        """The answer of a node that sends no bytes: its start, and an outline if that was requested."""
+    def _ask(
+        self, position: Wanted, wanted: PullRange, *, least_end: int = 0
+    ) -> tuple[PullStart, list[Waypoint]]:
+        """The answer of a node that sends no bytes: its start, and an outline if that was requested.
+
+        Its log must reach `least_end`.
+        """
         trial = self._attempt()
         while True:
             call = self._call(position, wanted, trial)
             waypoints: list[Waypoint] = []
             try:
+                check_found(position, call.start)
+                if call.start.end < least_end:
+                    raise Unreachable("this node has less of the log", got=call.start.end, expected=least_end)
                 while (item := self._loop.run(call.next_item())) is not None:
                     if not isinstance(item, LogOutline):
                         raise ProtocolViolation(

@@ -20,7 +20,7 @@ from replicator.pull.local_copy import LocalCopy
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
 from rt.errors import Corrupt
 from rt.log.format.segment_table import TrimReason
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes
+from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, TimeResolved
 
 logger = logging.getLogger("replicator")
 
@@ -47,7 +47,9 @@ class SidecarCopy(LocalCopy):
         super().start(start)
         if not self._was_node_reached:
             self._was_node_reached = True
-            self._report(NodeReached(start.end))
+            found = start.found
+            resolved = None if found is None else TimeResolved(found.position, found.is_message)
+            self._report(NodeReached(start.end, resolved))
 
     def on_hold_refused(self, refused: HoldRejected) -> None:
         super().on_hold_refused(refused)

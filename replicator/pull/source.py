@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, Protocol
 
@@ -20,6 +20,7 @@ from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed, Seg
 from replicator.pull.memory_budget import BudgetGrant
 from replicator.pull.negotiation import (
     check_next_block,
+    find_time,
     log_end,
     plan_filtered,
     plan_merged,
@@ -31,6 +32,7 @@ from replicator.send.topic_filter import FilteredScan
 from rt.errors import ClusterMismatch
 from rt.log.disk import Disk
 from rt.log.read.outline import Waypoint, outline
+from rt.log.read.start_position import StartTime
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_identity
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
@@ -174,6 +176,11 @@ class SourceOpener:
                 expected=cluster.hex(),
                 hint="Pull into another directory.",
             )
+        if isinstance(wanted.position, StartTime):
+            found = find_time(disk, path, wanted, wanted.position.timestamp_ns)
+            source = self._open_merged(path, replace(wanted, position=found.position))
+            source.start = replace(source.start, found=found)
+            return source
         if wanted.range is not None:
             return self._open_range(path, wanted, wanted.range)
         if wanted.topics:

@@ -27,6 +27,7 @@ from rt.client.follow_reader import DeliveryCounter, SubscriberStats
 from rt.endpoints import check_endpoints
 from rt.errors import Closed, InvalidOption
 from rt.log.read.reader import EventHandler, Place
+from rt.log.read.start_position import CheckedPlace, check_place
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.option_checks import check_count, check_position, check_timeout
 from rt.sidecar.pull_settings import Retention
@@ -163,6 +164,21 @@ class Subscriber:
         """Continue after `pause`."""
         self._running.set()
 
+    async def seek(self, position: Place) -> None:
+        """Continue at `position`, before or after what was delivered. For the task that reads.
+
+        See `rt.Subscriber.seek`.
+        """
+        start = check_place(position)
+        subscriber = await self._opened()
+        done = self._thread.do(lambda: _sought(subscriber, start))
+        if self._reading is not None and not self._reading.done():
+            subscriber.call_off()
+        self._reading = self._given = None  # What was read ahead is not delivered any more.
+        self._left.clear()
+        self._messages, self._rows = iter(()), iter(())
+        self._position = await asyncio.shield(done)
+
     async def ack(self, position: int) -> None:
         """Record durably that everything below `position` is done. A named subscriber resumes there."""
         self._check_handed_out(position)
@@ -231,10 +247,11 @@ class Subscriber:
                 continue
             if (batch := self._take(max_messages)) is not None:
                 return batch
-            if self._reading is None:
-                self._reading = self._thread.do(subscriber.next_batch)
-            await asyncio.wait([self._reading], timeout=left)
-            if not self._reading.done():
+            reading = self._reading
+            if reading is None:
+                reading = self._reading = self._thread.do(subscriber.next_batch)
+            await asyncio.wait([reading], timeout=left)
+            if not reading.done():
                 return None
         return None
 
@@ -274,6 +291,12 @@ class Subscriber:
         if self._reading is not None and not self._reading.done():
             subscriber.call_off()
         return await asyncio.shield(done)
+
+
+def _sought(subscriber: rt.client.subscriber.Subscriber, start: CheckedPlace) -> int:
+    """Its position after the seek."""
+    subscriber.seek(start)
+    return subscriber.position
 
 
 def _deadline(timeout: float | None) -> float:

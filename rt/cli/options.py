@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import click
 
-from rt.cli.formats.tables import parse_time
 from rt.errors import InvalidName
+from rt.log.read.start_position import StartTime
 from rt.names import check_dedup_id, check_name, check_session_name
+from rt.units import parse_since
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,14 +80,16 @@ class _Name(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class _Time(click.ParamType):  # type: ignore[type-arg]
-    """A time, as ns since the Unix epoch."""
+class _Since(click.ParamType):  # type: ignore[type-arg]
+    """A time, or a duration before now."""
 
     name = "time"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StartTime:
+        if isinstance(value, StartTime):
+            return value
         try:
-            return parse_time(str(value))
+            return StartTime(parse_since(str(value), time.time_ns()))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -115,6 +119,10 @@ SESSION_NAME = _Name("session")
 SUBSCRIBER_NAME = _Name("subscriber")
 DEDUP_ID = _Name("dedup id")
 CERTIFICATE_NAME = _Name("certificate")
-TIME = _Time()
+SINCE = _Since()
+SINCE_FORMS = (
+    "A time is RFC 3339, a date (midnight UTC), a duration before now (ms, s, m, h, d or w), or nanoseconds "
+    "since 1970."
+)
 PLACE = _Place()
 POSITION = click.IntRange(min=0)

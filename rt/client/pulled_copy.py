@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
 
 from rt.client.follow_reader import DeliveryCounter
 from rt.errors import Corrupt, Gap, RtError, Timeout
@@ -15,7 +15,10 @@ from rt.events import CorruptPositions
 from rt.log.disk import Disk
 from rt.log.format.segment import SegmentId, parse_segment_name
 from rt.log.read.reader import LogReader
-from rt.log.scan.directory import is_log_directory
+from rt.log.read.start_position import CheckedPlace, StartTime
+from rt.log.read.time_search import search_time
+from rt.log.scan.catalog import read_catalog
+from rt.log.scan.directory import is_log_directory, read_identity
 from rt.log.write.repair_requests import is_requested, request_repair
 from rt.sidecar.pull_process import PullSidecar
 
@@ -66,10 +69,27 @@ class PulledCopy:
         """The log end when this pull client first reached a node; None before that."""
         return self._pulling.log_end
 
-    @property
-    def latest(self) -> int | Literal["latest"] | None:
-        """Where a reader starts that reads from the log end; None while that is unknown."""
-        return "latest" if self._pulling.is_shared else self._pulling.log_end
+    def start(self, wanted: CheckedPlace, *, is_seek: bool) -> CheckedPlace | None:
+        """Where a reader of the copy starts; None while that is unknown.
+
+        The pull client asks the nodes where a time begins. The copy is searched instead if it has a message
+        before that, if another subscriber's pull client fills it, or if a reader seeks (`is_seek`).
+        """
+        if isinstance(wanted, int):
+            return wanted
+        pulling = self._pulling
+        if isinstance(wanted, StartTime) and not is_seek and pulling.found is not None:
+            found = pulling.found
+            return found.position if found.is_message else replace(wanted, position=found.position)
+        catalog = read_catalog(self._disk, self._directory)
+        if not catalog.kept or wanted == "earliest":
+            return "earliest" if catalog.kept else None
+        if wanted == "latest":
+            return "latest" if pulling.is_shared else pulling.log_end
+        identity = read_identity(self._disk, self._directory)
+        at = search_time(self._disk, self._directory, identity, wanted.timestamp_ns).position
+        is_in_copy = at > catalog.start or catalog.start == 0
+        return replace(wanted, position=at) if is_in_copy or is_seek or pulling.is_shared else None
 
     def check(self, *, is_closed: bool) -> None:
         """Report what the pull client reported. Raises its failure, unless the subscriber `is_closed`.

@@ -29,10 +29,9 @@ from rt.client.pulled_copy import PulledCopy
 from rt.client.settings import check_endpoints_tls
 from rt.errors import Closed, Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.read.open_segment import check_place
-from rt.log.read.reader import EventHandler, Place
+from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.read.start_position import CheckedPlace, check_place
 from rt.log.read.watch import DirectoryWatch
-from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
@@ -65,13 +64,14 @@ class Subscriber:
     the first; when that one closes, another takes over. The copy starts at the first subscriber's start
     position; a subscriber with an earlier one gets a skip forward.
 
-    `position` is as in `rt.LogReader`. None means where this `name` acknowledged, else "earliest". With
-    endpoints it may be after the end of the copy, and "latest" is the end of the log when a node was first
-    reached. Then `name` must be the certificate's name. If the certificate has the role subscriber, the nodes
-    hold the log back for it, within their limits: first from its start, then from its acknowledged position,
-    which is reported within seconds. If one name has several copies, the highest position counts. A hold
-    never moves back, and stays until an operator releases it. The pull client reports only its own
-    certificate's name: share a copy only among subscribers with the same name.
+    `position` is as in `rt.LogReader`, also a datetime. None means where this `name` acknowledged, else
+    "earliest". With endpoints it may be after the end of the copy, "latest" is the end of the log when a node
+    was first reached, and the nodes search for a time that is not after the start of the copy. Then `name`
+    must be the certificate's name. If the certificate has the role subscriber, the nodes hold the log back
+    for it, within their limits: first from its start, then from its acknowledged position, which is reported
+    within seconds. If one name has several copies, the highest position counts. A hold never moves back, and
+    stays until an operator releases it. The pull client reports only its own certificate's name: share a copy
+    only among subscribers with the same name.
 
     `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
 
@@ -107,8 +107,7 @@ class Subscriber:
         self.stream = check_name(stream, kind="stream")
         self.name = None if name is None else check_name(name, kind="subscriber")
         endpoints = check_endpoints_tls(endpoints, tls)
-        if position is not None:
-            position = check_place(position)
+        start = None if position is None else check_place(position)
         self._topics = check_topics(topics)
         _check_choices(on_event, retention)
         self._on_event = on_event
@@ -119,6 +118,7 @@ class Subscriber:
         self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None
         self._has_begun = False  # Whether `seek` moved it: its start, from which nodes hold the log, stays.
+        self._is_sought = False  # Whether `seek` set the start that is requested.
         self._watch: DirectoryWatch | None = None
         """Watches the directory in which the log will appear."""
         self._is_opening = False
@@ -132,9 +132,9 @@ class Subscriber:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
         """Positions of a named subscriber."""
-        if position is None and self._cursor is not None:
-            position = self._cursor.resume()
-        self._requested_start: Place = "earliest" if position is None else position
+        if start is None and self._cursor is not None:
+            start = self._cursor.resume()
+        self._requested_start: CheckedPlace = "earliest" if start is None else start
         if endpoints and tls is not None:
             self._start_pull(endpoints, tls)
         else:
@@ -212,15 +212,20 @@ class Subscriber:
         except Cancelled:
             return None
 
-    def seek(self, position: int) -> None:
+    def seek(self, position: Place) -> None:
         """Continue at `position`, before or after what was delivered. For the thread that reads.
 
-        What the copy does not have before its start is reported as missing. Acknowledged positions stay.
+        What the copy does not have before a position is reported as missing. Times are searched in the copy:
+        one before its start is its start. "latest" is the end of the copy, or the log end when a node was
+        first reached, if that is later. Acknowledged positions stay.
         """
-        start = check_place(check_position(position))
+        start = check_place(position)
         if self._gate.is_closed:
             raise Closed("the subscriber is closed", where=self.directory)
-        self._requested_start = start
+        if start == "latest" and is_log_directory(self._disk, self.directory):
+            with LogReader(self.directory, position="latest", disk=self._disk) as latest:
+                start = max(latest.position, self.log_end or 0)
+        self._requested_start, self._is_sought = start, True
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -321,7 +326,8 @@ class Subscriber:
         )
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
-        if start != "latest" and self._cursor is not None:  # That is known only after a node was reached.
+        if self._cursor is not None and (start == "earliest" or isinstance(start, int)):
+            # Where the others begin is known only after a node was reached.
             self._cursor.record_start(0 if start == "earliest" else start)
         self._watch = DirectoryWatch(self.directory)
         try:
@@ -370,19 +376,14 @@ class Subscriber:
             return False
         return True
 
-    def _start(self) -> Place | None:
-        """Where reading starts in the copy; None while that is unknown."""
+    def _start(self) -> CheckedPlace | None:
+        """Where reading starts; None while that is unknown."""
         if not is_log_directory(self._disk, self.directory):
             return None
-        if isinstance(self._requested_start, int):
+        if self._copy is None:
             return self._requested_start
         with storage_errors(self.directory, "looking for a copy"):
-            if not read_catalog(self._disk, self.directory).kept:
-                return None
-        if self._requested_start == "earliest":
-            return "earliest"
-        assert self._copy is not None
-        return self._copy.latest
+            return self._copy.start(self._requested_start, is_seek=self._is_sought)
 
     def _open_reader(self) -> None:
         reader = FollowReader(

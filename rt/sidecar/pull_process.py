@@ -31,7 +31,14 @@ from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
 from rt.sidecar.error_report import ErrorReported
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, PullReport
+from rt.sidecar.pull_protocol import (
+    HoldDenied,
+    NodeReached,
+    NodesUnreached,
+    NoGoodBytes,
+    PullReport,
+    TimeResolved,
+)
 from rt.sidecar.pull_settings import PullSettings
 
 logger = logging.getLogger("rt.client.subscriber")
@@ -50,8 +57,8 @@ _pullings: weakref.WeakSet[PullSidecar] = weakref.WeakSet()
 class PullSidecar:
     """Starts and supervises the pull client of `directory` (created if missing); `stop` ends it.
 
-    `on_change` is called in the supervising thread after a change of `failure`, `log_end`, `is_shared`,
-    `refused` or `corrupt`. Thread-safe.
+    `on_change` is called in the supervising thread after a change of `failure`, `log_end`, `found`,
+    `is_shared`, `refused` or `corrupt`. Thread-safe.
     """
 
     def __init__(self, directory: str, settings: PullSettings, *, on_change: Callable[[], None]) -> None:
@@ -59,6 +66,8 @@ class PullSidecar:
         """The permanent error, after which the copy does not grow."""
         self.log_end: int | None = None
         """The log end when a node was first reached."""
+        self.found: TimeResolved | None = None
+        """Where the time begins at which to start, as the first node that was reached has found it."""
         self.is_shared = False
         """Whether another pull client fills the copy."""
         self.unreached: str | None = None
@@ -190,8 +199,9 @@ class PullSidecar:
                 break
             for line in process.exchange():
                 match decode_line(line, PullReport):
-                    case NodeReached(end):
+                    case NodeReached(end, found):
                         self.unreached = None
+                        self.found = found if self.found is None else self.found
                         self.log_end = end if self.log_end is None else self.log_end
                     case NodesUnreached(why) if self.log_end is None:
                         self.unreached = why

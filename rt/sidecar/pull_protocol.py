@@ -14,10 +14,21 @@ from rt.sidecar.error_report import ErrorReported
 _Position: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
+class TimeResolved(Struct, frozen=True):
+    """Where the time begins at which the pull starts.
+
+    No message before `position` is of that time or later. The one at it is, if `is_message`.
+    """
+
+    position: _Position
+    is_message: bool
+
+
 class NodeReached(Struct, frozen=True, tag="reached"):
     """A node was reached for the first time. Its log ended at `end`."""
 
     end: _Position
+    found: TimeResolved | None = None
 
 
 class NodesUnreached(Struct, frozen=True, tag="unreached"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
-from rt.log.read.open_segment import Place, check_place
+from rt.log.read.start_position import CheckedPlace, StartTime, check_place
 from rt.log.scan.directory import merged_directory
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class PullSettings:
     stream: str
     endpoints: tuple[str, ...]
     tls: TLS
-    position: Place = "earliest"
+    position: CheckedPlace = "earliest"
     topics: tuple[str, ...] = ()
     retention: Retention = "follow"
     name: str | None = None
@@ -44,14 +44,15 @@ class PullSettings:
 
     def command(self, directory: str) -> Sequence[str]:
         """The command line of the pull client."""
-        tls = self.tls
+        tls, start = self.tls, self.position
+        position = f"--since={start.timestamp_ns}" if isinstance(start, StartTime) else f"--position={start}"
         named = [] if self.name is None else [f"--name={self.name}"]
         return [
             *(sys.executable, "-m", "rt", "pull", directory, "--attached"),
             *(f"--stream={self.stream}", f"--endpoints={','.join(self.endpoints)}"),
             *(f"--ca={os.path.abspath(tls.ca)}", f"--cert={os.path.abspath(tls.cert)}"),
             *(f"--key={os.path.abspath(tls.key)}", f"--retention={self.retention}"),
-            *(f"--position={self.position}", *named, *(f"--topic={topic}" for topic in self.topics)),
+            *(position, *named, *(f"--topic={topic}" for topic in self.topics)),
         ]
 
 

@@ -175,7 +175,7 @@ class PullHello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ...) -> None: ...
 
 class PullMerged(_message.Message):
-    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "topics", "name", "acknowledged", "range")
+    __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "from_timestamp_ns", "topics", "name", "acknowledged", "range")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class PullMerged(_message.Message):
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
     FROM_LATEST_FIELD_NUMBER: _ClassVar[int]
+    FROM_TIMESTAMP_NS_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
@@ -194,11 +195,12 @@ class PullMerged(_message.Message):
     chain: int
     from_position: int
     from_latest: bool
+    from_timestamp_ns: int
     topics: _containers.RepeatedScalarFieldContainer[str]
     name: str
     acknowledged: Acknowledged
     range: PullRange
-    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., range: _Optional[_Union[PullRange, _Mapping]] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[bytes] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., end: _Optional[int] = ..., chain: _Optional[int] = ..., from_position: _Optional[int] = ..., from_latest: _Optional[bool] = ..., from_timestamp_ns: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ..., range: _Optional[_Union[PullRange, _Mapping]] = ...) -> None: ...
 
 class Acknowledged(_message.Message):
     __slots__ = ("name", "position")
@@ -245,7 +247,7 @@ class PullReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ..., outline: _Optional[_Union[Outline, _Mapping]] = ...) -> None: ...
 
 class PullStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end")
+    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end", "found")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +256,7 @@ class PullStart(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     node: str
@@ -262,7 +265,16 @@ class PullStart(_message.Message):
     session: str
     dedup_id: str
     end: int
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ...) -> None: ...
+    found: TimeFound
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ..., found: _Optional[_Union[TimeFound, _Mapping]] = ...) -> None: ...
+
+class TimeFound(_message.Message):
+    __slots__ = ("position", "is_message")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    IS_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    is_message: bool
+    def __init__(self, position: _Optional[int] = ..., is_message: _Optional[bool] = ...) -> None: ...
 
 class Trimmed(_message.Message):
     __slots__ = ("run", "roll", "log_start", "reason")

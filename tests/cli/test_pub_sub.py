@@ -39,7 +39,7 @@ from rt.log.format.checksum import batch_seed
 from rt.log.format.headers import Headers
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
-from rt.log.scan.directory import is_log_directory
+from rt.log.scan.directory import is_log_directory, read_durable_end
 from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.leftovers import nothing_left
@@ -567,6 +567,8 @@ def test_misuse_of_pub_publishes_nothing(log: Log, arguments: list[str]) -> None
         ["--position", "-1"],
         ["--position", "1", "--since", "2020-01-01T00:00:00Z"],
         ["--since", "yesterday"],
+        ["--since", "15M"],
+        ["--since", "2026-13-01"],
         ["--path", "x"],
         ["--position", "99"],
         ["--name", "a/b"],
@@ -601,6 +603,9 @@ def test_sub_without_a_log_names_the_sessions_there_are(log: Log) -> None:
         (["--position", "5"], b""),
         (["--since", "1970-01-01T00:00:02Z"], b"2 3 4"),
         (["--since", "1500000000"], b"2 3 4"),
+        (["--since", "1970-01-01"], b"0 1 2 3 4"),
+        (["--since", "1970-01-02"], b""),
+        (["--since", "1w"], b""),
         (["--limit", "2"], b"0 1"),
         (["--limit", "0"], b""),
         (["--topic", "t1"], b"1 3"),
@@ -906,11 +911,40 @@ def test_endpoints_and_certificates_go_together(arguments: list[str], message: s
     assert (result.exit_code, message in result.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("more", [["."], ["--since", "2020-01-01T00:00:00Z", "--path", ".", "--stream", "s"]])
-def test_a_pull_excludes_a_directory_and_a_time(tmp_path: Path, more: list[str]) -> None:
+def test_a_pull_excludes_a_directory(tmp_path: Path) -> None:
     pki = make_pki(tmp_path / "pki")
-    result = run("sub", *more, "--endpoints", "n1:1", *tls_options(pki, "sub"))
-    assert (result.exit_code, "--endpoints excludes DIR and --since" in result.stderr) == (2, True)
+    result = run("sub", ".", "--endpoints", "n1:1", *tls_options(pki, "sub"))
+    assert (result.exit_code, "--endpoints excludes DIR" in result.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_sub_starts_by_time_with_nodes(
+    tmp_path: Path, processes: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    pki = make_pki(tmp_path / "pki")
+    with pull_source(tmp_path / "node", pki) as source:
+        now_ns = time.time_ns()
+        for hours in range(6, 0, -1):
+            source.publish(b"%d" % hours, timestamps_ns=[now_ns - hours * 3600 * 10**9])
+            source.roll()
+        nodes = ["--stream", "s", "--endpoints", source.endpoint, *tls_options(pki, "sub")]
+        for since, text in (
+            ("150m", b"2\n1\n"),
+            (str(now_ns - 4 * 3600 * 10**9), b"4\n3\n2\n1\n"),
+            ("0s", b""),
+        ):
+            done = processes("sub", *nodes, "--path", tmp_path / since, "--since", since)
+            assert done.communicate(timeout=DEADLINE_SECONDS) == (text, b"")
+            assert done.returncode == 0
+        pulling = processes("pull", tmp_path / "copy", *nodes, "--since", "210m")
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while (durable := read_durable_end(REAL, str(tmp_path / "copy"))) is None or durable.end < 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pulling.send_signal(signal.SIGTERM)
+        pulling.communicate(timeout=DEADLINE_SECONDS)
+        assert sorted(path.name for path in (tmp_path / "copy").glob("log.*"))[:1] == ["log.0.3"]
+        assert run_well("sub", tmp_path / "copy", "--since", "150m").stdout_bytes == b"2\n1\n"
 
 
 def tls_options(pki: Path, name: str) -> list[str]:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,35 @@ def test_the_loop_goes_on_while_a_task_waits(publisher: rt.Publisher) -> None:
             assert numbers(await waiting) == [10]
 
     run(main)
+
+
+def test_a_seek_drops_what_was_read_ahead_and_ends_a_wait(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert numbers([await anext(subscriber)]) == [0]
+            await subscriber.seek(7)
+            assert subscriber.position == 7
+            assert numbers(await subscriber.poll(1)) == [7]
+            await subscriber.seek("earliest")
+            assert numbers([await anext(subscriber), await anext(subscriber)]) == [0, 1]
+            await subscriber.seek("latest")
+            waiting = asyncio.ensure_future(subscriber.poll(timeout=None))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            await subscriber.seek(9)
+            assert numbers(await waiting) == [9]
+            published = (await _from(subscriber, 0))[-1].timestamp_ns
+            await subscriber.seek(datetime.fromtimestamp(published // 10**9, UTC))
+            assert (await subscriber.poll(1))[0].timestamp_ns >= published // 10**9 * 10**9
+            with pytest.raises(rt.InvalidOption):
+                await subscriber.seek("sideways")  # type: ignore[arg-type]
+
+    run(main)
+
+
+async def _from(subscriber: rt.aio.Subscriber, position: int) -> list[rt.Message]:
+    await subscriber.seek(position)
+    return await subscriber.poll(10)
 
 
 @settings(max_examples=15)

@@ -129,7 +129,7 @@ def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publishe
         assert numbers(subscriber.poll(2)) == [2, 3]
         subscriber.seek(8)
         assert numbers(subscriber.poll()) == [8, 9]
-        for wrong in (-1, "latest", 1.5):
+        for wrong in (-1, "sideways", 1.5):
             with pytest.raises(rt.InvalidOption):
                 subscriber.seek(wrong)
         subscriber.seek(9)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 
 WAIT_SECONDS = 120
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 
 pytestmark = pytest.mark.slow
 
@@ -230,6 +233,93 @@ def test_latest_is_the_end_when_a_node_was_reached(tmp_path: Path, pki: Path, so
             source.publish(b"next")
             assert take(subscriber, 1) == [b"next"]
             assert subscriber.position == expected + 1
+
+
+def at_seconds(*seconds: float) -> list[int]:
+    return [int(NOON.timestamp() + second) * 10**9 for second in seconds]
+
+
+def hours(source: PullSource) -> None:
+    """Messages b"0" to b"5" of NOON and the seconds after it, in three segments of two."""
+    for first in (0, 2, 4):
+        source.publish(*(b"%d" % at for at in (first, first + 1)), timestamps_ns=at_seconds(first, first + 1))
+        source.roll()
+
+
+def test_a_subscriber_starts_by_time_and_its_copy_with_that_segment(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    hours(source)
+    with subscriber_of(tmp_path, pki, source, name="sub", position=NOON + 3 * SECOND) as subscriber:
+        assert take(subscriber, 3) == [b"3", b"4", b"5"]
+        assert not (Path(subscriber.directory) / "log.0.0").exists()
+        until(lambda: source.acknowledged[-1:] == [("sub", 3)])
+        assert {position for _, position in source.acknowledged} == {3}
+        subscriber.seek(NOON + 5 * SECOND)
+        assert take(subscriber, 1) == [b"5"]
+        subscriber.seek(NOON)  # Before the copy.
+        assert take(subscriber, 1) == [b"2"]
+        subscriber.seek("latest")
+        source.publish(b"late", timestamps_ns=at_seconds(-1))
+        assert take(subscriber, 1) == [b"late"]
+    source.stop()
+    with subscriber_of(tmp_path, pki, source, position=NOON + 4 * SECOND) as offline:
+        assert take(offline, 3) == [b"4", b"5", b"late"]
+
+
+def test_a_time_before_the_copy_is_asked_of_the_nodes_and_the_gap_is_reported(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    hours(source)
+    with subscriber_of(tmp_path, pki, source, position=4) as subscriber:
+        assert take(subscriber, 2) == [b"4", b"5"]
+    events: list[Any] = []
+    options = {"position": NOON + SECOND, "on_event": events.append}
+    with subscriber_of(tmp_path, pki, source, **options) as subscriber:
+        assert take(subscriber, 2) == [b"4", b"5"]
+    assert [(event.wanted, event.resumed) for event in events if isinstance(event, SkipForward)] == [(1, 4)]
+
+
+@pytest.mark.parametrize("topics", [None, ["t"]])
+def test_a_time_that_no_message_has_yet_is_waited_for(
+    tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None
+) -> None:
+    hours(source)
+    options = {"position": NOON + 60 * SECOND, "topics": topics, "name": "sub"}
+    with subscriber_of(tmp_path, pki, source, **options) as subscriber:
+        until(lambda: subscriber.log_end is not None)
+        source.publish(b"early", topic="t", timestamps_ns=at_seconds(59))
+        source.publish(b"first", b"older", topic="t", timestamps_ns=at_seconds(60, 7))
+        assert take(subscriber, 2) == [b"first", b"older"]
+        until(lambda: source.acknowledged)
+        assert source.acknowledged[0] == ("sub", 6)
+
+
+def test_a_filtered_copy_starts_with_the_first_message_of_a_time_of_any_topic(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"0", topic="t", timestamps_ns=at_seconds(0))
+    source.publish(b"1", topic="other", timestamps_ns=at_seconds(5))
+    source.publish(b"2", b"3", topic="t", timestamps_ns=at_seconds(2, 6))
+    with subscriber_of(tmp_path, pki, source, topics=["t"], position=NOON + 4 * SECOND) as subscriber:
+        assert take(subscriber, 2) == [b"2", b"3"]
+
+
+def test_a_start_by_time_is_before_there_is_a_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    with subscriber_of(tmp_path, pki, source, position=NOON + SECOND) as subscriber:
+        assert subscriber.poll(timeout=0) == []
+        source.publish(b"0", b"1", timestamps_ns=at_seconds(0, 1))
+        assert take(subscriber, 1) == [b"1"]
+
+
+def test_a_copy_that_another_subscriber_fills_is_searched(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    hours(source)
+    with subscriber_of(tmp_path, pki, source) as first:
+        assert take(first, 1) == [b"0"]
+        with subscriber_of(tmp_path, pki, source, position=NOON + 4 * SECOND) as second:
+            assert take(second, 2) == [b"4", b"5"]
 
 
 def test_a_copy_that_was_deleted_starts_again_and_says_what_is_missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ from replicator.protocol.handshake import (
     PushProgress,
     PushStart,
     PushStatus,
+    TimeFound,
+    check_found,
     check_progress,
 )
 from replicator.protocol.messages import (
@@ -52,6 +55,7 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.read.outline import Waypoint
+from rt.log.read.start_position import StartTime
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))
@@ -83,7 +87,10 @@ merged = st.builds(
     st.none() | places,
     numbers,
     words,
-    st.one_of(numbers, st.sampled_from(["earliest", "latest"])),
+    st.one_of(
+        numbers,
+        st.sampled_from(["earliest", "latest"]) | st.builds(StartTime, st.integers(-(2**63), 2**63 - 1)),
+    ),
     st.lists(st.text(max_size=20), max_size=4).map(tuple),
     st.none() | names,
     st.none() | acknowledged,
@@ -119,6 +126,16 @@ pull_answers = st.one_of(
     st.builds(CompleteUpTo, numbers),
     st.builds(HoldRejected, names, st.text("abc :", max_size=20)),
     st.builds(PullStart, ids, words, names, places, numbers, st.none() | names, st.none() | names),
+    st.builds(
+        PullStart,
+        ids,
+        words,
+        names,
+        places,
+        numbers,
+        end=numbers,
+        found=st.builds(TimeFound, numbers, st.booleans()),
+    ),
 )
 
 
@@ -286,6 +303,14 @@ def test_an_outline_that_does_not_rise_or_has_no_end_is_refused(waypoints: list[
     )
     with pytest.raises(ProtocolViolation, match=r"waypoints|out of range"):
         decode_pull_reply(pb.PullReply(outline=said).SerializeToString())
+
+
+def test_the_answer_of_a_node_that_does_not_know_times_is_refused() -> None:
+    start = PullStart(ID, 1, "n1", LogOffset(0, 0, 0), 0)
+    check_found("earliest", start)
+    check_found(StartTime(5), replace(start, found=TimeFound(0)))
+    with pytest.raises(ProtocolViolation, match="cannot start by time"):
+        check_found(StartTime(5), start)
 
 
 def test_a_range_has_only_positions() -> None:

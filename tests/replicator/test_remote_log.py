@@ -23,7 +23,6 @@ from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
 from rt.spark.source.local_log import LocalLog
-from rt.spark.source.log_source import find_timestamp
 
 SHORT = 0.5
 """For tests of what happens when no node is left."""
@@ -275,8 +274,8 @@ def test_a_time_is_found_in_files_and_from_nodes_as_every_message_is_looked_at(
     stamps = sorted({row.timestamp_ns for row in rows})
     for wanted in (*stamps[:: len(stamps) // 12], stamps[-1], stamps[-1] + 1):
         dumb = next((row.position for row in rows if row.timestamp_ns >= wanted), len(rows))
-        assert find_timestamp(local, 0, len(rows), wanted, refuse) == dumb
-        assert find_timestamp(log, 0, len(rows), wanted, refuse) == dumb
+        assert local.find_time(0, len(rows), wanted) == dumb
+        assert log.find_time(0, len(rows), wanted) == dumb
     local.close()
 
 

@@ -188,7 +188,14 @@ def test_the_page_tells_of_sessions_and_subscribers_with_their_lag_and_holds(bus
             "900 messages",
             "30.0 MiB/s",
         ],
-        ["quotes | id 2, dedup d1", "open", "connected | 10.0.0.8:41000", "980 | run 3", "none", "2.38 MiB/s"],
+        [
+            "quotes | id 2, dedup d1",
+            "open",
+            "connected | 10.0.0.8:41000",
+            "980 | run 3",
+            "none",
+            "2.38 MiB/s",
+        ],
         ["weather | id 3", "completely merged", "not connected", "all | run 0", NOTHING, NOTHING],
     ]
     audit, export, desk = busy.rows("subscribers")[1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,9 @@ class PullSource:
         self._log = MergedLogBuilder(self.merged, cluster_id=CLUSTER, stream="s")
         self._publisher = rt.Publisher(root, "s", publisher_id="feed", linger_ms=0)
 
-    def publish(self, *values: bytes, topic: str = "") -> None:
+    def publish(self, *values: bytes, topic: str = "", timestamps_ns: Sequence[int] | None = None) -> None:
         """Publish them in one batch, and merge them."""
-        self._publisher.publish_many(list(values), topic=topic)
+        self._publisher.publish_many(list(values), topic=topic, timestamps_ns=timestamps_ns)
         self._publisher.flush()
         self._log.merge_all([self._publisher.directory])
         self._log.sync()

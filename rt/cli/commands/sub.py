@@ -29,9 +29,10 @@ from rt.cli.formats.writers import (
 )
 from rt.cli.options import (
     PLACE,
+    SINCE,
+    SINCE_FORMS,
     STREAM_NAME,
     SUBSCRIBER_NAME,
-    TIME,
     connect_timeout_option,
     option,
 )
@@ -40,7 +41,8 @@ from rt.client.connection import subscriber_root
 from rt.client.subscriber import Subscriber
 from rt.errors import LogNotFound
 from rt.log.disk import REAL
-from rt.log.read.reader import LogReader, Place
+from rt.log.read.reader import Place
+from rt.log.read.start_position import StartTime
 from rt.log.scan.directory import is_log_directory, merged_directory
 
 Format = Literal["lines", "csv", "json", "files"]
@@ -72,8 +74,8 @@ _MOST = 2**62
 )
 @option(
     "--since",
-    type=TIME,
-    help="Start with the first message of this time or later: RFC 3339, or nanoseconds since 1970.",
+    type=SINCE,
+    help=f"Start at the first message with this timestamp or a later one. {SINCE_FORMS}",
 )
 @option(
     "--name",
@@ -122,7 +124,7 @@ def sub(
     stream: str | None,
     nodes: NodeOptions,
     position: Place | None,
-    since: int | None,
+    since: StartTime | None,
     name: str | None,
     topics: tuple[str, ...],
     follow: bool,
@@ -153,16 +155,15 @@ def sub(
         raise click.UsageError("--position excludes --since.")
     is_local = directory is not None and not nodes.is_given
     endpoints, tls = ((), None) if is_local else nodes.parse(name)
+    position = since or position
     printer = EventPrinter()
     if tls is not None:
-        if directory is not None or since is not None:
-            raise click.UsageError("--endpoints excludes DIR and --since.")
+        if directory is not None:
+            raise click.UsageError("--endpoints excludes DIR.")
         copies = root or subscriber_root(nodes.path(None), name or tls.identity.name)
         where = (copies, nodes.stream(stream))
     else:
         where = (_log_directory(directory, root, stream), "local")
-        if since is not None:
-            position = _position_at(where[0], since)
     with contextlib.ExitStack() as opened:
         interrupts = opened.enter_context(Interrupts())
         source: ReadSource
@@ -234,11 +235,6 @@ def _log_directory(directory: str | None, root: str | None, stream: str | None) 
         else None
     )
     raise LogNotFound(f"there is no merged log of stream {stream}", where=path, hint=hint)
-
-
-def _position_at(path: str, since_ns: int) -> int:
-    with LogReader(path) as reader:
-        return reader.position_at(since_ns)
 
 
 def _copy(

@@ -29,10 +29,10 @@ from typing import IO, Any
 
 from rt.cli.formats.envelope import opened
 from rt.cli.formats.publish_loop import PublishLoop
-from rt.cli.formats.tables import parse_time
 from rt.cli.signals import Interrupts
 from rt.errors import FormatError, MessageTooLarge, TopicTooLong
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX
+from rt.units import parse_time
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,7 @@ Invariant: what `escape` returns is printable, and different inputs give differe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-
-from rt.units import parse_rfc3339
 
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -33,22 +30,6 @@ def _escape_one(character: str) -> str:
     if code < 0x80:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds since the Unix epoch, from a number of them or from RFC 3339; otherwise `ValueError`."""
-    if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
-        time_ns = int(text)
-    else:
-        try:
-            time_ns = parse_rfc3339(text.replace(" ", "T", 1))
-        except ValueError as error:
-            raise ValueError(
-                f"{text[:50]!r} is not a time: use RFC 3339, as 2030-01-31T12:00:00Z, or ns since 1970"
-            ) from error
-    if not -(2**63) <= time_ns < 2**63:
-        raise ValueError(f"the time {text} is out of range")
-    return time_ns
 
 
 def count_of(count: int, noun: str) -> str:

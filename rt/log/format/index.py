@@ -56,13 +56,19 @@ def encode_entry(entry: IndexEntry, seed: int) -> bytes:
     return body + crc32c(body, seed).to_bytes(4, "little")
 
 
-def decode_entries(data: Buffer, seed: int) -> Iterator[IndexEntry]:
-    """The valid entries of an index file's bytes, as long as they rise; corrupt ones are skipped."""
+def decode_entries(data: Buffer, seed: int, *, is_dense: bool = False) -> Iterator[IndexEntry]:
+    """The valid entries of an index file's bytes, as long as they rise.
+
+    Corrupt ones are skipped; with `is_dense` the first one ends them: it may be that of a declaration,
+    without which a scanner cannot read what follows.
+    """
     last = -1
     whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
     for start in range(0, len(whole), ENTRY_BYTES):
         first, offset, timestamp_high_ns, kind, checksum = _ENTRY.unpack_from(whole, start)
         if crc32c(whole[start : start + _BODY.size], seed) != checksum or kind not in _KINDS:
+            if is_dense:
+                return
             continue
         if last < offset < NUMBER_MAX and first < NUMBER_MAX:
             last = offset

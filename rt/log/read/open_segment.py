@@ -1,22 +1,18 @@
-"""Open a segment for reading, and find the position where a reader starts."""
+"""Open a segment for reading, at a position."""
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final
 
-from rt.errors import Corrupt, InvalidOption
+from rt.errors import Corrupt
 from rt.log.disk import Disk, File
-from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import LogIdentity
-from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, scanner_at, segment_path
-from rt.log.scan.directory import read_header, scans
+from rt.log.scan.catalog import ReadableSegment, read_catalog, scanner_at, segment_path
+from rt.log.scan.directory import read_header
 from rt.log.scan.scanner import Scanner
 
-Place: TypeAlias = int | Literal["earliest", "latest"]
 RESTORE: Final = "Repair a copy with `rt pull DIR --repair`. `rt log verify` lists all corrupt files."
 
 
@@ -69,65 +65,3 @@ def open_visible(
     except BaseException:
         file.close()
         raise
-
-
-class FoundStart(NamedTuple):
-    """A position. Also the run of the segment that was scanned to its end to find it, if any."""
-
-    position: int
-    run: int | None
-
-
-def check_place(place: Place) -> Place:
-    """A position that a message may have, "earliest" or "latest". Raises `rt.InvalidOption`."""
-    if place in ("earliest", "latest"):
-        return place
-    position = -1
-    with contextlib.suppress(TypeError):
-        position = operator.index(place)  # type: ignore[arg-type]
-    if isinstance(place, bool) or not 0 <= position <= NUMBER_MAX:
-        expected = "a number from 0 on, 'earliest' or 'latest'"
-        raise InvalidOption("invalid position", got=repr(place)[:200], expected=expected)
-    return position
-
-
-def find_place(
-    disk: Disk, directory: str, identity: LogIdentity, place: Place, *, may_be_ahead: bool = False
-) -> FoundStart:
-    """Raises `rt.InvalidOption` for an invalid place, or a position after the log end.
-
-    A reader after the end would wait indefinitely; it is allowed if the log is being filled (`may_be_ahead`).
-    In a dedup session any number may be the next one.
-    """
-    place = check_place(place)
-    if isinstance(place, int):
-        return FoundStart(place, None) if may_be_ahead else _checked(disk, directory, identity, place)
-    catalog = read_catalog(disk, directory)
-    if place == "earliest":
-        return FoundStart(catalog.start, None)
-    return _end(disk, directory, identity, catalog)
-
-
-def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
-    catalog = read_catalog(disk, directory)
-    if position <= catalog.known_end or identity.dedup_id is not None:
-        return FoundStart(position, None)
-    end = _end(disk, directory, identity, catalog)
-    if position > end.position:
-        raise InvalidOption(f"position {position} is beyond the end, {end.position}, of {directory}")
-    return FoundStart(position, end.run)
-
-
-def _end(disk: Disk, directory: str, identity: LogIdentity, catalog: SegmentCatalog) -> FoundStart:
-    """One past the last complete message, found from the newest segment's last index entry."""
-    if not catalog.kept or catalog.kept[-1].end is not None:
-        return FoundStart(max(catalog.known_end, catalog.start), None)
-    segment = open_segment(disk, directory, identity, catalog.kept[-1], 2**62)
-    if segment is None:
-        return FoundStart(catalog.known_end, None)
-    try:
-        for _ in scans(segment.file.pread, segment.scanner):
-            pass
-        return FoundStart(segment.scanner.next, segment.id.run)
-    finally:
-        segment.close()

@@ -20,14 +20,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rt.events import BadMessage, Event
+from rt.events import BadMessage
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.batch import BadBatch
-from rt.log.read.open_segment import Place
 from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
+from rt.log.read.start_position import Place, StartTime, check_place
+from rt.log.read.time_search import search_time
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.batch_decoder import decode
-from rt.log.scan.catalog import ReadableSegment, read_catalog
 from rt.log.scan.directory import check_log_directory, read_identity
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, groups
@@ -40,8 +40,10 @@ __all__ = ["EventHandler", "LogReader", "Place"]
 class LogReader:
     """Messages of one log directory, in columns or one by one.
 
-    `position` is the first to read: a position (in a session log: a number), "earliest" (the log start) or
-    "latest" (the current log end). With `follow` the reader waits at the end for more; else it stops there.
+    `position` is the first to read: a position (in a session log: a number), "earliest" (the log start),
+    "latest" (the current log end), or a datetime with a timezone: the first message, of any topic, with that
+    timestamp or a later one. If there is none yet, all that comes before the first one is passed over. With
+    `follow` the reader waits at the end for more; else it stops there.
     `topics`, if given, are the only ones returned. `on_event` receives the events of `rt.events`. Without it,
     missing messages raise `rt.Gap`, and the next read continues after the gap.
 
@@ -69,6 +71,8 @@ class LogReader:
         self._reading = threading.RLock()
         self._is_busy = False
         self._deferred: Exception | None = None
+        self._start_ns: int | None = None
+        """Until the first message with this timestamp or a later one, all are passed over."""
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._groups: deque[Sequence[PlacedBatch]] = deque()
         """Batches of `_buffer` that are verified but not decoded; decoded a group at a time."""
@@ -82,7 +86,7 @@ class LogReader:
         self._watch = DirectoryWatch(self.path) if follow else None
         try:
             with storage_errors(self.path, "opening a log"):
-                self._walk.go_to(position, may_be_ahead=self._may_be_ahead)
+                self._go_to(position)
         except BaseException:
             self.close()
             raise
@@ -148,12 +152,17 @@ class LogReader:
         """Continue at `position`, which may be earlier or later."""
         self._forget()
         with storage_errors(self.path, "seeking in a log"):
-            self._walk.go_to(position, may_be_ahead=self._may_be_ahead)
+            self._go_to(position)
 
     def position_at(self, timestamp_ns: int) -> int:
-        """The first retained position with timestamp >= `timestamp_ns`; the end if there is none."""
+        """The first retained position with timestamp >= `timestamp_ns`, of any topic; the end if there is
+        none.
+        """
         with storage_errors(self.path, "looking for a time"):
-            return self._position_at(timestamp_ns)
+            found = search_time(self._disk, self.path, self.identity, timestamp_ns)
+        if found.damage is not None:
+            raise found.damage
+        return found.position
 
     def close(self) -> None:
         """Stop, from any thread: another thread's wait and iteration end. Closing twice is allowed."""
@@ -195,6 +204,11 @@ class LogReader:
 
     # Reading
 
+    def _go_to(self, place: Place) -> None:
+        place = check_place(place)
+        self._walk.go_to(place, may_be_ahead=self._may_be_ahead)
+        self._start_ns = place.timestamp_ns if isinstance(place, StartTime) else None
+
     def _read(self, timeout: float | None) -> MessageBatch | None:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._reading:
@@ -230,10 +244,21 @@ class LogReader:
         position = self._walk.position
         if batch.positions[0] < position:
             batch = batch.slice(int(np.searchsorted(batch.positions, position)), len(batch))
+        if self._start_ns is not None:
+            batch = self._from_start_time(batch, self._start_ns)
         self._walk.position = max(end, position)
         if not len(batch):
             return None
         return batch if self._topics is None else batch.with_topics(self._topics)
+
+    def _from_start_time(self, batch: MessageBatch, start_ns: int) -> MessageBatch:
+        """The part of `batch` from the first message of that time on. Moves the position there."""
+        at = np.flatnonzero(batch.timestamps_ns >= start_ns)
+        if not len(at):
+            return batch.slice(0, 0)
+        self._walk.position = int(batch.positions[at[0]])
+        self._start_ns = None
+        return batch.slice(int(at[0]), len(batch))
 
     def _queue_scanned(self, data: bytes, scan: ScanResult) -> None:
         position = self._walk.position
@@ -271,36 +296,8 @@ class LogReader:
         """Sync what was read: after a power cut a stored position must not be after the log end."""
         self._walk.sync()
 
-    def _position_at(self, timestamp_ns: int) -> int:
-        catalog = read_catalog(self._disk, self.path)
-        sealed = {segment.id: segment for segment in catalog.listed}
-        end = catalog.known_end
-        for kept in catalog.kept:
-            known = sealed.get(kept.id)
-            if known is not None and known.timestamp_high_ns < timestamp_ns:
-                continue
-            for batch in self._segment_batches(kept):
-                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
-                if len(at):
-                    return int(batch.positions[at[0]])
-                end = max(end, batch.end)
-        return end
-
-    def _segment_batches(self, kept: ReadableSegment) -> Iterator[MessageBatch]:
-        with LogReader(
-            self.path, position=kept.first, topics=self._topics, on_event=_ignore, disk=self._disk
-        ) as reader:
-            for batch in reader.batches():
-                if kept.end is not None and batch.positions[0] >= kept.end:
-                    return
-                yield batch
-
     def _release(self) -> None:
         self._walk.leave()
         if self._watch is not None:
             watch, self._watch = self._watch, None
             watch.close()
-
-
-def _ignore(event: Event) -> None:
-    """Ignore events of a look-up: they are reported when the messages are read."""

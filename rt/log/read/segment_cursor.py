@@ -20,7 +20,8 @@ from rt.log.disk import Disk, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.gaps import read_skips, reason_of
-from rt.log.read.open_segment import RESTORE, OpenSegment, Place, find_place, open_segment
+from rt.log.read.open_segment import RESTORE, OpenSegment, open_segment
+from rt.log.read.start_position import Place, find_place
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
 from rt.log.scan.directory import READ_BYTES, read_durable_end, read_frames
 from rt.log.scan.scanner import MergedScanner, ScanResult

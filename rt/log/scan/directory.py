@@ -21,6 +21,7 @@ from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, ne
 from rt.log.format.index import IndexEntry, decode_entries, index_file_name
 from rt.log.format.segment import (
     SEGMENT_HEADER_BYTES,
+    LogKind,
     SegmentHeader,
     SegmentId,
     decode_segment_header,
@@ -125,9 +126,13 @@ def durable_offset(disk: Disk, path: str, segment: SegmentId, origin: bytes) -> 
 
 
 def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]:
-    """The valid entries of a segment's index; empty if it has none."""
+    """The valid entries of a segment's index, in a merged log up to the first corrupt one; empty if it has
+    none.
+    """
     content = read_file(disk, os.path.join(path, index_file_name(header.id)))
-    return [] if content is None else list(decode_entries(content, header.seed))
+    if content is None:
+        return []
+    return list(decode_entries(content, header.seed, is_dense=header.kind is not LogKind.SESSION))
 
 
 def read_identity(disk: Disk, path: str) -> LogIdentity:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rt.log.disk import Disk, File, write_whole
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.format.index import (
     ENTRY_BYTES,
@@ -55,15 +56,22 @@ class ActiveSegment:
             if self.size_bytes < self.index_next:
                 return
             self.index_next = self.size_bytes + max(INDEX_STRIDE_BYTES, written)
-        self._write_entry(disk, path, IndexEntry(self.end, self.size_bytes, self.times.high_ns, kind))
+        is_written = self._write_entry(
+            disk, path, IndexEntry(self.end, self.size_bytes, self.times.high_ns, kind)
+        )
+        if is_declaration and not is_written:
+            self.index_next = NUMBER_MAX  # A scanner that starts after it would miss the declaration.
 
-    def _write_entry(self, disk: Disk, path: str, *entries: IndexEntry) -> None:
+    def _write_entry(self, disk: Disk, path: str, *entries: IndexEntry) -> bool:
+        """Returns whether it was written."""
         with contextlib.suppress(OSError):
             if self.index is None:
                 self.index = disk.create(os.path.join(path, index_file_name(self.header.id)))
             data = b"".join(encode_entry(entry, self.header.seed) for entry in entries)
             self.index.pwritev([data], self.index_bytes)
             self.index_bytes += ENTRY_BYTES * len(entries)
+            return True
+        return False
 
     def uncached_with(self, before: int) -> int:
         """How many bytes `uncache(before)` drops."""

@@ -26,7 +26,7 @@ from rt.log.read.projection import Projection
 from rt.spark.plain_errors import hide_trace, plain_errors
 from rt.spark.source.columns import HEADERS_KIND, check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
-from rt.spark.source.log_source import LogSource, find_timestamp, open_log
+from rt.spark.source.log_source import LogSource, open_log
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
 from rt.spark.source.python_workers import freeze_modules, quiet_end
@@ -196,7 +196,7 @@ def resolve(bound: Bound, log: LogSource, options: ReadOptions, low: int, high: 
         case "latest":
             return high
         case AtTime(timestamp_ns, option):
-            position = find_timestamp(log, low, high, timestamp_ns, _ignore)
+            position = log.find_time(low, high, timestamp_ns)
             if position >= high and option == "startingTimestamp" and not options.latest_if_no_time:
                 raise InvalidOption(
                     "no message has a timestamp at or after startingTimestamp",
@@ -206,7 +206,3 @@ def resolve(bound: Bound, log: LogSource, options: ReadOptions, low: int, high: 
             return position
         case _:
             return bound
-
-
-def _ignore(event: object) -> None:
-    """Missing messages have no timestamp. The query reports them when it reads there."""

@@ -74,6 +74,10 @@ class LocalLog:
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
         return outline(self._disk, self.path, start, end)
 
+    def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
+        with LogReader(self.path, on_event=_ignore, disk=self._disk) as reader:
+            return min(max(reader.position_at(timestamp_ns), start), end)
+
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Iterator[MessageBatch]:

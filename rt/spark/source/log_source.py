@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from itertools import chain, pairwise
 from typing import Final, Protocol
-
-import numpy as np
 
 from rt.errors import RtError
 from rt.log.read.outline import Waypoint
@@ -40,6 +37,12 @@ class LogSource(Protocol):
 
     def outline(self, start: int, end: int) -> Iterator[Waypoint]:
         """How bytes are distributed over the positions from `start` to `end`. See `rt.log.read.outline`."""
+
+    def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
+        """The first position from `start` to `end` with a timestamp at or after `timestamp_ns`, else `end`.
+
+        Must read a part of the log that does not grow with it. See `rt.log.read.time_search`.
+        """
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
@@ -83,19 +86,3 @@ def open_log(where: DirectorySource | ClusterSource, *, is_planned: bool = False
         connect_seconds=None if is_planned else where.connect_seconds,
     )
     return source
-
-
-def find_timestamp(log: LogSource, start: int, end: int, timestamp_ns: int, on_loss: LossHandler) -> int:
-    """The first position from `start` to `end` with a timestamp at or after `timestamp_ns`, else `end`.
-
-    The outline's timestamps are used only to skip. The answer is read and verified.
-    """
-    interest = Projection(values=False, timestamp_low_ns=timestamp_ns)
-    for before, after in pairwise(chain([Waypoint(start, 0)], log.outline(start, end))):
-        low, high = max(before.position, start), min(after.position, end)
-        if low < high and (after.timestamp_high_ns is None or after.timestamp_high_ns >= timestamp_ns):
-            for batch in log.read(low, high, interest, on_loss):
-                at = np.flatnonzero(batch.timestamps_ns >= timestamp_ns)
-                if len(at):
-                    return int(batch.positions[at[0]])
-    return end
