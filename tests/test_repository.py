@@ -140,7 +140,7 @@ def test_every_test_that_the_docs_name_exists() -> None:
     assert sorted(name for name in named if f"def {name}(" not in sources) == []
 
 
-PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 365}
+PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 360}
 """Their lines at most. Their arguments are options that programs set by name, each with its description."""
 
 

@@ -314,16 +314,8 @@ class Subscriber:
     # Opening the log
 
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
-        start = self._requested_start
-        settings = PullSettings(
-            self.stream,
-            tuple(endpoints),
-            tls,
-            start,
-            tuple(sorted(self._topics or ())),
-            self._retention,
-            self.name,
-        )
+        start, topics = self._requested_start, tuple(sorted(self._topics or ()))
+        settings = PullSettings(self.stream, tuple(endpoints), tls, start, topics, self._retention, self.name)
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
         if self._cursor is not None and (start == "earliest" or isinstance(start, int)):
