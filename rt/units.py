@@ -93,7 +93,10 @@ def parse_since(text: str, now_ns: int) -> int:
     if (found := _DURATION.fullmatch(text)) is not None:
         number, unit = found.groups()
         return _checked_time(now_ns - int(Fraction(number) * _DURATION_NS[unit]), text)
-    return parse_time(f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text)
+    try:
+        return parse_time(f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text)
+    except ValueError as error:
+        raise ValueError(f"{error}. Also a date, as 2030-01-31, or a duration before now, as 15m") from error
 
 
 def parse_time(text: str) -> int:
