@@ -194,4 +194,5 @@ def test_a_subscriber_seeks_back_and_forth(tmp_path: Path) -> None:
         subscriber.seek(1)
         assert [message.position for message in subscriber.poll(2)] == [1, 2]
         with pytest.raises(rt.InvalidOption):
-            subscriber.seek("latest")  # type: ignore[arg-type]
+            subscriber.seek("middle")  # type: ignore[arg-type]
+        assert subscriber.poll(1)[0].position == 3
