@@ -171,10 +171,14 @@ class Subscriber:
         """
         start = check_place(position)
         subscriber = await self._opened()
-        done = self._thread.do(lambda: _sought(subscriber, start))
+        self._position = before = self.position
+        done = self._thread.do(lambda: _sought(subscriber, start, before))
         if self._reading is not None and not self._reading.done():
             subscriber.call_off()
-        self._reading = self._given = None  # What was read ahead is not delivered any more.
+        self._reading = None
+        self._take_back()
+        for batch in self._left:  # What was read ahead is not delivered any more.
+            self._counter.subtract(batch, len(batch))
         self._left.clear()
         self._messages, self._rows = iter(()), iter(())
         self._position = await asyncio.shield(done)
@@ -195,6 +199,7 @@ class Subscriber:
             return
         self._is_closed = True
         self._running.set()
+        self._position = self.position  # What was read ahead is not delivered any more.
         self._messages, self._rows = iter(()), iter(())
         try:
             if self._opening is not None:
@@ -293,9 +298,14 @@ class Subscriber:
         return await asyncio.shield(done)
 
 
-def _sought(subscriber: rt.client.subscriber.Subscriber, start: CheckedPlace) -> int:
-    """Its position after the seek."""
-    subscriber.seek(start)
+def _sought(subscriber: rt.client.subscriber.Subscriber, start: CheckedPlace, before: int) -> int:
+    """Its position after the seek. If that fails, it continues at `before`."""
+    try:
+        subscriber.seek(start)
+    except BaseException:
+        if subscriber.position > before:
+            subscriber.seek(before)  # What was read ahead is read again.
+        raise
     return subscriber.position
 
 

@@ -79,9 +79,9 @@ class DeliveryCounter:
             return
         self.gaps += 1
 
-    def stats(self, reader: FollowReader | None, start: object, log_end: int | None) -> SubscriberStats:
+    def stats(self, reader: FollowReader | None, start: int, log_end: int | None) -> SubscriberStats:
         """`start` is where `reader` will start if there is none yet."""
-        batch, left, position = None, 0, start if isinstance(start, int) else 0
+        batch, left, position = None, 0, start
         if reader is not None:
             batch, left, position = reader.undelivered()
         messages, size = self.delivered([] if batch is None else [(batch, left)])

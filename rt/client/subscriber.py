@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -27,10 +29,10 @@ from rt.client.follow_reader import (
 )
 from rt.client.pulled_copy import PulledCopy
 from rt.client.settings import check_endpoints_tls
-from rt.errors import Closed, Corrupt, InvalidOption
+from rt.errors import Closed, Corrupt, InvalidOption, LogNotFound
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.read.reader import EventHandler, LogReader, Place
-from rt.log.read.start_position import CheckedPlace, check_place
+from rt.log.read.start_position import CheckedPlace, StartTime, check_place
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
@@ -62,7 +64,7 @@ class Subscriber:
     pull client, fills the copy from the nodes: `<path>/<stream>/merged`, or with `topics` a separate
     directory that holds only these (the nodes filter). Subscribers of one directory share the pull client of
     the first; when that one closes, another takes over. The copy starts at the first subscriber's start
-    position; a subscriber with an earlier one gets a skip forward.
+    position; one with an earlier position gets a skip forward, one with an earlier time starts there.
 
     `position` is as in `rt.LogReader`, also a datetime. None means where this `name` acknowledged, else
     "earliest". With endpoints it may be after the end of the copy, "latest" is the end of the log when a node
@@ -145,7 +147,7 @@ class Subscriber:
         """The position of the next message; 0 while it is unknown because no node was reached."""
         if self._reader is not None:
             return self._reader.position
-        return self._requested_start if isinstance(self._requested_start, int) else 0
+        return _position_of(self._requested_start)
 
     @property
     def log_end(self) -> int | None:
@@ -162,7 +164,7 @@ class Subscriber:
         """
         reported = None if self._copy is None else self._copy.reported_end
         log_end = known_end(self._disk, self.directory, reported)
-        return self._counter.stats(self._reader, self._requested_start, log_end)
+        return self._counter.stats(self._reader, _position_of(self._requested_start), log_end)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until `close`. Waits while paused."""
@@ -225,6 +227,8 @@ class Subscriber:
         if start == "latest" and is_log_directory(self._disk, self.directory):
             with LogReader(self.directory, position="latest", disk=self._disk) as latest:
                 start = max(latest.position, self.log_end or 0)
+        elif isinstance(start, StartTime):
+            start = _found_time(self._disk, self.directory, start)
         self._requested_start, self._is_sought = start, True
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -410,6 +414,19 @@ class Subscriber:
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= check_position(position) <= self.position:
             raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
+
+
+def _found_time(disk: Disk, directory: str, start: StartTime) -> StartTime:
+    """`start` with its position now, if it can be found. Otherwise reading finds it, or says why not."""
+    with contextlib.suppress(Corrupt, LogNotFound), LogReader(directory, position=start, disk=disk) as reader:
+        return replace(start, position=reader.position)
+    return start
+
+
+def _position_of(start: CheckedPlace) -> int:
+    """0 while it is unknown."""
+    position = start.position if isinstance(start, StartTime) else start
+    return position if isinstance(position, int) else 0
 
 
 def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:

@@ -96,7 +96,7 @@ class TracedPublisher(Generic[One_co, Many_co]):
         timestamps_ns: Sequence[int] | Int64s | None = None,
         headers: HeadersInput | Sequence[HeadersInput] = (),
     ) -> Many_co:
-        """As `publish_many` of the publisher. One_co span, whose context all messages share."""
+        """As `publish_many` of the publisher. One span, whose context all messages share."""
         values = values if isinstance(values, list) else list(values)
         own = headers_of_each(headers, len(values)) if headers and values else []
         count = {"messaging.batch.message_count": len(values)}

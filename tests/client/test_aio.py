@@ -98,6 +98,52 @@ def test_a_seek_drops_what_was_read_ahead_and_ends_a_wait(publisher: rt.Publishe
     run(main)
 
 
+def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert numbers([await anext(subscriber), await anext(subscriber)]) == [0, 1]
+        assert subscriber.position == 2
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert numbers(await subscriber.poll(3)) == [0, 1, 2]
+        assert subscriber.position == 3
+
+    run(main)
+
+
+def test_a_seek_that_fails_passes_over_no_message(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise rt.StorageError("the disk failed")
+
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            assert numbers([await anext(subscriber)]) == [0]
+            with monkeypatch.context() as patch:
+                patch.setattr("rt.client.subscriber.LogReader", fail)
+                with pytest.raises(rt.StorageError, match="the disk failed"):
+                    await subscriber.seek("latest")
+            assert subscriber.position == 1
+            assert numbers(await subscriber.poll()) == list(range(1, 10))
+
+    run(main)
+
+
+def test_what_a_seek_passes_over_is_not_counted_as_delivered(publisher: rt.Publisher) -> None:
+    async def main() -> None:
+        async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
+            await anext(subscriber)
+            await subscriber.seek(7)
+            assert subscriber.stats().messages == 1
+            assert len(await subscriber.poll(2)) == 2
+            await subscriber.seek(0)
+            assert subscriber.stats().messages == 3
+            assert len(await subscriber.poll()) == 10
+            assert subscriber.stats().messages == 13
+
+    run(main)
+
+
 async def _from(subscriber: rt.aio.Subscriber, position: int) -> list[rt.Message]:
     await subscriber.seek(position)
     return await subscriber.poll(10)

@@ -138,6 +138,21 @@ def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publishe
         subscriber.seek(0)
 
 
+@pytest.mark.parametrize("is_polled", [False, True])
+def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(
+    publisher: rt.Publisher, is_polled: bool
+) -> None:
+    with rt.Subscriber(publisher.directory, "stream", name="sub") as subscriber:
+        messages = iter(subscriber)
+        assert numbers(subscriber.poll(2) if is_polled else [next(messages), next(messages)]) == [0, 1]
+    assert subscriber.position == subscriber.stats().position == 2
+    with pytest.raises(rt.InvalidOption, match="not delivered"):
+        subscriber.ack(3)
+    subscriber.ack(2)
+    with rt.Subscriber(publisher.directory, "stream", name="sub") as subscriber:
+        assert numbers(subscriber.poll(1)) == [2]
+
+
 def test_a_poll_after_the_close_says_so(publisher: rt.Publisher) -> None:
     with rt.Subscriber(publisher.directory, "stream") as subscriber:
         assert subscriber.poll(1)

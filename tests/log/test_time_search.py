@@ -20,6 +20,7 @@ import rt
 from rt.log.disk import REAL, RealDisk
 from rt.log.format.index import decode_entries
 from rt.log.format.segment import SegmentId
+from rt.log.read import time_search
 from rt.log.read.start_position import StartTime
 from rt.log.read.time_search import FoundTime, search_time
 from rt.log.scan.directory import read_header, read_identity
@@ -201,6 +202,23 @@ def test_damage_is_named_by_a_look_up_and_met_by_a_reader_that_starts_there(tmp_
             list(reader)
 
 
+def test_a_log_that_grows_during_the_search_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=60_000) as publisher:
+        publish(publisher, 1)
+        search = time_search._search_segment
+
+        def grow(*arguments: Any) -> FoundTime | None:
+            found = search(*arguments)
+            publish(publisher, 2)
+            return found
+
+        monkeypatch.setattr(time_search, "_search_segment", grow)
+        with rt.LogReader(publisher.directory) as reader:
+            assert reader.position_at(NEW_YEAR_NS + 1000) == 1
+
+
 # Readers
 
 
@@ -268,6 +286,10 @@ def test_a_time_that_no_message_has_yet_passes_over_what_comes_before_it(tmp_pat
             subscriber.seek("latest")
             assert subscriber.poll(timeout=0) == []
             assert subscriber.position == 7
+            subscriber.seek(NEW_YEAR)
+            assert subscriber.position == subscriber.stats().position == 0
+            subscriber.seek(NEW_YEAR + MICROSECOND)
+            assert subscriber.position == subscriber.stats().position == 4
             subscriber.seek(NEW_YEAR)
             assert read(subscriber.poll(timeout=60)) == [3, 999, 5, 6000]
             subscriber.seek(datetime.fromtimestamp(2**33 - 1, UTC))

@@ -24,6 +24,7 @@ from push_node import NodesInThread, PushNode
 import rt
 import rt.aio
 import rt.otel
+from rt.log.format.headers import HEADERS_BYTES_MAX
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
@@ -167,6 +168,27 @@ def test_the_trace_can_be_continued_and_passed_on(recorder: Recorder) -> None:
     with tracer.start_as_current_span("inner", context=rt.otel.extract(headers)) as inner:
         assert inner.get_span_context().trace_id == outer.get_span_context().trace_id
     assert rt.otel.inject() == (), "no span is current"
+
+
+@pytest.mark.parametrize(
+    "headers", [{f"key{at}": b"" for at in range(127)}, {"key": bytes(HEADERS_BYTES_MAX - 3)}]
+)
+def test_headers_without_room_for_a_context_are_published_as_they_are(
+    tmp_path: Path, recorder: Recorder, headers: dict[str, bytes]
+) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
+        traced = rt.otel.TracedPublisher(publisher, tracer_provider=recorder.provider)
+        parent = trace.SpanContext(1, 2, False, trace.TraceFlags(1), trace.TraceState([("a", "b")]))
+        with trace.use_span(trace.NonRecordingSpan(parent)):
+            traced.publish(b"one", headers=headers)
+            traced.publish_many([b"two"], headers=headers)
+        assert [message.headers for message in messages_of(publisher)] == [tuple(headers.items())] * 2
+
+
+def test_baggage_that_is_wrong_is_not_logged_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
+    [link] = context.links_of([(("traceparent", SAMPLED), ("baggage", "\u00ff=\u00ff,=,".encode()))])
+    assert link.context.is_valid
+    assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
 
 
 def test_links_of_a_batch_are_limited() -> None:

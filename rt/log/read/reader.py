@@ -167,6 +167,9 @@ class LogReader:
     def close(self) -> None:
         """Stop, from any thread: another thread's wait and iteration end. Closing twice is allowed."""
         self._closed = True
+        given, left = self._given, operator.length_hint(self._rows)
+        if given is not None and 0 < left <= len(given):
+            self._walk.position = int(given.positions[len(given) - left])  # The rest is not delivered.
         deque(self._rows, maxlen=0)
         if (watch := self._watch) is not None:
             watch.wake()

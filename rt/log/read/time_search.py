@@ -63,12 +63,13 @@ def search_time(disk: Disk, path: str, identity: LogIdentity, timestamp_ns: int)
         if segment is None:
             continue  # It was trimmed meanwhile.
         try:
+            synced = durable_offset(disk, path, kept.id, identity.origin)  # First: the segment may grow.
             at = _search_segment(segment, identity, timestamp_ns)
             if at is not None:
                 return at
             if segment.file.size() == 0 or not segment.file.is_linked():
                 continue
-            damage = _damage(disk, path, catalog, segment, identity.origin)
+            damage = _damage(catalog, segment, synced)
             end = max(kept.first, _reached(segment.scanner))
             found = FoundTime(end, run=segment.id.run, damage=damage)
         finally:
@@ -123,18 +124,17 @@ def _reached(scanner: Scanner) -> int:
     return scanner.reached if isinstance(scanner, MergedScanner) else scanner.next
 
 
-def _damage(
-    disk: Disk, path: str, catalog: SegmentCatalog, segment: OpenSegment, origin: bytes
-) -> Corrupt | None:
+def _damage(catalog: SegmentCatalog, segment: OpenSegment, synced: int) -> Corrupt | None:
     """Why the scan ended before the known end of the segment; None if it is the end for now.
 
-    A segment that others follow ends with its file, and not before the size in the table.
+    A segment that others follow ends with its file, and not before the size in the table. Of another one,
+    `synced` bytes were synced before the scan.
     """
     scanner, size = segment.scanner, segment.file.size()
     expected = next((known.size_bytes for known in catalog.listed if known.id == segment.id), 0)
     if catalog.after(segment.id) is not None:
         expected = max(expected, size)
-    expected = max(expected, durable_offset(disk, path, segment.id, origin))
+    expected = max(expected, synced)
     if scanner.boundary >= expected:
         return None
     return Corrupt(
