@@ -85,6 +85,10 @@ class ReadBudget:
             if not turn.done() or turn.cancelled():
                 self._forget(uri, turn)
 
+    def is_queued(self, uri: str) -> bool:
+        """Whether a call of the identity waits until handlers have less."""
+        return uri in self._waiting
+
     def _let_next(self) -> None:
         """Let as many go on as there is room for, each with a message of the largest size."""
         room = self._bytes_max - self.total

@@ -155,7 +155,9 @@ class DataProcess:
             self.phase_reporter.run(),
         ):
             self.tasks.keep(work)
-        clients = ClientTracker()
+        clients = ClientTracker(
+            is_queued=lambda uri: self.server is not None and self.server.calls.reading.is_queued(uri)
+        )
         self.tasks.keep(self.reports.keep_reporting_clients(clients.connected))
         logs = NodeLogs(self.config, self.follower, self.replicas, self.ingest)
         push = PushServicer(TrackedStores(self.ingest, clients), self.config.stream)

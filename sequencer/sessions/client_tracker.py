@@ -44,6 +44,8 @@ class PushActivity:
         self.silence = SilenceDetector()
         self.storage = SilenceDetector()
         """For how long one message has been stored."""
+        self._arrival = SilenceDetector()
+        """For how long no bytes of batches have come."""
         self._is_storing = False
         self._merge_stall = SilenceDetector()
         """For how long nothing was merged although something waits."""
@@ -67,15 +69,29 @@ class PushActivity:
         self.status = status
         self.silence.record_message()
 
+    def record_bytes(self, count: int) -> None:
+        self.total_bytes += count
+        self.last_ns = time.time_ns()
+        self._arrival.record_message()
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long nothing was synced and nothing came: a large message is synced when it is whole."""
+        said_s = 0.0 if self.status is None else self.status.stalled_ms / 1000
+        return max(min(said_s, self._arrival.silent_s), self.storage.silent_s)
+
     @property
     def unmerged_s(self) -> float:
         return self._merge_stall.silent_s if self._others_merged else 0.0
 
-    def update(self, now_ns: int, end: int) -> None:
-        """`end` is the end of the merged log."""
-        for waiting in (self.silence, self.storage, self._merge_stall):
+    def update(self, now_ns: int, end: int, *, is_queued: bool = False) -> None:
+        """`end` is the end of the merged log. `is_queued`: this node may not have read what the push said."""
+        for waiting in (self.silence, self.storage, self._arrival, self._merge_stall):
             waiting.update(now_ns / NS_PER_S)
-        (self.silence if self._is_storing else self.storage).record_message()
+        if self._is_storing or is_queued:
+            self.silence.record_message()
+        if not self._is_storing:
+            self.storage.record_message()
         said = self.progress
         merged = said.merged_run, said.merged_number
         if merged != self._merged or said.merged_number >= said.durable_number:
@@ -108,7 +124,7 @@ class _ClientStream:
         wanted = stream.wanted
         return stream.identity.uri, "merged" if isinstance(wanted, PullMerged) else f"{wanted.session_id}"
 
-    def update(self, now_ns: int, end: int) -> None:
+    def update(self, now_ns: int, end: int, is_queued: Callable[[str], bool]) -> None:
         """Update the rate and the lag. `end` is the end of the merged log."""
         size = self.total_bytes
         since_ns = self.updated_ns or self.stream.connected_ns
@@ -116,7 +132,7 @@ class _ClientStream:
             self.rate = max(size - self.updated_bytes, 0) * NS_PER_S / (now_ns - since_ns)
         self.updated_ns, self.updated_bytes = now_ns, size
         if isinstance(self.stream, PushActivity):
-            self.stream.update(now_ns, end)
+            self.stream.update(now_ns, end, is_queued=is_queued(self.stream.identity.uri))
         goal, reached = self._way(end)
         if reached >= self._mark:
             self._mark, self._marked_ns = goal, now_ns
@@ -157,7 +173,7 @@ class _ClientStream:
                 incarnation=stream.hello.incarnation,
                 silent_s=0.0 if status is None else stream.silence.silent_s,
                 waiting_bytes=0 if status is None else status.waiting_bytes,
-                stalled_s=0.0 if status is None else max(status.stalled_ms / 1000, stream.storage.silent_s),
+                stalled_s=0.0 if status is None else stream.stalled_s,
                 unmerged_s=0.0 if self.ended_ns else stream.unmerged_s,
             )
         wanted = stream.wanted
@@ -178,10 +194,18 @@ class _ClientStream:
 
 
 class ClientTracker:
-    """The streams of a node. `clock` is in ns since the epoch."""
+    """The streams of a node. `clock` is in ns since the epoch.
 
-    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
-        self._clock = clock
+    `is_queued`: whether a call of the identity of this URI may not read now: this node has too much.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.time_ns,
+        *,
+        is_queued: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._clock, self._is_queued = clock, is_queued
         self._pushes: dict[PushActivity, _ClientStream] = {}
         self._pulls: dict[int, _ClientStream] = {}
         self._ended: dict[_Key, _ClientStream] = {}
@@ -214,7 +238,7 @@ class ClientTracker:
         now_ns = self._clock()
         self.record_pulls(pulls)
         for known in (*self._pushes.values(), *self._pulls.values()):
-            known.update(now_ns, end)
+            known.update(now_ns, end, self._is_queued)
         for key in [key for key, known in self._ended.items() if now_ns - known.ended_ns > KEPT_NS]:
             del self._ended[key]
 
@@ -292,14 +316,12 @@ class _TrackedIntake:
         with self._push.storing():
             await self._intake.append(item)
         if isinstance(item, Chunk):
-            self._push.total_bytes += len(item.data)
-            self._push.last_ns = time.time_ns()
+            self._push.record_bytes(len(item.data))
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
         with self._push.storing():
             await self._intake.append_runs(runs)
-        self._push.total_bytes += sum(len(one.data) for one in runs)
-        self._push.last_ns = time.time_ns()
+        self._push.record_bytes(sum(len(one.data) for one in runs))
 
     def record_status(self, status: PushStatus) -> None:
         self._push.record_status(status)

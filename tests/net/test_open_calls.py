@@ -106,9 +106,12 @@ def test_no_message_is_awaited_while_handlers_have_as_many_as_they_may() -> None
             reads = [asyncio.create_task(call.read(peer)) for call, peer in late]
             await settle()
             assert [peer.reading for _, peer in late] == [0, 0]
+            queued = [hostile[0][0].identity.uri, good[0].identity.uri]
+            assert [calls.reading.is_queued(uri) for uri in queued] == [True, True]
             again = [asyncio.create_task(good[0].read(good[1]))]
             await settle()
             assert [peer.reading for _, peer in (*late, good)] == [0, 1, 1]
+            assert [calls.reading.is_queued(uri) for uri in queued] == [True, False]
             again.append(asyncio.create_task(hostile[0][0].read(hostile[0][1])))
             again.append(asyncio.create_task(hostile[1][0].read(hostile[1][1])))
             await settle()

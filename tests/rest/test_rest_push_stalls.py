@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rest_node import PUBLISHER, at, history, node_view, standing
+from rest_node import OTHER, PUBLISHER, at, history, node_view, standing
 
 from rt.exposition import exposition
 from rt.v1 import sequencer_pb2 as pb
@@ -14,7 +14,7 @@ from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
 from sequencer.rest.views.alarms import alarms_of
 from sequencer.rest.views.node_metrics import metrics_of
-from sequencer.rest.views.push_stalls import STALLED_S, stalls_of
+from sequencer.rest.views.push_stalls import STALLED_S, TOLD_MAX, stalls_of
 from sequencer.state.state import End
 
 RUNNING = b"\2" * 16
@@ -73,6 +73,28 @@ def test_a_push_that_was_lost_while_it_was_silent_is_told_until_its_run_ends() -
     assert stuck(node(replace(lost, incarnation=b"\1" * 16))) == []  # Superseded by the other directory.
 
 
+@pytest.mark.parametrize(
+    ("node_name", "session", "reasons"),
+    [
+        ("n2", "feed", []),
+        ("n2", "feed~2", ["silent"]),
+        ("n3", "feed", ["silent"]),
+        ("n1", "feed", ["silent"]),
+    ],
+    ids=["connected elsewhere", "another session", "of an unreachable node", "of this node, before"],
+)
+def test_a_push_that_only_this_node_has_lost_is_not_called_stuck(
+    node_name: str, session: str, reasons: list[str]
+) -> None:
+    """The network between them is cut. Closing the session, as the alarm advises, would end a live one."""
+    lost = replace(PUSH, silent_s=HUNG_S, ended_ns=at(2))
+    told = standing()
+    (other,) = (one for one in told.nodes if one.name == node_name)
+    other.summary.clients.clients.add(role="publisher", name="feed", session=session)
+    assert [why for _, why in stalls_of(node(lost, told=told))] == reasons
+    assert [why for _, why in stalls_of(node(replace(lost, ended_ns=0), told=told))] == ["silent"]
+
+
 def test_while_no_leader_is_known_every_push_waits_and_none_is_called_stuck() -> None:
     waiting = replace(PUSH, waiting_bytes=1, stalled_s=60.0)
     assert stuck(node(waiting, told=standing(leader=""))) == []
@@ -90,6 +112,17 @@ def test_the_alarm_names_session_node_and_the_next_command() -> None:
     (unmerged,) = stuck(node(replace(PUSH, unmerged_s=13.0)))
     assert "10 messages of session feed at n1 have not been merged for 13 s" in unmerged
     assert "`rt rest '/sessions?name=feed'`" in unmerged
+
+
+def test_many_stuck_pushes_of_one_certificate_do_not_hide_those_of_others() -> None:
+    many = [replace(PUSH, session=f"feed~{number}", silent_s=HUNG_S) for number in range(1000)]
+    other = replace(PUSH, identity=OTHER, session="other", silent_s=HUNG_S)
+    texts = stuck(node(*many, other))
+    assert len(texts) == TOLD_MAX + 2
+    assert "session feed~0 " in texts[0]
+    assert "session other " in texts[TOLD_MAX]
+    assert texts[-1].startswith(f"{1000 - TOLD_MAX} more pushes of {PUBLISHER.name} to n1 are stuck.")
+    assert 'rt_stuck_pushes{reason="silent"} 1001' in exposition(metrics_of(node(*many, other)))
 
 
 def test_a_stuck_push_is_counted_by_its_reason_and_does_not_lag_as_well() -> None:

@@ -16,7 +16,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
-from sequencer.rest.views.push_stalls import stall_text, stalls_of
+from sequencer.rest.views.push_stalls import stall_texts, stalls_of
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
 
 _MEND: Final = {
@@ -215,8 +215,8 @@ def _of_lags(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
             text = f"{member.name} has {behind / 1e6:,.0f} MB of committed data to merge."
             yield Alarm("merge-lag", "warning", f"{text} Check for a slow disk, and waitsFor in its /status.")
     stalls = stalls_of(node)
-    for client, reason in stalls:
-        yield Alarm("push-stuck", "warning", stall_text(client, reason, node.node))
+    for text in stall_texts(stalls, node.node):
+        yield Alarm("push-stuck", "warning", text)
     stuck = {client.session for client, _ in stalls}
     for client in node.clients:
         late_s = client.lag_ns / NS_PER_S

@@ -1,26 +1,34 @@
 """Pushes that are stuck: connected, or lost while they were silent, and nothing of them arrives. Pure.
 
-- silent: the push process reports nothing. It is stopped, or its machine hangs.
+- silent: the push process reports nothing. It is stopped, its machine hangs, or the network is cut or slow.
 - waiting: its disk holds bytes that this node does not get.
 - unmerged: this node has messages that are not merged, while those of others are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 from rt.units import format_time
 from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.views.cluster_clients import clients_of_cluster
 
 StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
 
 STALLED_S: Final = 10.0
 """An election or a node's restart takes a few seconds, and ends the stream."""
+TOLD_MAX: Final = 5
+"""Pushes of one certificate that an alarm names."""
 
 
 def stalls_of(node: NodeSnapshot) -> list[tuple[Client, StallReason]]:
-    """None while no leader is known: then every session waits, and that is another alarm."""
+    """None while no leader is known: then every session waits, and that is another alarm.
+
+    A push that only this node has lost goes on: another node is connected to it, and tells if it is stuck.
+    """
     if not node.standing.leader or node.state is None:
         return []
     running = {
@@ -28,7 +36,9 @@ def stalls_of(node: NodeSnapshot) -> list[tuple[Client, StallReason]]:
         for one in node.state.sessions.values()
         if one.active is not None and not one.is_superseded and one.active_runs[-1].end is None
     }
-    found = ((client, _reason(client, client.incarnation in running)) for client in node.clients)
+    elsewhere = {one.session for one in clients_of_cluster(node).clients if one.node != node.node}
+    lasting = (one for one in node.clients if not one.ended_ns or one.session not in elsewhere)
+    found = ((client, _reason(client, client.incarnation in running)) for client in lasting)
     return [(client, reason) for client, reason in found if reason is not None]
 
 
@@ -45,7 +55,23 @@ def _reason(client: Client, is_running: bool) -> StallReason | None:
     return "unmerged" if client.unmerged_s >= STALLED_S else None
 
 
-def stall_text(client: Client, reason: StallReason, node: str) -> str:
+def stall_texts(stalls: Sequence[tuple[Client, StallReason]], node: str) -> Iterator[str]:
+    """The problems and the next steps. One certificate cannot hide those of others behind many of its own."""
+    told = Counter[str]()
+    for client, reason in stalls:
+        name = client.identity.name
+        told[name] += 1
+        if told[name] <= TOLD_MAX:
+            yield _text(client, reason, node)
+    for name, count in told.items():
+        if count > TOLD_MAX:
+            yield (
+                f"{count - TOLD_MAX:,} more pushes of {name} to {node} are stuck. "
+                "GET /rt-clients lists them, and the metric rt_stuck_pushes counts them by reason."
+            )
+
+
+def _text(client: Client, reason: StallReason, node: str) -> str:
     """The problem and the next step."""
     session = client.session
     there = "On the publisher's machine: `rt pushes list`."
@@ -65,8 +91,9 @@ def stall_text(client: Client, reason: StallReason, node: str) -> str:
     if client.ended_ns:
         since = f"until its connection ended at {format_time(client.ended_ns)[:19]}Z"
     text = (
-        f"The push of session {session} has reported nothing to {node} {since}: the process is stopped or "
-        f"its machine hangs. What is published stays there. {there} If it says stopped: `kill -CONT PID`."
+        f"The push of session {session} has reported nothing to {node} {since}: the process is stopped, "
+        "its machine hangs, or the network to it is cut or slow. What is published stays there. "
+        f"{there} If it says stopped: `kill -CONT PID`."
     )
     if client.ended_ns:
         text += f' If it is retired: `rt rest /close-session --data \'{{"session": "{session}"}}\'`.'
