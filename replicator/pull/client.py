@@ -83,7 +83,7 @@ class PullClient:
 
     Without `tls` (with `insecure`) the endpoints must be on loopback. Make and use it in one event loop.
     `raises_damage`: `run` raises `rt.Corrupt` when the copy turns out to be damaged; otherwise it tries
-    again. If no node was reached `connect_timeout_s` after the start, it logs why each failed, and goes on.
+    again. If no node is reached in `connect_timeout_s`, it logs why each failed, and goes on.
     """
 
     def __init__(
@@ -126,12 +126,14 @@ class PullClient:
 
     async def run(self) -> None:
         """Follow the log until cancelled. Raises only what no node can repair."""
-        late = asyncio.create_task(self._notice_unreached())
         try:
             await self._in_thread(self.copy.open)
-            await self._follow_until_stopped()
+            late = asyncio.create_task(self._notice_unreached())
+            try:
+                await self._follow_until_stopped()
+            finally:
+                late.cancel()
         finally:
-            late.cancel()
             await self._release()
 
     async def _follow_until_stopped(self) -> None:

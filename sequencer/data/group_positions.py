@@ -3,6 +3,8 @@
 For one event loop. Invariants:
 - `acknowledge` returns when the state of this node has every requested position, or a later one.
 - A position that is acknowledged again, or late, moves nothing back.
+- At most one read is proposed at a time. All calls that come meanwhile share the next one, so however many
+  clients ask, the consensus has one command per round trip for them.
 - After `catch_up` this node's state has everything that was committed before the call. A member that read the
   positions of a node that lags would handle messages again, or create a group that exists, further on.
 """
@@ -32,6 +34,14 @@ _HINT: Final = (
 )
 
 
+class _Read:
+    """It is applied after everything that was committed before it was proposed."""
+
+    def __init__(self) -> None:
+        self.command = ReleaseLeases(os.urandom(REQUEST_BYTES), "group", _NOBODYS)
+        self.applied = asyncio.Event()
+
+
 class GroupPositions:
     """`propose` may lose a command. `state` returns the applied state, or raises without a leader."""
 
@@ -39,7 +49,11 @@ class GroupPositions:
         self._state, self._propose = state, propose
         self._refused: dict[tuple[str, int], str] = {}
         """By name and position: why a hold was refused, for the calls that wait for it."""
-        self._reads: dict[bytes, asyncio.Event] = {}
+        self._read: _Read | None = None
+        """The one that is proposed."""
+        self._next_read: _Read | None = None
+        """It is proposed when that one is applied."""
+        self._read_proposed_s = 0.0
         self._waiting = 0
         self._changed = asyncio.Event()
 
@@ -50,8 +64,8 @@ class GroupPositions:
             case HoldPosition(name, position), CommandRejected(why) if self._waiting:
                 self._refused[name, position] = why
                 self._notify()
-            case ReleaseLeases(request), _ if request in self._reads:
-                self._reads[request].set()
+            case ReleaseLeases(), _ if self._read is not None and command == self._read.command:
+                self._on_read_applied(self._read)
 
     def positions(self, prefix: str) -> dict[str, int]:
         """The positions whose name starts with `prefix`."""
@@ -67,23 +81,41 @@ class GroupPositions:
     async def catch_up(self) -> None:
         """Return when this node has applied what was committed before. `rt.Timeout`: no majority was seen."""
         self._state()
-        read = ReleaseLeases(os.urandom(REQUEST_BYTES), "group", _NOBODYS)
-        applied = self._reads[read.request] = asyncio.Event()
+        read = self._join_read()
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                while not applied.is_set():
-                    self._propose(read)
+                while not read.applied.is_set():
+                    if time.monotonic() - self._read_proposed_s >= PROPOSE_AGAIN_S:
+                        self._propose_read()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PROPOSE_AGAIN_S):
-                            await applied.wait()
+                            await read.applied.wait()
         except TimeoutError:
             raise Timeout(
                 "the positions of a group were not read: a majority of the nodes did not confirm them",
                 expected=f"within {TIMEOUT_S:g} s",
                 hint="Repeat the request, on any node.",
             ) from None
-        finally:
-            del self._reads[read.request]
+
+    def _join_read(self) -> _Read:
+        """A read that was not proposed before this call. The one in progress may not cover the call."""
+        if self._read is None:
+            read = self._read = _Read()
+            self._propose_read()
+            return read
+        if self._next_read is None:
+            self._next_read = _Read()
+        return self._next_read
+
+    def _propose_read(self) -> None:
+        if self._read is not None:
+            self._read_proposed_s = time.monotonic()
+            self._propose(self._read.command)
+
+    def _on_read_applied(self, read: _Read) -> None:
+        read.applied.set()
+        self._read, self._next_read = self._next_read, None
+        self._propose_read()
 
     async def acknowledge(self, positions: Mapping[str, int]) -> None:
         """Move these positions forward.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -522,3 +523,27 @@ def test_what_keeps_every_node_from_being_reached_is_said_in_time_and_the_pull_g
     silent = ""
     asyncio.run(main())
     assert len(logged()) == 1
+
+
+def test_the_time_to_reach_a_node_begins_when_the_copy_is_open(tmp_path: Path, pki: Path) -> None:
+    """A large copy on a slow disk: no node has been asked meanwhile."""
+    seen: list[str] = []
+    is_said = threading.Event()
+
+    class Copy(LocalCopy):
+        def open(self) -> None:
+            is_said.wait(0.5)
+            super().open()
+            seen.append("open")
+
+        def on_unreached(self, why: str) -> None:
+            seen.append("said")
+            is_said.set()
+
+    async def main() -> None:
+        nodes = [f"localhost:{free_port()}", f"localhost:{free_port()}"]
+        async with pulling(Copy(tmp_path / "copy", "s"), nodes, pki, connect_timeout_s=0.01):
+            await until(lambda: len(seen) > 1)
+
+    asyncio.run(main())
+    assert seen[:2] == ["open", "said"]

@@ -195,6 +195,7 @@ INVALID_TEXT = pa.Array.from_buffers(
         (pa.array([[], [{"key": "a", "value": b""}, None]], HEADERS), "a header is null"),
         (pairs_of(pa.array(["a", ""]), pa.array([b"", b""])), "a header has an empty key"),
         (pairs_of(INVALID_TEXT, pa.array([b"", b""])), r"a header's key b'\\xff' is not UTF-8"),
+        (pairs_of(INVALID_TEXT, pa.array([b"", None])), r"the value of header .*xff' is null"),
         (column([(), tuple(TOO_MANY), ()]), "too many headers .*: got 129, expected at most 128"),
         (
             column([(), (("big", bytes(HEADERS_BYTES_MAX - 2)),), ()]),

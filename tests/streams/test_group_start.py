@@ -11,10 +11,12 @@ import pytest
 from receiving_node import make_pki, tls_of
 
 import rt
+from rt.log.format.segment import SegmentId
 from rt.net.lease_client import GroupProgress, LeaseRow
 from rt.streams.group import group as group_module
 from rt.streams.group.group import Group
 from rt.streams.group.partitions import Partitions
+from rt.testing.merged import MergedLogBuilder
 
 WAIT_S = 60.0
 
@@ -137,3 +139,67 @@ def test_a_group_of_which_some_positions_exist_begins_at_the_least(
         assert nodes.positions == {first: 30, second: 100}
 
     asyncio.run(main())
+
+
+def copied(root: Path) -> Path:
+    """A copy of a merged log of 10 messages, of which the first 5 are not there."""
+    with (
+        rt.Publisher(root, "s", publisher_id="feed") as publisher,
+        MergedLogBuilder(root / "s" / "merged", cluster_id=bytes(16), stream="s") as merged,
+    ):
+        for _ in range(2):
+            publisher.publish_many([b"v"] * 5, topic="a/1")
+            publisher.flush()
+            merged.merge_all([publisher.directory])
+            merged.roll()
+        merged.trim(SegmentId(0, 1))
+    return root / "s" / "merged"
+
+
+@pytest.mark.parametrize(("start", "log_start"), [(0, 0), (3, 0), (0, 4), (5, 0), (0, 5), (7, 5)])
+def test_a_group_that_begins_again_before_its_copy_skips_nothing_in_silence(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, log_start: int
+) -> None:
+    """Also with `on_event`, which is told too late. What the nodes trimmed is not missing here."""
+
+    class Kept(Nodes):
+        async def acknowledge(self, positions: Mapping[str, int]) -> GroupProgress:
+            return (await super().acknowledge(positions))._replace(log_start=log_start)
+
+    def opened(_: Group, __: int) -> None:
+        raise rt.Closed("that is enough")
+
+    async def main() -> None:
+        nodes = Kept()
+        group = group_at(nodes, pki, tmp_path, monkeypatch, on_event=lambda _: None)
+        names = map(Partitions("sub", ["a/*"], 2).position_name, Partitions("sub", ["a/*"], 2).queues)
+        nodes.positions = dict.fromkeys(names, start)
+        monkeypatch.setattr(Group, "_open", opened)
+        if max(start, log_start) < 5:
+            with pytest.raises(rt.Gap, match="begins after the group's position") as raised:
+                await group.serve()
+            assert raised.value.where == str(copy)
+            assert raised.value.event == rt.events.SkipForward(start, 5, "not in the copy")
+        else:
+            with pytest.raises(rt.Closed, match="that is enough"):
+                await group.serve()
+
+    copy = copied(tmp_path)
+    asyncio.run(main())
+
+
+def test_stop_at_the_moment_of_the_end_is_nothing(
+    pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ending:
+        """It closes between a look at it and a call."""
+
+        def is_closed(self) -> bool:
+            return False
+
+        def call_soon_threadsafe(self, _: object) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    group = group_at(Nodes(), pki, tmp_path, monkeypatch)
+    monkeypatch.setattr(group, "_loop", Ending())
+    group.stop()

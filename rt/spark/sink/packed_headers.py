@@ -103,7 +103,7 @@ def _check_nulls(pairs: pa.Array, keys: pa.Array, values: pa.Array, rows: _Rows)
     for what, each in (("a header", pairs), ("a header's key", keys), ("the value of header", values)):
         if each.null_count:
             at = int(np.flatnonzero(each.is_null().to_numpy(zero_copy_only=False))[0])
-            name = f" {keys[at].as_py()!r}" if each is values else ""
+            name = f" {_text(keys[at])!r}" if each is values else ""
             rows.refuse(f"{what}{name} is null", rows.of_pair(at), expected="no null", hint=_NULL_HINT)
 
 
@@ -136,6 +136,12 @@ def _check_limits(counts: Int64s, size_ends: Int64s, rows: _Rows) -> None:
             expected=f"at most {HEADERS_BYTES_MAX}",
             hint="Put large content into the message's value.",
         )
+
+
+def _text(key: pa.Scalar) -> str:
+    """Also of a key that is no text."""
+    content: bytes = key.as_buffer().to_pybytes()
+    return content.decode(errors="backslashreplace")
 
 
 def _lengths(texts: pa.Array) -> Int64s:

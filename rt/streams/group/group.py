@@ -7,6 +7,7 @@ first handling of a message starts after the first handling of the topic's previ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -14,12 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar, overload
 
 from rt.client.subscriber import Subscriber
-from rt.errors import Closed, InvalidOption, RtError
+from rt.errors import Closed, Gap, InvalidOption, RtError
+from rt.events import SkipForward
+from rt.log.disk import REAL, storage_errors
+from rt.log.scan.catalog import read_catalog
+from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import Message
 from rt.names import check_name
 from rt.net.lease_client import LeaseCalls, LeaseRow
 from rt.net.tls import TLS
 from rt.serializers import Serializer
+from rt.sidecar.pull_settings import copy_directory
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.core.stream_id import QueueId
@@ -147,8 +153,9 @@ class Group:
         While the group is being created, within about a second.
         """
         self._is_stopped = True
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop_in_loop)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # It is closed: `run` has returned.
+                self._loop.call_soon_threadsafe(self._stop_in_loop)
 
     def _stop_in_loop(self) -> None:
         if self._starting is not None:
@@ -199,7 +206,27 @@ class Group:
                 found = await self._create(partitions, calls)
             finally:
                 await _release(calls, LeaseRow(name, owner, token))
-        return min(found.values())
+        start = min(found.values())
+        await self._check_copy(start, calls)
+        return start
+
+    async def _check_copy(self, start: int, calls: LeaseCalls) -> None:
+        """Raise `rt.Gap` if the copy here begins after `start`, although the nodes have what is missing.
+
+        A group that was deleted may begin again at an earlier position. The pull client only continues a
+        copy, so the group would skip what comes before it.
+        """
+        directory = copy_directory(os.fspath(self._path), self.stream, ())
+        begin = await asyncio.to_thread(_begin_of, directory)
+        if begin > start and begin > max(start, (await calls.acknowledge({})).log_start):
+            raise Gap(
+                "the copy on this machine begins after the group's position",
+                event=SkipForward(start, begin, "not in the copy"),
+                where=directory,
+                got=f"position {begin}",
+                expected=f"{start} or less",
+                hint="Stop the members on this machine and remove the directory: it is filled again.",
+            )
 
     async def _create(self, partitions: Partitions, calls: LeaseCalls) -> dict[QueueId, int]:
         known = await calls.acknowledge({})
@@ -209,6 +236,14 @@ class Group:
         if missing:
             known = await calls.acknowledge(missing)
         return {**found, **partitions.positions(known.positions)}
+
+
+def _begin_of(directory: str) -> int:
+    """The first position of a copy; 0 if there is none, or the subscriber must repair it first."""
+    with contextlib.suppress(RtError), storage_errors(directory, "looking for a copy"):
+        if is_log_directory(REAL, directory) and (catalog := read_catalog(REAL, directory)).kept:
+            return catalog.start
+    return 0
 
 
 async def _release(calls: LeaseCalls, created: LeaseRow) -> None:

@@ -131,6 +131,54 @@ def test_a_node_that_lags_reads_what_was_committed_before(cluster: Cluster) -> N
     assert behind.state.leases == {}
 
 
+def test_reads_at_the_same_time_are_committed_together() -> None:
+    """A certificate that asks as fast as it can must not fill the log of the consensus."""
+    node, proposed = Cluster(), list[Command]()
+    node.positions = GroupPositions(lambda: node.state, proposed.append)
+
+    def apply_last() -> None:
+        node.positions.on_applied(proposed[-1], apply(node.state, proposed[-1]))
+
+    async def settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def read() -> None:
+        first = asyncio.create_task(node.positions.catch_up())
+        await settle()
+        later = [asyncio.create_task(node.positions.catch_up()) for _ in range(50)]
+        await settle()
+        assert len(proposed) == 1
+        apply_last()
+        await settle()
+        assert first.done()
+        assert len(proposed) == 2
+        assert not any(one.done() for one in later), "the first was proposed before they were asked"
+        later[0].cancel()
+        await settle()
+        apply_last()
+        await asyncio.gather(first, *later[1:])
+        assert len(proposed) == 2
+
+    asyncio.run(read())
+
+
+def test_a_read_that_nobody_waits_for_any_more_does_not_stop_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_positions, "PROPOSE_AGAIN_S", 0.01)
+    node = Cluster(lost=3)
+
+    async def read() -> None:
+        left = asyncio.create_task(node.positions.catch_up())
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        await node.positions.catch_up()
+
+    asyncio.run(read())
+
+
 def test_a_group_needs_room_for_its_holds(cluster: Cluster) -> None:
     cluster.state.holds |= {f"n{number}": SubscriberHold(0, 1) for number in range(HOLDS_MAX)}
     with pytest.raises(Overloaded, match="hold data back"):
