@@ -130,11 +130,8 @@ def subscribing(nodes: LocalCluster, path: Path) -> Iterator[None]:
 
 
 def in_one_term(nodes: LocalCluster) -> bool:
-    """Whether all nodes answer, with the same term."""
-    try:
-        return len(set(terms(nodes))) == 1
-    except OSError:
-        return False
+    """Whether all nodes have the same term."""
+    return len(set(terms(nodes))) == 1
 
 
 def terms(nodes: LocalCluster) -> list[float]:
@@ -143,10 +140,17 @@ def terms(nodes: LocalCluster) -> list[float]:
 
 
 def metric(nodes: LocalCluster, name: str, what: str) -> float:
-    """What a node says of itself; it tells the same for as long as its control process is silent."""
-    with urllib.request.urlopen(
-        f"http://127.0.0.1:{nodes.health_ports[name]}/metrics", timeout=WAIT_S
-    ) as said:
-        lines = said.read().decode().splitlines()
-    (line,) = [line for line in lines if line.startswith(f"{what} ")]
-    return float(json.loads(line.rpartition(" ")[2]))
+    """What a node says of itself; it tells the same for as long as its control process is silent.
+
+    While its data process starts or stands still, its supervisor answers, which does not know.
+    """
+    found: list[str] = []
+
+    def is_said() -> bool:
+        url = f"http://127.0.0.1:{nodes.health_ports[name]}/metrics"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=WAIT_S) as said:
+            found[:] = [line for line in said.read().decode().splitlines() if line.startswith(f"{what} ")]
+        return bool(found)
+
+    nodes.wait(is_said, f"{name} to say {what}")
+    return float(json.loads(found[0].rpartition(" ")[2]))
