@@ -14,11 +14,9 @@ from operator import gt, sub
 from types import MappingProxyType
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from rt.bench.measure import Figure
 from sequencer.bench.stage import ClusterProgress, Setup, Stage
+from sequencer.bench.traffic import PERCENTS
 
 LEAD_BYTES: Final = 64 << 20
 MB_GOALS: Final = {1024: 100.0, 16 << 10: 130.0}
@@ -129,23 +127,23 @@ def _between(before: ClusterProgress, after: ClusterProgress, lasted_s: float) -
     )
 
 
-def _latencies_ms(stage: Stage, seconds: float) -> npt.NDArray[np.float64]:
+def _latencies_ms(stage: Stage, seconds: float) -> list[float]:
+    """Percentiles `PERCENTS`."""
     (subscriber, *_) = stage.subscribers
     subscriber.ask("forget")
     time.sleep(seconds)
-    latencies_ns: list[int] = []
+    latencies_ns: list[float] = []
     while not latencies_ns:  # On a busy machine the first message may take longer.
         stage.nodes.check_alive()
         time.sleep(_POLL_S)
         latencies_ns = subscriber.ask("latencies")["ns"]
-    return np.array(latencies_ns) / 1e6
+    return [latency_ns / 1e6 for latency_ns in latencies_ns]
 
 
 def _percentiles(
-    name: str, rounds: Sequence[npt.NDArray[np.float64]], goals: Mapping[int, float] = MappingProxyType({})
+    name: str, rounds: Sequence[Sequence[float]], goals: Mapping[int, float] = MappingProxyType({})
 ) -> Iterator[Figure]:
-    for percent in (50, 99):
-        each = tuple(float(np.percentile(latencies_ms, percent)) for latencies_ms in rounds)
+    for percent, each in zip(PERCENTS, zip(*rounds, strict=True), strict=True):
         yield Figure(f"{name}: publish to subscriber, p{percent}", each, "ms", goals.get(percent))
 
 

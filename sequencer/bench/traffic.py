@@ -16,6 +16,8 @@ import rt
 from sequencer.localcluster.clients import open_publisher, open_subscriber
 from sequencer.localcluster.processes import Answer, serve
 
+PERCENTS: Final = (50, 99)
+"""Percentiles of latency."""
 CALL_BYTES: Final = 256 * 1024
 """Size of the values that are published with one call."""
 _AHEAD_PAUSE_S: Final = 0.05
@@ -120,8 +122,9 @@ class TrafficSubscriber:
             case "forget":
                 self._latencies_ns.clear()
             case "latencies":
-                latencies_ns = list(self._latencies_ns)
-                return {"ns": np.concatenate(latencies_ns).tolist() if latencies_ns else []}
+                if not (latencies_ns := list(self._latencies_ns)):
+                    return {"ns": []}
+                return {"ns": np.percentile(np.concatenate(latencies_ns), PERCENTS).tolist()}
         return {}
 
     def _read(self) -> None:
