@@ -29,7 +29,7 @@ def test_what_systemd_does_not_take_is_sent_again_by_the_caller(tmp_path: Path) 
     with ServiceManager() as systemd:
         notifier = ServiceNotifier({"NOTIFY_SOCKET": systemd.name})
         sent = 0
-        while notifier.send(WATCHDOG):  # It must not block when nobody reads.
+        while notifier.send(WATCHDOG):  # It must not block if no process reads.
             sent += 1
         assert systemd.read() == [WATCHDOG] * sent
         assert notifier.send(WATCHDOG)

@@ -125,7 +125,7 @@ def _reached(scanner: Scanner) -> int:
 
 
 def _damage(catalog: SegmentCatalog, segment: OpenSegment, synced: int) -> Corrupt | None:
-    """Why the scan ended before the known end of the segment; None if it is the end for now.
+    """Why the scan ended before the known end of the segment; None if it is the end at present.
 
     A segment that others follow ends with its file, and not before the size in the table. Of another one,
     `synced` bytes were synced before the scan.

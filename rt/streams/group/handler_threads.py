@@ -45,7 +45,7 @@ class HandlerThreads:
 
     def _on_ended(self, ended: asyncio.Future[Any]) -> None:
         self._busy -= 1
-        ended.exception()  # Whoever waited has it; after a cancellation nobody does.
+        ended.exception()  # Whoever waited has it; after a cancellation no call waits.
 
 
 class _Call(Generic[T]):
