@@ -1,13 +1,15 @@
 """The control process: Raft with the sequencer's state machine, the leader's plans, the socket.
 
-Everything except the socket server's loop runs on the consensus thread, so nothing here has locks. This
-module only dispatches events; the modules beside it handle them.
+Everything but the timer in `run` runs on the consensus thread, so nothing here has locks. This module only
+dispatches events; the modules beside it handle them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -90,7 +92,8 @@ class ControlProcess:
         self._leader_loop = LeaderLoop(
             len(config.members), self._machine, self._messenger, self._call_soon, config.replicated
         )
-        self._server = ControlServer(config.control_socket, self._on_data, self._on_tick, TICK_NS / 1e9)
+        self._server = ControlServer(config.control_socket, self._on_data)
+        self._stopping = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_made = threading.Event()
         self._raft: Raft | None = None
         self._raft = Raft(
@@ -114,14 +117,18 @@ class ControlProcess:
     def run(self) -> None:
         """Serve until `stop`, then transfer leadership, so that the others need no election timeout."""
         try:
-            self._server.run()
+            self._call_soon(lambda: self._server.start(self._consensus.watch))
+            while not select.select([self._stopping], [], [], TICK_NS / 1e9)[0]:
+                self._on_time()
+            self._call_soon(self._server.close)
             self._consensus.transfer_leadership(TRANSFER_S)
         finally:
             self._consensus.stop()
+            self._server.close()
 
     def stop(self) -> None:
         """May be called by a signal handler."""
-        self._server.stop()
+        os.eventfd_write(self._stopping, 1)
 
     @property
     def _consensus(self) -> Raft:
@@ -134,18 +141,17 @@ class ControlProcess:
     def _send_to_peer(self, peer: str, content: bytes) -> bool:
         return self._consensus.send(peer, content)
 
-    # On the socket server's thread
-
-    def _on_data(self, content: bytes) -> None:
-        self._call_soon(lambda: self._on_data_message(content))
-
-    def _on_tick(self) -> None:
+    def _on_time(self) -> None:
         now_ns = time.monotonic_ns()
         if now_ns >= self._tick_due_ns:  # Otherwise do not wake the consensus thread.
             self._tick_due_ns = now_ns + TICK_NS
             self._call_soon(self._tick)
 
     # On the consensus thread, like everything below: from the data process
+
+    def _on_data(self, content: bytes) -> None:
+        """Handle the message in the round's turn, not while the network is polled."""
+        self._call_soon(lambda: self._on_data_message(content))
 
     def _on_data_message(self, content: bytes) -> None:
         try:

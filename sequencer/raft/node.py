@@ -273,6 +273,9 @@ class RaftNode:
 
     # Called by the network (`core.ports.MessageReceiver`)
 
+    def on_awake(self) -> None:
+        self._is_waiting = False
+
     def on_up(self, peer: str, hello: Hello) -> None:
         """Talk to the peer if it is of this cluster, or while one of the two is blank."""
         self._peers.on_up(peer, hello)

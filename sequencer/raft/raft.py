@@ -100,6 +100,10 @@ class Raft:
         self._calls.append(call)
         self._node.wake()
 
+    def watch(self, fd: int, events: int, on_ready: Callable[[int], None] = lambda _: None) -> None:
+        """Poll a descriptor of another owner on the consensus thread. See `TlsMesh.watch`."""
+        self._mesh.watch(fd, events, on_ready)
+
     def send(self, peer: str, content: bytes) -> bool:
         return self._node.send(peer, content)
 

@@ -59,6 +59,9 @@ class Inbox:
         self.events: list[tuple[object, ...]] = []
         self.act: Callable[[tuple[object, ...]], None] = lambda event: None
 
+    def on_awake(self) -> None:
+        pass
+
     def on_up(self, peer: str, hello: Hello) -> None:
         self._note("up", peer, hello)
 

@@ -75,6 +75,9 @@ class TermState(Protocol):
 class MessageReceiver(Protocol):
     """Gets what arrives. Called only from inside `Network.poll`, on its thread. It may call `send`."""
 
+    def on_awake(self) -> None:
+        """`poll` waits no more: until it is called again, nothing need `wake` it."""
+
     def on_up(self, peer: str, hello: Hello) -> None:
         """The connection with `peer` is established, and `hello` was received on it.
 

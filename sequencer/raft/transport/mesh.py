@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Any, Final
 
@@ -88,6 +88,7 @@ class TlsMesh:
         self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
         self._connections: dict[int, RaftConnection] = {}
+        self._watched: dict[int, Callable[[int], None]] = {}
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
@@ -164,17 +165,23 @@ class TlsMesh:
                 return
         events = self._epoll.poll(self._wait_s(timeout_s))
         now_s = time.monotonic()
+        self._receiver.on_awake()
         # Before any callback: a new connection may get the descriptor of a closed one.
         ready = dict.fromkeys(self._undrained)
+        others: list[tuple[Callable[[int], None], int]] = []
         is_called = False
-        for fd, _ in events:
+        for fd, event in events:
             connection = self._connections.get(fd)
             if connection is not None:
                 ready[connection] = None
             elif fd == self._wake_fd:
                 os.eventfd_read(fd)
+            elif fd in self._watched:
+                others.append((self._watched[fd], event))
             else:
                 is_called = True
+        for on_ready, event in others:
+            on_ready(event)
         if is_called:
             self._accept(now_s)
         for connection in ready:
@@ -184,6 +191,23 @@ class TlsMesh:
             self._due_s = self._find_due_s()
         if self._downs:
             self._report_downs()
+
+    def watch(self, fd: int, events: int, on_ready: Callable[[int], None] = lambda _: None) -> None:
+        """Let `poll` call `on_ready` with the events of epoll that are due; no `events`: no more.
+
+        For the thread that polls. Does nothing after `close`.
+        """
+        if self._is_closed:
+            return
+        if not events:
+            del self._watched[fd]
+            self._epoll.unregister(fd)
+        elif fd in self._watched:
+            self._watched[fd] = on_ready
+            self._epoll.modify(fd, events)
+        else:
+            self._watched[fd] = on_ready
+            self._epoll.register(fd, events)
 
     def wake(self) -> None:
         """See `Network`. Does nothing after `close`."""
@@ -198,6 +222,7 @@ class TlsMesh:
         self._is_closed = True
         for connection in self._connections.values():
             connection.close()
+        self._watched.clear()
         for kept in (self._connections, self._up, self._unflushed, self._undrained, self._downs):
             kept.clear()
         self._listener.close()

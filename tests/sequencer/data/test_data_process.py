@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from batches import CLUSTER
 from data_process_bench import Played, snapshot_of, with_peers
 from nodes_bench import Story, wait_until
 from sequencing import do_close, do_fence, do_open, new_state, opening
+from watch_loop import WatchLoop
 
 from replicator.protocol.messages import LogOffset
 from rt.cluster_epoch import epoch_of
@@ -183,15 +183,16 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
 
 
 @pytest.fixture
-def control(config: NodeConfig) -> Iterator[tuple[ControlServer, list[bytes]]]:
-    """A listening control process, and what it hears."""
+def control(config: NodeConfig) -> Iterator[tuple[Callable[[pb.ToData], None], list[bytes]]]:
+    """What a listening control process says with, and what it hears."""
     heard: list[bytes] = []
-    link = ControlServer(config.control_socket, heard.append, lambda: None, 0.01)
-    thread = threading.Thread(target=link.run)
-    thread.start()
-    yield link, heard
-    link.stop()
-    thread.join(60)
+    link, loop = ControlServer(config.control_socket, heard.append), WatchLoop()
+    try:
+        loop.call(lambda: link.start(loop.watch))
+        yield lambda message: loop.call(lambda: link.send(message.SerializeToString())), heard
+        loop.call(link.close)
+    finally:
+        loop.stop()
 
 
 def _damage_merged(config: NodeConfig) -> None:
@@ -213,7 +214,7 @@ def _damage_merged(config: NodeConfig) -> None:
 def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_link(
     config, control, monkeypatch
 ):
-    link, heard = control
+    say, heard = control
     _damage_merged(config)
     monkeypatch.setattr(Repairer, "on_corrupt", lambda *_: False)
 
@@ -221,7 +222,7 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
         data = DataProcess(config)
         running = asyncio.ensure_future(data.run())
         await asyncio.to_thread(wait_until, lambda: bool(heard))
-        link.send(snapshot_of(new_state()).SerializeToString())
+        say(snapshot_of(new_state()))
         with pytest.raises(Corrupt):
             await asyncio.wait_for(running, 60)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from nodes_bench import wait_until
+from watch_loop import WatchLoop
 
 from sequencer.ipc import server as link_module
 from sequencer.ipc.framing import HEADER, FrameDecoder, frame
@@ -20,9 +20,18 @@ class Bench:
     def __init__(self, path: str) -> None:
         self.path = path
         self.came: list[bytes] = []
-        self.link = ControlServer(path, self.came.append, lambda: None, 0.01)
-        self.thread = threading.Thread(target=self.link.run)
-        self.thread.start()
+        self.link = ControlServer(path, self.came.append)
+        self.loop = WatchLoop()
+        self.loop.call(lambda: self.link.start(self.loop.watch))
+
+    def send(self, content: bytes) -> None:
+        self.loop.call(lambda: self.link.send(content))
+
+    def close(self) -> None:
+        try:
+            self.loop.call(self.link.close)
+        finally:
+            self.loop.stop()
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[socket.socket]:
@@ -40,9 +49,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(str(tmp_path / "control"))
     yield bench
-    bench.link.stop()
-    bench.thread.join(60)
-    assert not bench.thread.is_alive()
+    bench.close()
 
 
 def read(peer: socket.socket, count: int) -> list[bytes]:
@@ -54,10 +61,10 @@ def read(peer: socket.socket, count: int) -> list[bytes]:
     return found
 
 
-def test_messages_arrive_in_order_from_any_thread(bench):
+def test_messages_arrive_in_order(bench):
     with bench.connected() as peer:
         for n in range(200):
-            bench.link.send(b"%d" % n)
+            bench.send(b"%d" % n)
         assert read(peer, 200) == [b"%d" % n for n in range(200)]
 
 
@@ -65,32 +72,32 @@ def test_a_reader_that_stands_still_gets_everything_later_and_nobody_waits_for_i
     messages = [bytes([n]) * (1 << 20) for n in range(32)]  # More than any socket buffer.
     with bench.connected() as peer:
         for message in messages:
-            bench.link.send(message)
+            bench.send(message)
         assert read(peer, 32) == messages
 
 
 def test_a_reader_that_never_reads_is_dropped_and_starts_with_nothing_old(bench, monkeypatch, caplog):
     monkeypatch.setattr(link_module, "UNSENT_BYTES_MAX", 1 << 20)
     with bench.connected() as still:
-        wait_until(lambda: bench.link.send(b"x" * (1 << 20)) or "data_process_not_reading" in caplog.text)
+        wait_until(lambda: bench.send(b"x" * (1 << 20)) or "data_process_not_reading" in caplog.text)
         wait_until(lambda: bench.link._peer is None)
         with bench.connected() as fresh:
-            bench.link.send(b"new")
+            bench.send(b"new")
             assert read(fresh, 1) == [b"new"]
         assert still.fileno() >= 0
 
 
 def test_the_newest_connection_takes_the_place_of_the_older(bench):
     with bench.connected() as older, bench.connected() as newer:
-        bench.link.send(b"for the newer")
+        bench.send(b"for the newer")
         assert read(newer, 1) == [b"for the newer"]
         assert older.recv(100) == b""
 
 
 def test_what_is_sent_to_nobody_is_dropped(bench):
-    bench.link.send(b"lost")
+    bench.send(b"lost")
     with bench.connected() as peer:
-        bench.link.send(b"found")
+        bench.send(b"found")
         assert read(peer, 1) == [b"found"]
 
 
@@ -99,7 +106,7 @@ def test_garbage_ends_the_connection_and_not_the_link(bench):
         peer.sendall(HEADER.pack(0xFFFF_FFFF))
         assert peer.recv(100) == b""
     with bench.connected() as peer:
-        bench.link.send(b"on")
+        bench.send(b"on")
         assert read(peer, 1) == [b"on"]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
 from nodes_bench import wait_until
+from watch_loop import WatchLoop
 
 from rt.errors import Corrupt
 from rt.v1 import sequencer_pb2 as pb
@@ -23,18 +23,19 @@ class Control:
 
     def __init__(self, path: str) -> None:
         self.heard: list[pb.ToControl] = []
-        self.link = ControlServer(
-            path, lambda data: self.heard.append(pb.ToControl.FromString(data)), lambda: None, 0.01
-        )
-        self._thread = threading.Thread(target=self.link.run)
-        self._thread.start()
+        self.link = ControlServer(path, lambda data: self.heard.append(pb.ToControl.FromString(data)))
+        self._loop = WatchLoop()
+        self._loop.call(lambda: self.link.start(self._loop.watch))
 
     def stop(self) -> None:
-        self.link.stop()
-        self._thread.join(60)
+        try:
+            self._loop.call(self.link.close)
+        finally:
+            self._loop.stop()
 
     def say(self, index: int) -> None:
-        self.link.send(pb.ToData(applied=pb.Applied(index=index)).SerializeToString())
+        message = pb.ToData(applied=pb.Applied(index=index)).SerializeToString()
+        self._loop.call(lambda: self.link.send(message))
 
 
 @pytest.fixture

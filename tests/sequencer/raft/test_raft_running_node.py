@@ -253,6 +253,9 @@ class Ups:
     def __init__(self) -> None:
         self.up: set[str] = set()
 
+    def on_awake(self) -> None:
+        pass
+
     def on_up(self, peer: str, _hello: Hello) -> None:
         self.up.add(peer)
 
