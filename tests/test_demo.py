@@ -429,6 +429,6 @@ def with_parent(parent: int) -> list[int]:
     found = []
     for pid in ProcessTable().children(parent):
         with contextlib.suppress(OSError):
-            if b"sequencer.localcluster.nodes" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"sequencer.localcluster.node_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found

@@ -7,14 +7,16 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rt.errors import InvalidName
-from rt.log.read.start_position import StartTime
 from rt.names import check_dedup_id, check_name, check_session_name
 from rt.units import parse_since
+
+if TYPE_CHECKING:
+    from rt.log.read.start_position import StartTime
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +88,8 @@ class _Since(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StartTime:
+        from rt.log.read.start_position import StartTime  # numpy: most commands start without it
+
         if isinstance(value, StartTime):
             return value
         try:

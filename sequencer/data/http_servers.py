@@ -15,9 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Final, Protocol
 
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
@@ -40,7 +38,6 @@ from sequencer.rest.base.node_snapshot import (
     NodeSnapshot,
     TrimCounter,
 )
-from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.admin_actions import ACTIONS
@@ -49,6 +46,9 @@ from sequencer.sessions.client_tracker import ClientTracker
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.state import SequencerState
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 POLL_S: Final = 1.0
 """How often clients and certificates are checked."""
@@ -146,6 +146,8 @@ class HttpServers:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _serve(self, name: str, port: int) -> None:
+        from sequencer.rest.http.app import App
+
         runner = App(self.answering[name]).runner()
         await runner.setup()
         self._runners.append(runner)

@@ -21,10 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NoReturn, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 from rt.bench.processes import ProcessTable
-from rt.child_process import ChildProcess, die_with_stdin
+from rt.child_process import ChildProcess
 from rt.errors import LogNotFound, Timeout
 from rt.log.check.compare import Comparison, compare
 from rt.log.check.status import read_status
@@ -41,7 +41,7 @@ Part: TypeAlias = Literal["node", "control", "data"]
 
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.02
-_MODULE: Final = "sequencer.localcluster.nodes"
+_MODULE: Final = "sequencer.localcluster.node_main"
 _STOP_S: Final = 60.0
 """A node gives each of its two children 10 s."""
 
@@ -339,15 +339,3 @@ def _role(pid: int) -> str:
 def _listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def main() -> NoReturn:
-    """The command `rt`, but it is killed when its standard input ends: its parent has ended."""
-    from rt.cli.main import main as rt
-
-    die_with_stdin()
-    sys.exit(rt(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -36,15 +36,38 @@ threading.Thread(target=lambda: (sys.stdin.read(), is_over.set())).start()
 while not is_over.is_set():
     began = time.monotonic()
     time.sleep(0.01)
-    longest = max(longest, time.monotonic() - began - 0.01)
+    worked = time.thread_time() + 0.0005
+    while time.thread_time() < worked:
+        pass
+    longest = max(longest, time.monotonic() - began - 0.0105)
 print(longest)
 """
-"""How late the machine wakes a process that only sleeps."""
+"""How late the machine runs a process that needs 5 % of a processor, as Raft at full load does."""
+WITNESSES = 3
+"""As many as there are nodes."""
 
 
 @pytest.fixture
-def nodes() -> Iterator[LocalCluster]:
-    """With a health port, which tells what Raft recorded."""
+def stall_s() -> Iterator[Callable[[], float]]:
+    """A function that ends the measurement and returns the longest stall, in seconds.
+
+    Raft cannot make up for the time that the machine takes from every process, because others need its
+    processors.
+    """
+    with contextlib.ExitStack() as opened:
+        command, pipe = [sys.executable, "-c", WITNESS], subprocess.PIPE
+        witnesses = [
+            opened.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+            for _ in range(WITNESSES)
+        ]
+        for witness in witnesses:
+            opened.callback(witness.kill)
+        yield lambda: max(float(witness.communicate()[0]) for witness in witnesses)
+
+
+@pytest.fixture
+def nodes(stall_s: Callable[[], float]) -> Iterator[LocalCluster]:
+    """With a health port, which tells what Raft recorded. The measurement includes their start, as Raft's."""
     root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))
     try:
         with LocalCluster(root, with_rest=True) as nodes:
@@ -57,17 +80,12 @@ def nodes() -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_at_full_load_no_leader_changes_and_no_follower_misses_heartbeats_for_an_election_timeout(
-    nodes: LocalCluster, tmp_path: Path, load: str
+    nodes: LocalCluster, stall_s: Callable[[], float], tmp_path: Path, load: str
 ) -> None:
     value, count = LOADS[load]
-    leader = nodes.wait_ready()
     nodes.wait(lambda: in_one_term(nodes), "all nodes to be in one term")
-    before = terms(nodes)
-    with (
-        longest_stall() as stall_s,
-        ThreadPoolExecutor(3) as pool,
-        subscribing(nodes, tmp_path / "copy"),
-    ):
+    leader, before = nodes.wait_ready(), terms(nodes)
+    with ThreadPoolExecutor(3) as pool, subscribing(nodes, tmp_path / "copy"):
         publishing = [
             pool.submit(publish, nodes, tmp_path / name, f"{load}-{name}", value, count)
             for name in ("one", "other")
@@ -75,30 +93,16 @@ def test_at_full_load_no_leader_changes_and_no_follower_misses_heartbeats_for_an
         for one in publishing:
             one.result()
         nodes.wait_merged(2 * count)
-        stalled_ms = 1000 * stall_s()
-    if terms(nodes) != before and stalled_ms > ELECTION_MS_MIN - HEARTBEAT_MS:
-        pytest.skip(f"the machine stood still for {stalled_ms:.0f} ms: no leader could be heard meanwhile")
-    timeout_ms = ELECTION_MS_MIN + stalled_ms
-    assert nodes.leader() == leader
-    assert terms(nodes) == before, "nobody stood for election"
+    leader_after, after = nodes.leader(), terms(nodes)
     gaps_ms = {name: 1000 * metric(nodes, name, "rt_raft_leader_gap_seconds") for name in nodes.names}
+    stalled_ms = 2 * 1000 * stall_s()  # A heartbeat needs two processes: one to send it, one to read it.
+    if after != before and stalled_ms > ELECTION_MS_MIN - HEARTBEAT_MS:
+        pytest.skip(f"the machine stood still for {stalled_ms:.0f} ms: no leader could be heard meanwhile")
+    assert after == before, "no node stood for election"
+    assert leader_after == leader
     assert gaps_ms.pop(leader) == 0
-    assert all(0 < gap < timeout_ms for gap in gaps_ms.values()), (gaps_ms, timeout_ms)
-
-
-@contextlib.contextmanager
-def longest_stall() -> Iterator[Callable[[], float]]:
-    """A function that ends the measurement and returns the longest stall, in seconds.
-
-    What the machine takes from every process, because others want its processors, Raft cannot give back.
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", WITNESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as witness:
-        try:
-            yield lambda: float(witness.communicate()[0])
-        finally:
-            witness.kill()
+    timeout_ms = ELECTION_MS_MIN + stalled_ms
+    assert {name: gap for name, gap in gaps_ms.items() if not 0 < gap < timeout_ms} == {}, timeout_ms
 
 
 def publish(nodes: LocalCluster, path: Path, session: str, value: bytes, count: int) -> None:

@@ -8,8 +8,6 @@ import os
 import pickle
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import warnings
 from base64 import encodebytes
@@ -465,11 +463,6 @@ def test_a_key_that_others_can_read_is_warned_of_not_refused(
     TLS(*pair)
     lines = logged("rt.net")
     assert lines == ([f"key_readable_by_others path={str(pair.key)!r} mode={mode:04o}"] if warned else [])
-
-
-def test_importing_tls_does_not_import_grpc() -> None:
-    code = "import sys, rt.net.tls, rt.net.dev_pki; sys.exit('grpc' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # --- rotation ---------------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 from push_node import PushNode
@@ -55,102 +57,106 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.002)
 
 
-def test_a_push_says_why_it_is_stuck_and_tells_the_nodes_while_nothing_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.asynccontextmanager
+async def pushed(publisher: rt.Publisher, node: PushNode) -> AsyncIterator[PushClient]:
+    """A client that pushes the session to the node until the block ends."""
+    client = PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
+    task = asyncio.create_task(client.run())
+    try:
+        yield client
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def run_with_node(test: Callable[[PushNode, rt.Publisher], Coroutine[Any, Any, None]], root: Path) -> None:
+    """Run a test with a node that is the whole cluster, and a publisher whose session a test pushes to it."""
+
+    async def run() -> None:
+        node = await PushNode("n1", members=1).start()
+        try:
+            with rt.Publisher(root, "s", publisher_id="feed", linger_ms=0) as publisher:
+                await test(node, publisher)
+        finally:
+            await node.stop()
+
+    asyncio.run(run())
+
+
+def publish(publisher: rt.Publisher) -> None:
+    publisher.publish(b"x" * 100)
+    publisher.flush()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push is stuck, and says so, after a moment."""
     monkeypatch.setattr(stall_detector, "STALLED_SECONDS", 0.05)
     monkeypatch.setattr(stream, "STATUS_SECONDS", 0.02)
     monkeypatch.setattr(push_client, "STATUS_SECONDS", 0.02)
 
-    async def test() -> None:
-        node = PushNode("n1", members=1)
+
+@pytest.mark.usefixtures("soon")
+def test_a_push_says_why_it_is_stuck_and_reports_it_to_the_nodes_while_nothing_moves(tmp_path: Path) -> None:
+    async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.merges = False
-        await node.start()
-        with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
-            client = PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
-            task = asyncio.create_task(client.run())
+        async with pushed(publisher, node) as client:
             await until(lambda: PushStatus() in node.statuses)
             assert client.stuck == ""
-            publisher.publish(b"x" * 100)
-            publisher.flush()
-            await until(lambda: "a majority has synced them, and they are not merged" in client.stuck)
+            hellos = 0
+
+            def is_stuck() -> bool:
+                """A client that reconnects counts only the bytes after those that the node has."""
+                nonlocal hellos
+                if len(node.hellos) > hellos:
+                    hellos = len(node.hellos)
+                    publish(publisher)
+                return "a majority has synced them, and they are not merged" in client.stuck
+
+            await until(is_stuck)
             await node.stop()
             await until(lambda: f"{node.endpoint}: " in client.stuck)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(test())
+    run_with_node(test, tmp_path)
 
 
-def test_a_node_is_told_of_bytes_that_it_does_not_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "STATUS_SECONDS", 0.02)
-
-    async def test() -> None:
-        node = PushNode("n1", members=1)
+@pytest.mark.usefixtures("soon")
+def test_bytes_that_a_node_does_not_accept_are_reported_to_it(tmp_path: Path) -> None:
+    async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.opens_lives = False
-        await node.start()
-        with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
-            publisher.publish(b"x" * 100)
-            publisher.flush()
-            client = PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
-            task = asyncio.create_task(client.run())
+        publish(publisher)
+        async with pushed(publisher, node):
             await until(lambda: any(one.waiting_bytes and one.stalled_ms for one in node.statuses))
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await node.stop()
 
-    asyncio.run(test())
+    run_with_node(test, tmp_path)
 
 
-def test_a_session_that_the_nodes_have_is_not_stuck_though_they_report_nothing_but_where_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("soon")
+def test_a_session_that_the_nodes_have_is_not_stuck_if_they_report_only_where_it_goes_on(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(stall_detector, "STALLED_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "STATUS_SECONDS", 0.02)
-    monkeypatch.setattr(push_client, "STATUS_SECONDS", 0.02)
-
-    async def test() -> None:
-        node = PushNode("n1", members=1)
-        await node.start()
-        with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
-            publisher.publish(b"x" * 100)
-            publisher.flush()
-            for merges in (True, False):  # The second client hears of no merge.
-                node.merges = merges
-                node.statuses.clear()
-                client = PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
-                task = asyncio.create_task(client.run())
+    async def test(node: PushNode, publisher: rt.Publisher) -> None:
+        publish(publisher)
+        for merges in (True, False):  # The second client hears of no merge.
+            node.merges = merges
+            node.statuses.clear()
+            async with pushed(publisher, node) as client:
                 await until(lambda: node.holds(publisher.directory) and len(node.statuses) > 10)
                 await until(lambda client=client: client._stall.status == PushStatus())
                 assert client.stuck == ""
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        await node.stop()
 
-    asyncio.run(test())
+    run_with_node(test, tmp_path)
 
 
-def test_an_older_node_is_told_nothing_that_it_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_node_receives_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "STATUS_SECONDS", 0.001)
 
-    async def test() -> None:
-        node = PushNode("n1", members=1)
+    async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.takes_status = False
-        await node.start()
-        with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=0) as publisher:
-            client = PushClient(publisher.directory, "s", [node.endpoint], insecure=True)
-            task = asyncio.create_task(client.run())
+        async with pushed(publisher, node):
             for _ in range(20):
-                publisher.publish(b"x" * 100)
-                publisher.flush()
+                publish(publisher)
                 await until(lambda: node.holds(publisher.directory))
             assert node.statuses == []
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await node.stop()
 
-    asyncio.run(test())
+    run_with_node(test, tmp_path)

@@ -220,7 +220,8 @@ def test_the_command_ends_as_its_supervisor_and_holds_the_directory_meanwhile(
 
     monkeypatch.setattr(sequencer.node.cli, "supervise", supervise)
     before = ["--log-level", "error", "--log-format", "json"]
-    assert main([*before, *arguments(tmp_path), *certified(tmp_path / "pki"), "--log-level", "debug"]) == 71
+    flags = arguments(tmp_path, raft=free_port(), data=free_port())
+    assert main([*before, *flags, *certified(tmp_path / "pki"), "--log-level", "debug"]) == 71
     [config] = seen
     assert (config.log_level, config.log_format, config.bootstrap) == ("debug", "json", True)
     assert os.stat(config.directory).st_mode & 0o777 == 0o700

@@ -1,0 +1,30 @@
+"""What a process does not need, it does not import: hundreds of milliseconds and tens of MB each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+NETWORK = ("grpc", "google.protobuf", "rt.v1")
+
+
+@pytest.mark.parametrize(
+    ("imported", "unused"),
+    [
+        ("rt", NETWORK),
+        ("rt.net.tls", NETWORK),
+        ("rt.net.dev_pki", NETWORK),
+        ("rt.net.grpc_options", NETWORK),
+        ("rt.cli.main", (*NETWORK, "numpy")),
+        ("sequencer.node.cli", (*NETWORK, "numpy", "aiohttp")),
+        ("sequencer.localcluster.node_main", (*NETWORK, "numpy")),
+        ("sequencer.control.process", ("numpy", "aiohttp")),
+        ("sequencer.data.process", ("aiohttp",)),
+    ],
+)
+def test_what_a_process_does_not_need_is_not_imported(imported: str, unused: tuple[str, ...]) -> None:
+    program = f"import sys, {imported}; print(*sorted(set({unused!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
