@@ -101,8 +101,8 @@ class Raft:
         self._node.wake()
 
     def watch(self, fd: int, events: int, on_ready: Callable[[int], None] = lambda _: None) -> None:
-        """Poll a descriptor of another owner on the consensus thread. See `TlsMesh.watch`."""
-        self._mesh.watch(fd, events, on_ready)
+        """Poll a descriptor of another owner on the consensus thread. See `DescriptorWatch`."""
+        self._mesh.others.watch(fd, events, on_ready)
 
     def send(self, peer: str, content: bytes) -> bool:
         return self._node.send(peer, content)

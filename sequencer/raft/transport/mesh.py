@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
 from sequencer.raft.transport.codec import encode
 from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, MeshTiming, RaftConnection
+from sequencer.raft.transport.descriptor_watch import DescriptorWatch
 from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
 from sequencer.raft.transport.listener import RaftListener
@@ -88,7 +90,6 @@ class TlsMesh:
         self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
         self._connections: dict[int, RaftConnection] = {}
-        self._watched: dict[int, Callable[[int], None]] = {}
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
@@ -103,6 +104,7 @@ class TlsMesh:
         """The port in use, also if the system chose it."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
+        self.others = DescriptorWatch(self._epoll)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     @property
@@ -168,22 +170,19 @@ class TlsMesh:
         self._receiver.on_awake()
         # Before any callback: a new connection may get the descriptor of a closed one.
         ready = dict.fromkeys(self._undrained)
-        others: list[tuple[Callable[[int], None], int]] = []
-        is_called = False
+        calls: list[Callable[[], None]] = []
         for fd, event in events:
             connection = self._connections.get(fd)
             if connection is not None:
                 ready[connection] = None
             elif fd == self._wake_fd:
                 os.eventfd_read(fd)
-            elif fd in self._watched:
-                others.append((self._watched[fd], event))
+            elif fd in self.others:
+                calls.append(partial(self.others[fd], event))
             else:
-                is_called = True
-        for on_ready, event in others:
-            on_ready(event)
-        if is_called:
-            self._accept(now_s)
+                calls.append(partial(self._accept, now_s))
+        for call in calls:
+            call()
         for connection in ready:
             self._serve(connection, now_s)
         if (now_s >= self._due_s or self._dialers.is_resolved) and not self._is_closed:
@@ -191,23 +190,6 @@ class TlsMesh:
             self._due_s = self._find_due_s()
         if self._downs:
             self._report_downs()
-
-    def watch(self, fd: int, events: int, on_ready: Callable[[int], None] = lambda _: None) -> None:
-        """Let `poll` call `on_ready` with the events of epoll that are due; no `events`: no more.
-
-        For the thread that polls. Does nothing after `close`.
-        """
-        if self._is_closed:
-            return
-        if not events:
-            del self._watched[fd]
-            self._epoll.unregister(fd)
-        elif fd in self._watched:
-            self._watched[fd] = on_ready
-            self._epoll.modify(fd, events)
-        else:
-            self._watched[fd] = on_ready
-            self._epoll.register(fd, events)
 
     def wake(self) -> None:
         """See `Network`. Does nothing after `close`."""
@@ -222,7 +204,7 @@ class TlsMesh:
         self._is_closed = True
         for connection in self._connections.values():
             connection.close()
-        self._watched.clear()
+        self.others.close()
         for kept in (self._connections, self._up, self._unflushed, self._undrained, self._downs):
             kept.clear()
         self._listener.close()
