@@ -8,16 +8,8 @@ unescaped in each. `~` is outside it: it joins a certificate's name and a suffix
 from __future__ import annotations
 
 import re
-from typing import NewType
 
 from rt.errors import InvalidName
-
-Position = NewType("Position", int)
-"""Ordinal of a message in the merged stream, from 0, dense."""
-Number = NewType("Number", int)
-"""Ordinal of a message in its session."""
-Offset = NewType("Offset", int)
-"""A byte offset in a segment."""
 
 NAME_BYTES_MAX = 128
 SESSION_NAME_BYTES_MAX = 255

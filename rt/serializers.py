@@ -11,9 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar, overload
 
 from rt.errors import InvalidOption, UndecodableValue
 
@@ -54,54 +55,42 @@ def decode(message: Message, serializer: Serializer[T]) -> T:
         ) from error
 
 
-class JsonSerializer(Generic[T]):
+class _MsgspecSerializer(Generic[T]):
+    """Values of one type, in a format of msgspec."""
+
+    _FORMAT: ClassVar[str]
+
+    @overload
+    def __init__(self: _MsgspecSerializer[Any]) -> None: ...
+
+    @overload
+    def __init__(self, of: type[T]) -> None: ...
+
+    def __init__(self, of: Any = Any) -> None:
+        module = importlib.import_module(f"msgspec.{self._FORMAT}")
+        self._encode: Callable[[T], bytes] = module.encode
+        self._decode: Callable[[bytes], T] = module.Decoder(of).decode
+
+    def dumps(self, value: T, /) -> bytes:
+        return self._encode(value)
+
+    def loads(self, data: bytes, /) -> T:
+        """`msgspec.ValidationError` for a value of another type."""
+        return self._decode(data)
+
+
+class JsonSerializer(_MsgspecSerializer[T]):
     """JSON of one type: a dataclass, TypedDict, `msgspec.Struct`, list or scalar. Default: any JSON."""
 
     content_type: Final = "application/json"
-
-    @overload
-    def __init__(self: JsonSerializer[Any]) -> None: ...
-
-    @overload
-    def __init__(self, of: type[T]) -> None: ...
-
-    def __init__(self, of: Any = Any) -> None:
-        from msgspec import json
-
-        self._encode: Callable[[T], bytes] = json.encode
-        self._decode: Callable[[bytes], T] = json.Decoder(of).decode
-
-    def dumps(self, value: T, /) -> bytes:
-        return self._encode(value)
-
-    def loads(self, data: bytes, /) -> T:
-        """`msgspec.ValidationError` for JSON of another type."""
-        return self._decode(data)
+    _FORMAT = "json"
 
 
-class MsgpackSerializer(Generic[T]):
+class MsgpackSerializer(_MsgspecSerializer[T]):
     """MessagePack of one type, as `JsonSerializer`."""
 
     content_type: Final = "application/vnd.msgpack"
-
-    @overload
-    def __init__(self: MsgpackSerializer[Any]) -> None: ...
-
-    @overload
-    def __init__(self, of: type[T]) -> None: ...
-
-    def __init__(self, of: Any = Any) -> None:
-        from msgspec import msgpack
-
-        self._encode: Callable[[T], bytes] = msgpack.encode
-        self._decode: Callable[[bytes], T] = msgpack.Decoder(of).decode
-
-    def dumps(self, value: T, /) -> bytes:
-        return self._encode(value)
-
-    def loads(self, data: bytes, /) -> T:
-        """`msgspec.ValidationError` for MessagePack of another type."""
-        return self._decode(data)
+    _FORMAT = "msgpack"
 
 
 class AvroSerializer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from rt.client.connection import (
     PATHS,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rt.client.settings import FsyncPolicy
     from rt.client.subscriber import Subscriber
     from rt.log.read.reader import EventHandler, Place
-    from rt.net.tls import TLS
     from rt.sidecar.pull_settings import Retention
     from rt.streams.group.group import Group
     from rt.streams.group.options import GroupOptions
@@ -71,16 +70,7 @@ class Client:
         """
         from rt.client.publisher import Publisher
 
-        session, tls = self._session(name)
-        settings = self.settings
-        return Publisher(
-            settings.path,
-            settings.stream,
-            publisher_id=session,
-            endpoints=settings.endpoints,
-            tls=tls,
-            **options,
-        )
+        return Publisher(self.settings.path, self.settings.stream, **self._session(name), **options)
 
     def async_publisher(
         self, name: str | None = None, **options: Unpack[PublisherOptions]
@@ -88,16 +78,7 @@ class Client:
         """The same as an `rt.aio.Publisher`."""
         from rt.aio import Publisher
 
-        session, tls = self._session(name)
-        settings = self.settings
-        return Publisher(
-            settings.path,
-            settings.stream,
-            publisher_id=session,
-            endpoints=settings.endpoints,
-            tls=tls,
-            **options,
-        )
+        return Publisher(self.settings.path, self.settings.stream, **self._session(name), **options)
 
     def subscriber(self, name: str | None = None, **options: Unpack[SubscriberOptions]) -> Subscriber:
         """An `rt.Subscriber` of that name. Its copy is in `<path>/subscribers/<name>`.
@@ -106,9 +87,7 @@ class Client:
         """
         from rt.client.subscriber import Subscriber
 
-        root, name, tls = self._copy(name)
-        settings = self.settings
-        return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
+        return Subscriber(stream=self.settings.stream, **self._copy(name), **options)
 
     def async_subscriber(
         self, name: str | None = None, **options: Unpack[SubscriberOptions]
@@ -116,9 +95,7 @@ class Client:
         """The same as an `rt.aio.Subscriber`."""
         from rt.aio import Subscriber
 
-        root, name, tls = self._copy(name)
-        settings = self.settings
-        return Subscriber(root, settings.stream, name=name, endpoints=settings.endpoints, tls=tls, **options)
+        return Subscriber(stream=self.settings.stream, **self._copy(name), **options)
 
     def group(self, name: str | None = None, options: GroupOptions | None = None) -> Group:
         """A member of group `name`, which shares the messages of the stream with the other members.
@@ -134,17 +111,19 @@ class Client:
         root = os.path.join(settings.path, "groups", name)
         return Group(root, settings.stream, name, endpoints=settings.endpoints, tls=tls, options=options)
 
-    def _session(self, name: str | None) -> tuple[str, TLS]:
-        """Name of a publisher's session, its certificate."""
+    def _session(self, name: str | None) -> dict[str, Any]:
+        """What a publisher gets: the name of its session, nodes, its certificate."""
         owner = None if name is None else session_owner(check_session_name(name))
         tls = self.settings.certificates.find("publisher", owner)
-        return tls.identity.name if name is None else name, tls
+        session = tls.identity.name if name is None else name
+        return {"publisher_id": session, "endpoints": self.settings.endpoints, "tls": tls}
 
-    def _copy(self, name: str | None) -> tuple[str, str, TLS]:
-        """Root of a subscriber's copy, its name, its certificate."""
+    def _copy(self, name: str | None) -> dict[str, Any]:
+        """What a subscriber gets: the root of its copy, its name, nodes, its certificate."""
         tls = self.settings.certificates.find("subscriber", name)
         name = tls.identity.name if name is None else name
-        return subscriber_root(self.settings.path, name), name, tls
+        root = subscriber_root(self.settings.path, name)
+        return {"path": root, "name": name, "endpoints": self.settings.endpoints, "tls": tls}
 
 
 def connect(

@@ -26,7 +26,6 @@ def configure(level: str, style: str) -> None:
 
 
 def formatter(style: str) -> logging.Formatter:
-    """Of "text" or "json"."""
     return JsonLines() if style == "json" else _TextFormatter()
 
 

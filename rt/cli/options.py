@@ -66,18 +66,14 @@ def connect_timeout_option(help_text: str, *, least: float = 0.1) -> Callable[[F
 
 
 class _Name(click.ParamType):  # type: ignore[type-arg]
-    """A name; a session name and a dedup id may have a suffix."""
-
     name = "name"
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, check: Callable[[str], str]) -> None:
+        self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            if self._kind == "session":
-                return check_session_name(value)
-            return check_dedup_id(value) if self._kind == "dedup id" else check_name(value, kind=self._kind)
+            return self._check(value)
         except InvalidName as error:
             self.fail(str(error), param, ctx)
 
@@ -118,11 +114,11 @@ class _Place(click.ParamType):  # type: ignore[type-arg]
         return position
 
 
-STREAM_NAME = _Name("stream")
-SESSION_NAME = _Name("session")
-SUBSCRIBER_NAME = _Name("subscriber")
-DEDUP_ID = _Name("dedup id")
-CERTIFICATE_NAME = _Name("certificate")
+STREAM_NAME = _Name(partial(check_name, kind="stream"))
+SESSION_NAME = _Name(check_session_name)
+SUBSCRIBER_NAME = _Name(partial(check_name, kind="subscriber"))
+DEDUP_ID = _Name(check_dedup_id)
+CERTIFICATE_NAME = _Name(partial(check_name, kind="certificate"))
 SINCE = _Since()
 SINCE_FORMS = (
     "A time is RFC 3339, a date (midnight UTC), a duration before now (ms, s, m, h, d or w), or nanoseconds "

@@ -49,12 +49,11 @@ CALLS_KEPT: Final = 2
 class ReadBudget:
     """What handlers have of messages, and which calls wait until that is less. For one event loop."""
 
-    def __init__(self, bytes_max: int = READ_BYTES_MAX) -> None:
+    def __init__(self) -> None:
         self.total = 0
         self.has_memory = asyncio.Event()
         """Cleared while memory is short."""
         self.has_memory.set()
-        self._bytes_max = bytes_max
         self._held: Counter[str] = Counter()
         """By the identity's URI."""
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -75,7 +74,7 @@ class ReadBudget:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     await self.has_memory.wait()
-        if self.total < self._bytes_max or uri not in self._held:
+        if self.total < READ_BYTES_MAX or uri not in self._held:
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(uri, deque()).append(turn)
@@ -91,7 +90,7 @@ class ReadBudget:
 
     def _let_next(self) -> None:
         """Let as many go on as there is room for, each with a message of the largest size."""
-        room = self._bytes_max - self.total
+        room = READ_BYTES_MAX - self.total
         while self._waiting and room > 0:
             if self._let(min(self._waiting, key=self._held.__getitem__)):
                 room -= MESSAGE_BYTES_MAX
@@ -181,15 +180,12 @@ class WatchedContext:
 
 
 class OpenCalls:
-    """All calls of one server. `now` is a clock in seconds that never goes back; None: the event loop's."""
+    """All calls of one server."""
 
-    def __init__(
-        self, now: Callable[[], float] | None = None, *, refused: Counter[str] | None = None
-    ) -> None:
+    def __init__(self, *, refused: Counter[str] | None = None) -> None:
         self.refused: Final = Counter[str]() if refused is None else refused
         """By the class of the error. Calls that were ended are counted here."""
         self.reading: Final = ReadBudget()
-        self._now = now
         self._calls: dict[OpenCall, None] = {}
         """Oldest first."""
         self._counts: Counter[str] = Counter()
@@ -215,7 +211,7 @@ class OpenCalls:
         uri = identity.uri
         if self.is_short and self._counts[uri] >= CALLS_WHILE_SHORT_MAX and identity.role != "node":
             raise _overloaded(uri)
-        call = OpenCall(identity, self.reading, self._clock())
+        call = OpenCall(identity, self.reading, asyncio.get_running_loop().time)
         self._calls[call] = None
         self._counts[uri] += 1
         try:
@@ -231,13 +227,10 @@ class OpenCalls:
     def end_some(self, count: int, *, kept: int = CALLS_KEPT) -> None:
         """End calls until `count` are ending. Each identity keeps the last `kept`."""
         count -= sum(call.is_ending for call in self._calls)
-        chosen = calls_to_end(self._calls, count, self._clock()(), kept=kept)
+        chosen = calls_to_end(self._calls, count, asyncio.get_running_loop().time(), kept=kept)
         for call in chosen:
             call.end()
         self.refused[Overloaded.__name__] += len(chosen)
-
-    def _clock(self) -> Callable[[], float]:
-        return asyncio.get_running_loop().time if self._now is None else self._now
 
 
 def calls_to_end(calls: Iterable[OpenCall], count: int, now_s: float, *, kept: int = 0) -> list[OpenCall]:

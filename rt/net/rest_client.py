@@ -64,7 +64,9 @@ async def ask(
     endpoints = check_endpoints(endpoints, is_required=True)
     failures: list[RtError] = []
     for endpoint in endpoints:
-        async with _channel(endpoint, tls) as channel:
+        async with open_channel(
+            endpoint, tls, insecure=tls is None, message_bytes_max=ANSWER_BYTES_MAX
+        ) as channel:
             is_reading = method in _READING
             if (why := await _why_unconnected(channel, connect_timeout_s)) is not None:
                 failures.append(why)
@@ -82,22 +84,6 @@ async def ask(
     raise Unreachable(
         "no node answers", got="; ".join(map(str, failures)), hint="Check the nodes and the endpoints."
     ) from failures[-1]
-
-
-async def call(
-    endpoint: str,
-    tls: TLS | None,
-    method: str,
-    target: str,
-    body: bytes | None = None,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    connect_timeout_s: float = TIMEOUT_S,
-) -> RestResponse:
-    """Ask one node; see `ask`."""
-    return await ask(
-        [endpoint], tls, method, target, body, timeout_s=timeout_s, connect_timeout_s=connect_timeout_s
-    )
 
 
 def check(answer: RestResponse, *, where: object = None) -> RestResponse:
@@ -131,10 +117,6 @@ def error_in(answer: RestResponse) -> RtError | None:
     if not isinstance(content, dict):
         return None
     return decode_error(json.dumps({**content, "class": content.get("error")}).encode())
-
-
-def _channel(endpoint: str, tls: TLS | None) -> Channel:
-    return open_channel(endpoint, tls, insecure=tls is None, message_bytes_max=ANSWER_BYTES_MAX)
 
 
 async def _call(

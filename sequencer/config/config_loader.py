@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from rt.endpoints import parse_endpoint
@@ -152,12 +153,9 @@ def _text(setting: SettingSource) -> str:
     return setting.value
 
 
-def _name(kind: str) -> Callable[[SettingSource], str]:
-    def name(setting: SettingSource) -> str:
-        with _at(setting.where):
-            return check_member_name(_text(setting), kind=kind)
-
-    return name
+def _name(setting: SettingSource, kind: str) -> str:
+    with _at(setting.where):
+        return check_member_name(_text(setting), kind=kind)
 
 
 def _path(setting: SettingSource) -> str:
@@ -186,35 +184,25 @@ def _port(setting: SettingSource, least: int = 1) -> int:
     return value
 
 
-def _optional_port(setting: SettingSource) -> int:
-    return _port(setting, least=0)
+def _number(setting: SettingSource, end: int) -> int:
+    value = setting.value
+    if setting.is_text and value.isascii() and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < end:
+        raise setting.bad("invalid number", f"a whole number from 0 to {end - 1}")
+    return value
 
 
-def _number(end: int) -> Callable[[SettingSource], int]:
-    def number(setting: SettingSource) -> int:
-        value = setting.value
-        if setting.is_text and value.isascii() and value.isdecimal() and len(value) < 20:
-            value = int(value)
-        if type(value) is not int or not 0 <= value < end:
-            raise setting.bad("invalid number", f"a whole number from 0 to {end - 1}")
-        return value
-
-    return number
-
-
-def _size(least: int) -> Callable[[SettingSource], int]:
-    def size(setting: SettingSource) -> int:
-        value = setting.value
-        if isinstance(value, str):
-            try:
-                value = parse_size(value)
-            except ValueError:
-                raise setting.bad("invalid size", SIZE_FORM) from None
-        if type(value) is not int or not least <= value < SIZE_END:
-            raise setting.bad("invalid size", SIZE_FORM)
-        return value
-
-    return size
+def _size(setting: SettingSource, least: int) -> int:
+    value = setting.value
+    if isinstance(value, str):
+        try:
+            value = parse_size(value)
+        except ValueError:
+            raise setting.bad("invalid size", SIZE_FORM) from None
+    if type(value) is not int or not least <= value < SIZE_END:
+        raise setting.bad("invalid size", SIZE_FORM)
+    return value
 
 
 def _truth(setting: SettingSource) -> bool:
@@ -226,14 +214,11 @@ def _truth(setting: SettingSource) -> bool:
     return word in _TRUE
 
 
-def _one_of(words: tuple[str, ...]) -> Callable[[SettingSource], str]:
-    def one(setting: SettingSource) -> str:
-        word = _text(setting).lower()
-        if word not in words:
-            raise setting.bad("unknown value", " or ".join(words))
-        return word
-
-    return one
+def _one_of(setting: SettingSource, words: tuple[str, ...]) -> str:
+    word = _text(setting).lower()
+    if word not in words:
+        raise setting.bad("unknown value", " or ".join(words))
+    return word
 
 
 def _listen(setting: SettingSource) -> str:
@@ -288,8 +273,8 @@ def _member(name: str, raft: str, data: str, where: str) -> tuple[str, ClusterMe
 
 
 KEYS: Final[Mapping[str, Callable[[SettingSource], Any]]] = {
-    "stream": _name("stream"),
-    "name": _name("node"),
+    "stream": partial(_name, kind="stream"),
+    "name": partial(_name, kind="node"),
     "directory": _path,
     "members": _members,
     "ca": _path,
@@ -299,15 +284,15 @@ KEYS: Final[Mapping[str, Callable[[SettingSource], Any]]] = {
     "listen": _listen,
     "data_port": _port,
     "raft_port": _port,
-    "rest_port": _optional_port,
-    "health_port": _optional_port,
-    "log_level": _one_of(LOG_LEVELS),
-    "log_format": _one_of(LOG_FORMATS),
-    "roll_bytes": _size(1),
-    "roll_minutes": _number(1 << 32),
-    "retention_minutes": _number(1 << 32),
-    "retention_bytes": _size(0),
-    "retention_disk_percent": _number(101),
-    "hold_bytes_max": _size(0),
+    "rest_port": partial(_port, least=0),
+    "health_port": partial(_port, least=0),
+    "log_level": partial(_one_of, words=LOG_LEVELS),
+    "log_format": partial(_one_of, words=LOG_FORMATS),
+    "roll_bytes": partial(_size, least=1),
+    "roll_minutes": partial(_number, end=1 << 32),
+    "retention_minutes": partial(_number, end=1 << 32),
+    "retention_bytes": partial(_size, least=0),
+    "retention_disk_percent": partial(_number, end=101),
+    "hold_bytes_max": partial(_size, least=0),
 }
 """Each setting and its parser."""

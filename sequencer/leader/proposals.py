@@ -39,7 +39,7 @@ class ProposalPort(Protocol):
     """The part of the consensus that the leader needs."""
 
     def propose(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`."""
+        """See `sequencer.raft.raft.Raft.propose`."""
 
 
 class LeaderProposals:

@@ -56,7 +56,7 @@ def dev(nodes: str | None, stream: str | None, directory: Path, ephemeral: bool)
 def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
     """Run it until a signal. An error is printed line by line, as it may contain the end of a log."""
     with cluster:
-        click.echo(f"starting {', '.join(cluster.names)} in {cluster.root}", err=True)
+        click.echo(f"starting {', '.join(cluster.nodes.names)} in {cluster.root}", err=True)
         try:
             leader = cluster.start()
             for line in introduction(cluster, leader, is_temporary=is_temporary):
@@ -73,10 +73,11 @@ def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
 def introduction(cluster: DevCluster, leader: str, *, is_temporary: bool) -> Iterator[str]:
     """What to paste where."""
     stays = "removed at the end" if is_temporary else "kept"
-    url, pki, stream = cluster.url, cluster.pki, cluster.stream
-    endpoints = ",".join(cluster.endpoints)
+    url, pki, stream = cluster.url, cluster.pki, cluster.nodes.stream
+    names = ", ".join(cluster.nodes.names)
+    endpoints = ",".join(cluster.nodes.endpoints)
     yield f"""\
-The stream {stream!r} is up on {", ".join(cluster.names)}; {leader} leads. Data ({stays}): {cluster.root}
+The stream {stream!r} is up on {names}; {leader} leads. Data ({stays}): {cluster.root}
 
 Publish from Python:
 

@@ -61,7 +61,7 @@ class DevCluster:
             self._lock = REAL.lock(str(self.root / "lock"))
         try:
             stream, ports = _ports(self.root, nodes, stream, has_any=has_any_ports)
-            self._nodes = LocalCluster(self.root, len(ports), stream=stream, ports=ports)
+            self.nodes = LocalCluster(self.root, len(ports), stream=stream, ports=ports)
             self._issue()
         except BaseException:
             self._lock.close()
@@ -72,22 +72,10 @@ class DevCluster:
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._nodes.stop()
+            self.nodes.stop()
         finally:
-            self._nodes.__exit__(*error)
+            self.nodes.__exit__(*error)
             self._lock.close()
-
-    @property
-    def stream(self) -> str:
-        return self._nodes.stream
-
-    @property
-    def names(self) -> list[str]:
-        return self._nodes.names
-
-    @property
-    def endpoints(self) -> list[str]:
-        return self._nodes.endpoints
 
     @property
     def pki(self) -> Path:
@@ -96,29 +84,29 @@ class DevCluster:
     @property
     def url(self) -> str:
         """For `rt.connect`."""
-        place = f"{','.join(self.endpoints)}/{self.stream}"
+        place = f"{','.join(self.nodes.endpoints)}/{self.nodes.stream}"
         return f"rt://{place}?tls_dir={self.pki}&path={self.root / 'clients'}"
 
     @property
     def page(self) -> str:
         """Address of the status page."""
-        return f"https://127.0.0.1:{next(iter(self._nodes.rest_ports.values()))}/"
+        return f"https://127.0.0.1:{next(iter(self.nodes.rest_ports.values()))}/"
 
     def start(self) -> str:
         """Start the nodes, wait until one leads, and return its name."""
-        self._nodes.start()
-        return self._nodes.wait_ready()
+        self.nodes.start()
+        return self.nodes.wait_ready()
 
     def watch(self) -> None:
         """Return never. `ProcessEnded` if a node ends."""
         while True:
-            self._nodes.check_alive()
+            self.nodes.check_alive()
             time.sleep(_CHECK_S)
 
     def _issue(self) -> None:
         """New certificates for programs. Those that run reload them."""
         for name, role in CLIENTS.items():
-            issue(self.pki, Identity(self.stream, role, name), renew=True, now=issued_at())
+            issue(self.pki, Identity(self.nodes.stream, role, name), renew=True, now=issued_at())
         write_p12(self.pki, "ops")
 
 

@@ -127,7 +127,6 @@ class ReplicaFiles:
         return known[1]
 
     def close_sessions(self, session_ids: Iterable[int]) -> None:
-        """Close the files of these sessions, if they are open."""
         for session_id in session_ids:
             if (known := self._files.pop(session_id, None)) is not None:
                 known[1].close()

@@ -176,7 +176,6 @@ class Repairer:
 
     @property
     def corrupt_segments(self) -> list[CorruptSegment]:
-        """The segments that are corrupt and not repaired yet."""
         return [
             CorruptSegment(path, one.segment, known.offset, one.tries)
             for path, one in sorted(self._pending.items())

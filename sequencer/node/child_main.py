@@ -86,7 +86,6 @@ def main() -> NoReturn:
 
 
 def run_control(config: NodeConfig, supervisor: SupervisorLink) -> None:
-    """Run the control process until SIGTERM."""
     from sequencer.control.process import ControlProcess
 
     spare_what_is_loaded()
@@ -101,7 +100,6 @@ def run_control(config: NodeConfig, supervisor: SupervisorLink) -> None:
 
 
 def run_data(config: NodeConfig, supervisor: SupervisorLink) -> None:
-    """Run the data process until SIGTERM."""
     import uvloop
 
     from sequencer.data.process import DataProcess

@@ -1,6 +1,6 @@
 """Consensus: a Raft-replicated log of commands that keeps every acknowledged command.
 
-The rest of rt uses `model.api`; `raft.Raft` implements it. Layers, from the outside in:
+The rest of rt uses `raft.Raft`, and implements `model.api.StateMachine`. Layers, from the outside in:
 
     raft, node        a member on a real disk, network and thread; the loop
     proposals         commands in flight, each applied once

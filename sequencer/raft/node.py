@@ -56,7 +56,7 @@ logger = logging.getLogger("sequencer.raft")
 
 
 class RaftNode:
-    """One run of a member, from opening its directory to `close`. One thread steps it; see `Consensus`.
+    """One run of a member, from opening its directory to `close`. One thread steps it; see `raft.Raft`.
 
     The loop runs `calls` between two calls of the machine. Call `wake` after adding one.
     Opening raises what `open_directory` does, and what the network's `start` does.
@@ -307,10 +307,10 @@ class RaftNode:
         self._peers.on_down(peer)
         self._raft.on_down(peer)  # Always: the protocol may have talked to it while this node was blank.
 
-    # Called by the sequencer (`model.api.Consensus`)
+    # Called by `raft.Raft`
 
     def propose(self, command: bytes) -> Future[int]:
-        """See `Consensus.propose`. Any thread may call this."""
+        """See `Raft.propose`. Any thread may call this."""
         future = self.proposals.add(command)
         if self._is_waiting and self.proposals.due() == 0.0:
             self.wake()
@@ -343,7 +343,7 @@ class RaftNode:
         return why_not
 
     def transfer_leadership(self, timeout_s: float, done: Future[bool]) -> None:
-        """See `Consensus.transfer_leadership`. On the loop's thread; `done` gets the result."""
+        """See `Raft.transfer_leadership`. On the loop's thread; `done` gets the result."""
         self._transfers.start(timeout_s, done)
 
     # Status

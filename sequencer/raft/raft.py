@@ -37,10 +37,11 @@ def end_process(_error: BaseException) -> None:
 
 
 class Raft:
-    """A member of the cluster, on a thread of its own. Implements `Consensus`.
+    """A replicated log of commands: a member of the cluster, on a thread of its own.
 
     The constructor locks the directory and listens; then the node joins, follows or leads. `listen`: by
-    default the port of its own address on all interfaces. All callbacks run on the consensus thread:
+    default the port of its own address on all interfaces. Every method may be called from any thread, unless
+    its text names the consensus thread. All callbacks run on the consensus thread:
     `on_leadership` after each change, between two calls of the machine; `on_failure` after it stopped with an
     error and every future failed; `on_epoch_over` instead, when everything is closed and the node must be
     opened again. By default both end the process with status 70.
@@ -94,9 +95,22 @@ class Raft:
         self._thread.start()
 
     def propose(self, command: bytes) -> Future[int]:
+        """Commit a command; the future returns its index after this node has applied it.
+
+        The command is forwarded to the leader, retried after a leader failure, and applied exactly once.
+        Proposals of one thread are applied in order. A command may still be committed after the caller
+        stopped waiting for its future.
+
+        Raises `rt.Overloaded` with too much in flight, `rt.MessageTooLarge` above 1 MiB and `rt.Closed`;
+        a future fails with `rt.Closed` when the node stops: the outcome is then unknown.
+        """
         return self._node.propose(command)
 
     def call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the consensus thread, between two calls of the machine, in order.
+
+        Pending calls are dropped when the node stops. An exception in `call` stops the node.
+        """
         self._calls.append(call)
         self._node.wake()
 
@@ -105,15 +119,40 @@ class Raft:
         self._mesh.others.watch(fd, events, on_ready)
 
     def send(self, peer: str, content: bytes) -> bool:
+        """Send a message to another member. It may be lost; delivered messages keep their order.
+
+        On the consensus thread only. Returns False if the peer is not connected. At the peer,
+        `on_app_message` gets it.
+        """
         return self._node.send(peer, content)
 
     def reset(self, command: bytes) -> None:
+        """End this epoch of the cluster with `command`, the last one that any node applies in it.
+
+        On the consensus thread only. The request may be lost: repeat it until the command is applied or the
+        epoch changes. Every node that applied it ends with `on_epoch_over`; open futures fail. When opened
+        again it continues in the next epoch, with its state at that time.
+        """
         self._node.reset(command)
 
     def force(self, command: bytes) -> NoMajority | None:
+        """Without a majority, start an epoch with this node's state and `command`. None if it has started.
+
+        On the consensus thread only, and only if an operator says that the other nodes are lost. Entries of
+        this node's log that may not be committed are applied, too; commands that this node never received are
+        lost. From then on the disks count that belong to this node and to the members that are connected and
+        blank. Together they must be a majority; otherwise the reason is returned, and nothing changes. All
+        other nodes must be wiped. Ends as `reset` does.
+        """
         return self._node.force(command)
 
     def transfer_leadership(self, timeout_s: float) -> bool:
+        """If this node leads, transfer leadership to the most up-to-date member.
+
+        Returns whether another member leads: at once if this node does not lead, else when another leader is
+        known, after `timeout_s` at most. Commands proposed meanwhile wait. If the transfer fails, this node
+        remains leader. Must not be called on the consensus thread.
+        """
         assert threading.get_ident() != self._thread.ident, "it would wait for its own thread"
         done: Future[bool] = Future()
         self.call_soon(lambda: self._node.transfer_leadership(timeout_s, done))
@@ -129,19 +168,22 @@ class Raft:
 
     @property
     def is_leader(self) -> bool:
+        """Whether this node believes that it leads, and has applied all entries of earlier terms."""
         return not self._has_ended and self._node.is_leader
 
     @property
     def leader(self) -> str | None:
+        """The leader as this node knows it."""
         return None if self._has_ended else self._node.leader
 
     def status(self) -> Status:
         return self._node.status(is_stopped=self._has_ended)
 
     def stop(self) -> None:
-        """Stop the node; commands in flight fail with `rt.Closed`.
+        """Close all connections and threads, except a thread that waits for name resolution. Idempotent.
 
-        Called on the consensus thread, by the machine or a future's callback, it does not wait.
+        Commands in flight fail with `rt.Closed`. Called on the consensus thread, by the machine or a future's
+        callback, it does not wait.
         """
         self._is_stopping.set()
         self._mesh.wake()

@@ -65,11 +65,12 @@ def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None
     source = Scripted()
     feed = ValueFeed("in")
     feed.watermark = 4
-    made = InputEdge(source, feed)
+    accepted: list[str] = []
+    made = InputEdge(source, feed, before=accepted.append)
     made.start()
-    for sequence_id in (3, 4, 5, 5, 6):
-        made.on_next(sequence_id, "x")
-    assert (source.calls, feed.watermark, made.duplicates) == ([("start", 5)], 6, 3)
+    for sequence_id, value in ((3, "a"), (4, "b"), (5, "c"), (5, "d"), (6, "e")):
+        made.on_next(sequence_id, value)
+    assert (source.calls, feed.watermark, accepted) == ([("start", 5)], 6, ["c", "e"])
 
 
 def test_an_edge_without_values_acknowledges_nothing() -> None:

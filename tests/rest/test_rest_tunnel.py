@@ -23,7 +23,7 @@ from rt.net import rest_client as rest_module
 from rt.net.grpc_channel import Channel, RpcServer, serve
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
-from rt.net.rest_client import REST_METHOD, RestResponse, ask, call, check, error_in
+from rt.net.rest_client import REST_METHOD, RestResponse, ask, check, error_in
 from rt.net.tls import TLS
 from sequencer.localcluster.loopback import free_port
 from sequencer.rest.base.request import Reply, Request
@@ -119,7 +119,7 @@ def test_a_certificate_gets_what_it_gets_on_the_rest_port(pki: Path, tmp_path: P
             async with tunnelled(pki, answering) as (endpoint, _):
                 for method, path, body in CASES:
                     there = await on_rest_port(served, name, method, path, body)
-                    here = await call(endpoint, tls_of(pki, name), method, path, body)
+                    here = await ask([endpoint], tls_of(pki, name), method, path, body)
                     assert here[:2] == there[:2], (method, path)
                     if path not in {"/status", "/metrics", "/"}:  # These tell of the moment.
                         assert here.body == there.body, (method, path)
@@ -136,10 +136,10 @@ def test_an_operator_changes_what_it_may_on_the_rest_port_and_nobody_else_does(
             tunnelled(pki, served.rest.answering["rest"]) as (endpoint, _),
         ):
             body = b'{"rollBytes": 4096}'
-            refused = await call(endpoint, tls_of(pki, "sub"), "POST", "/configuration", body)
+            refused = await ask([endpoint], tls_of(pki, "sub"), "POST", "/configuration", body)
             assert refused.status == 403
             assert served.data.commands.ran == []
-            done = await call(endpoint, tls_of(pki, "op"), "POST", "/configuration", body)
+            done = await ask([endpoint], tls_of(pki, "op"), "POST", "/configuration", body)
             assert json.loads(check(done).body)["rollBytes"] == 4096
             assert len(served.data.commands.ran) == 1
 
@@ -151,7 +151,7 @@ def test_a_certificate_of_another_stream_is_refused_at_the_door(pki: Path) -> No
         said = Said()
         async with tunnelled(pki, said) as (endpoint, _):
             with pytest.raises(CertificateError, match="another stream"):
-                await call(endpoint, tls_of(pki, "stranger"), "GET", "/status")
+                await ask([endpoint], tls_of(pki, "stranger"), "GET", "/status")
         assert said.asked == []
 
     run(work)
@@ -160,7 +160,7 @@ def test_a_certificate_of_another_stream_is_refused_at_the_door(pki: Path) -> No
 def test_an_answer_may_be_larger_than_any_other_message(pki: Path) -> None:
     async def work() -> None:
         async with tunnelled(pki, Said(bytes(5 * 2**20))) as (endpoint, _):
-            answer = await call(endpoint, tls_of(pki, "op"), "GET", "/log-history")
+            answer = await ask([endpoint], tls_of(pki, "op"), "GET", "/log-history")
             assert len(answer.body) == 5 * 2**20
 
     run(work)
@@ -172,7 +172,7 @@ def test_a_target_that_is_too_long_is_refused(pki: Path, tmp_path: Path) -> None
             serving(pki, tmp_path) as served,
             tunnelled(pki, served.rest.answering["rest"]) as (endpoint, _),
         ):
-            answer = await call(endpoint, tls_of(pki, "op"), "GET", "/status?" + "x" * 5000)
+            answer = await ask([endpoint], tls_of(pki, "op"), "GET", "/status?" + "x" * 5000)
         assert answer.status == 400
         assert "too long" in str(error_in(answer))
 
@@ -186,15 +186,15 @@ def test_calls_of_one_certificate_are_counted_until_they_end(pki: Path) -> None:
         async with tunnelled(pki, said) as (endpoint, tunnel):
             tls = tls_of(pki, "op")
             calls = [
-                asyncio.ensure_future(call(endpoint, tls, "GET", "/status"))
+                asyncio.ensure_future(ask([endpoint], tls, "GET", "/status"))
                 for _ in range(REQUESTS_PER_IDENTITY_MAX)
             ]
             await until(lambda: len(said.asked) == len(calls))
-            assert (await call(endpoint, tls, "GET", "/status")).body == b"Overloaded"
+            assert (await ask([endpoint], tls, "GET", "/status")).body == b"Overloaded"
             calls[0].cancel()
             await until(lambda: tunnel.places.counts.total() == len(calls) - 1)
             said.may_answer.set()
-            assert (await call(endpoint, tls_of(pki, "sub"), "GET", "/status")).status == 200
+            assert (await ask([endpoint], tls_of(pki, "sub"), "GET", "/status")).status == 200
             assert {(await one).status for one in calls[1:]} == {200}
             await until(lambda: not tunnel.places.counts)
 
@@ -207,7 +207,7 @@ def test_a_node_that_only_starts_says_so_and_another_is_asked(pki: Path) -> None
         async with tunnelled(pki, None) as (starting, _), tunnelled(pki, said) as (endpoint, _):
             tls = tls_of(pki, "op")
             with pytest.raises(RtError, match="starting"):
-                await call(starting, tls, "GET", "/status")
+                await ask([starting], tls, "GET", "/status")
             assert (await ask([starting, endpoint], tls, "GET", "/status")).status == 200
 
     run(work)
@@ -346,7 +346,7 @@ def test_a_post_reaches_at_most_one_node_however_slow_connections_are(
                 await until(lambda: second.asked)
             may_begin.set()
             assert (await asking).status == 200
-            await call(near, tls_of(pki, "op"), "GET", "/status")
+            await ask([near], tls_of(pki, "op"), "GET", "/status")
             posted = [[one.method for one in said.asked].count("POST") for said in (first, second)]
             assert posted == ([0, 1] if when == "later" else [1, 0])
 
@@ -366,7 +366,7 @@ def test_a_node_that_does_not_connect_in_time_is_left_for_the_next_one(
         ):
             tls = tls_of(pki, "op")
             with pytest.raises(Timeout, match="no connection in time") as raised:
-                await call(silent, tls, method, "/status", b"{}", connect_timeout_s=0.05)
+                await ask([silent], tls, method, "/status", b"{}", connect_timeout_s=0.05)
             assert (raised.value.where, raised.value.expected) == (silent, "within 0.05 s")
             wait_only_for_others(monkeypatch, silent)
             assert (await ask([silent, other], tls, method, "/status", b"{}")).status == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import rt
+from rt.log.check.report import Severity
 from rt.log.check.verify import Report
 from rt.log.disk import Disk, File, Lock
 from rt.log.format.block import BLOCK_HEADER_BYTES
@@ -41,7 +42,7 @@ def damage(report: Report) -> list[tuple[str, int]]:
 
 
 def notes(report: Report) -> list[tuple[str, int]]:
-    return [(problem.path, problem.offset) for problem in report.notes]
+    return [(one.path, one.offset) for one in report.all_problems if one.severity is Severity.NOTE]
 
 
 def frame_starts(disk: Disk, directory: str, segment: SegmentId) -> list[int]:

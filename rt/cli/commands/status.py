@@ -118,9 +118,9 @@ async def _ask(node: str, tls: TLS | None, connect_s: float) -> NodeAnswer:
 
 async def _get(node: str, tls: TLS | None, connect_s: float, target: str, *, empty: Any = None) -> Any:
     """What a node answers; `empty`, if given, when it is not ready, or too old to know the path."""
-    from rt.net.rest_client import call, check
+    from rt.net.rest_client import ask, check
 
-    answer = await call(node, tls, "GET", target, timeout_s=ASK_S, connect_timeout_s=connect_s)
+    answer = await ask([node], tls, "GET", target, timeout_s=ASK_S, connect_timeout_s=connect_s)
     if answer.status in {404, 503} and empty is not None:
         return empty
     return json.loads(check(answer, where=node).body)

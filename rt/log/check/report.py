@@ -83,7 +83,3 @@ class Report:
     @property
     def bad_messages(self) -> list[Problem]:
         return [problem for problem in self.all_problems if problem.severity is Severity.BAD_MESSAGE]
-
-    @property
-    def notes(self) -> list[Problem]:
-        return [problem for problem in self.all_problems if problem.severity is Severity.NOTE]

@@ -75,7 +75,6 @@ class SegmentCheck:
         self._report, self._report_bad = report, report_bad
         self._names = {0: name}
         self._index = {entry.offset: (place, entry) for place, entry in index.items()}
-        self._is_merged = not is_session
         self._sources = sources if header.kind is LogKind.MERGED else None
         self._data = b""
 

@@ -88,8 +88,6 @@ from rt.log.format.constants import (
 
 BATCH_HEADER_BYTES: Final = 64
 BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
-BATCH_OVERHEAD_BYTES: Final = 128
-"""The most that a batch of one message with a short topic has besides its value."""
 
 CODEC_NONE: Final = 0
 CODEC_ZSTD: Final = 1
@@ -188,14 +186,11 @@ def encode_batch(draft: BatchDraft, *, first: int, seed: int, codec: int = CODEC
         else:
             codec = CODEC_NONE
     tail, gap = padding(len(values)), padding(len(columns))
-    values_checksum = crc32c(values, seed)
-    if tail:
-        values_checksum = crc32c(tail, values_checksum)
     header = BatchHeader(
         BATCH_MAGIC,
         0,
         BATCH_HEADER_BYTES + len(columns) + len(gap) + len(values) + len(tail),
-        values_checksum,
+        crc32c(tail, crc32c(values, seed)) if tail else crc32c(values, seed),
         codec | (HEADERS_FLAG if draft.headers else 0),
         len(draft.topics),
         draft.message_count,
@@ -268,7 +263,8 @@ def expand(
     for _, header in batches:
         check_codec(header)
     if not values:
-        batches = [(at, _without_values(header)) for at, header in batches]
+        none = {"values_stored": 0, "values_bytes": 0}
+        batches = [(at, one._replace(flags=one.flags & ~HEADERS_FLAG, **none)) for at, one in batches]
     decompressor = _decompressor()
     parts: list[Buffer] = []
     headers: list[BatchHeader] = []
@@ -301,14 +297,13 @@ def expand_columns(header: BatchHeader, batch: memoryview) -> Buffer:
     return _decompress(_decompressor(), stored, header.columns_bytes)
 
 
-def check_values(header: BatchHeader, batch: memoryview, keep_from: int | None = None) -> Buffer:
+def check_values(header: BatchHeader, batch: memoryview, keep_from: int = NUMBER_MAX) -> Buffer:
     """Raise `UnknownCodec` or `BadBatch` if a reader cannot expand the values of a complete batch.
 
-    Returns the uncompressed values from byte `keep_from` on (None: nothing). Needs less than 10 MiB of memory
-    besides, for values of any size.
+    Returns the uncompressed values from byte `keep_from` on (default: nothing). Needs less than 10 MiB of
+    memory besides, for values of any size.
     """
     check_codec(header)
-    keep_from = header.values_bytes if keep_from is None else keep_from
     values_at = BATCH_HEADER_BYTES + padded(header.columns_stored)
     stored = batch[values_at : values_at + header.values_stored]
     if header.codec == CODEC_NONE:
@@ -316,10 +311,6 @@ def check_values(header: BatchHeader, batch: memoryview, keep_from: int | None =
     if header.values_bytes <= _WHOLE_BYTES_MAX:
         return _decompress(_decompressor(), stored, header.values_bytes, is_alone=False)[keep_from:]
     return _check_pieces(_decompressor(), stored, header.values_bytes, keep_from)
-
-
-def _without_values(header: BatchHeader) -> BatchHeader:
-    return header._replace(flags=header.flags & ~HEADERS_FLAG, values_stored=0, values_bytes=0)
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:

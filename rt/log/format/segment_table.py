@@ -87,8 +87,10 @@ class LogIdentity:
     def __post_init__(self) -> None:
         if len(self.origin) != 16:
             raise ValueError(f"origin must be 16 bytes, not {len(self.origin)}")
-        check = check_session_name if self.kind is LogKind.SESSION else _check_stream
-        check(self.name)
+        if self.kind is LogKind.SESSION:
+            check_session_name(self.name)
+        else:
+            check_name(self.name, kind="stream")
         if self.dedup_id is not None:
             check_dedup_id(self.dedup_id)
 
@@ -220,7 +222,3 @@ def _decode_entry(row: tuple[Any, ...]) -> SealedSegment:
     return SealedSegment(
         SegmentId(run, roll), first, end, size, *times, run_id, trimmed_ns, TrimReason(reason)
     )
-
-
-def _check_stream(name: str) -> str:
-    return check_name(name, kind="stream")

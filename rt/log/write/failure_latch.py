@@ -26,7 +26,6 @@ class FailureLatch:
         return self._failure is not None
 
     def check(self) -> None:
-        """Raise the failure, if any."""
         if self._failure is not None:
             raise self._failure
 

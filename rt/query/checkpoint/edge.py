@@ -78,8 +78,6 @@ class InputEdge:
         self.is_stopped = False
         """Whether the edge accepts no more values."""
         self._is_released = False
-        self.duplicates = 0
-        """Number of values dropped because they were processed before."""
 
     def start(self) -> None:
         """Request the values after the watermark. Does nothing if the source has ended."""
@@ -96,10 +94,7 @@ class InputEdge:
 
     def _handle(self, sequence_id: int, value: Any) -> None:
         watermark = self.feed.watermark
-        if self.is_stopped:
-            return
-        if sequence_id <= watermark:
-            self.duplicates += 1
+        if self.is_stopped or sequence_id <= watermark:
             return
         gap = None
         is_first = watermark == NOTHING and self._accepts_any_first

@@ -66,7 +66,6 @@ class QueryClock:
         self._waiting.pop(query_id, None)
 
     def start_time(self, now_ns: int) -> None:
-        """Start the time, and the waiting queries."""
         self._has_started = True
         self._scheduler.restore(now_ns)
         waiting, self._waiting = self._waiting, {}

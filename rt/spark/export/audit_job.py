@@ -144,7 +144,6 @@ def _check(found: FoundSegment, header: SegmentHeader, file: File, copy: Segment
 
 
 def _compare(found: FoundSegment, longest: SegmentCopy, other: SegmentCopy) -> None:
-    """Compare all of `other` with the longest copy."""
     paths = [segment_path(copy.directory, found.segment) for copy in (longest, other)]
     at, piece, same = 0, b"", b""
     try:

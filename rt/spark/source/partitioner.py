@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from rt.log.read.outline import Waypoint
@@ -65,7 +66,7 @@ def end_within(waypoints: Iterable[Waypoint], start: int, end: int, bytes_max: i
 
 def bytes_at(waypoints: Sequence[Waypoint], position: int) -> int:
     """The bytes before `position`, interpolated between waypoints."""
-    at = min(max(bisect_right(waypoints, position, key=_position), 1), len(waypoints) - 1)
+    at = min(max(bisect_right(waypoints, position, key=attrgetter("position")), 1), len(waypoints) - 1)
     before, after = waypoints[at - 1], waypoints[at]
     share = (position - before.position) / max(after.position - before.position, 1)
     return before.log_bytes + round((after.log_bytes - before.log_bytes) * share)
@@ -73,7 +74,7 @@ def bytes_at(waypoints: Sequence[Waypoint], position: int) -> int:
 
 def position_at(waypoints: Sequence[Waypoint], log_bytes: int) -> int:
     """The position after `log_bytes`, interpolated between waypoints."""
-    at = min(max(bisect_right(waypoints, log_bytes, key=_bytes), 1), len(waypoints) - 1)
+    at = min(max(bisect_right(waypoints, log_bytes, key=attrgetter("log_bytes")), 1), len(waypoints) - 1)
     before, after = waypoints[at - 1], waypoints[at]
     share = (log_bytes - before.log_bytes) / max(after.log_bytes - before.log_bytes, 1)
     return before.position + int((after.position - before.position) * share)
@@ -81,7 +82,7 @@ def position_at(waypoints: Sequence[Waypoint], log_bytes: int) -> int:
 
 def _cut(waypoints: Sequence[Waypoint], log_bytes: int, part_bytes: int) -> int:
     """The nearest waypoint, unless it is further away than a quarter of a partition."""
-    at = bisect_right(waypoints, log_bytes, key=_bytes)
+    at = bisect_right(waypoints, log_bytes, key=attrgetter("log_bytes"))
     near = min(waypoints[max(at - 1, 0) : at + 1], key=lambda waypoint: abs(waypoint.log_bytes - log_bytes))
     if abs(near.log_bytes - log_bytes) <= part_bytes // 4:
         return near.position
@@ -96,11 +97,3 @@ def _covering(waypoints: Sequence[Waypoint], start: int, end: int) -> list[Waypo
     if covering[-1].position < end:
         covering.append(Waypoint(end, covering[-1].log_bytes))
     return covering if len(covering) > 1 else [Waypoint(start, covering[0].log_bytes), *covering]
-
-
-def _position(waypoint: Waypoint) -> int:
-    return waypoint.position
-
-
-def _bytes(waypoint: Waypoint) -> int:
-    return waypoint.log_bytes

@@ -1,1 +1,1 @@
-"""Raft's messages, entries and configuration, and the Consensus protocol. Pure."""
+"""Raft's messages, entries and configuration, and the `StateMachine` protocol. Pure."""

@@ -8,11 +8,8 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
-
-from sequencer.raft.model.epochs import NoMajority
 
 
 class StateMachine(Protocol):
@@ -105,74 +102,3 @@ class Status:
     """Commit index that a leader last sent. It may be above `committed`."""
     received: tuple[int, int] | None = None
     """While a snapshot is received: bytes received, total bytes."""
-
-
-class Consensus(Protocol):
-    """A replicated log of commands. Every method may be called from any thread."""
-
-    def propose(self, command: bytes) -> Future[int]:
-        """Commit a command; the future returns its index after this node has applied it.
-
-        The command is forwarded to the leader, retried after a leader failure, and applied exactly once.
-        Proposals of one thread are applied in order. A command may still be committed after the caller
-        stopped waiting for its future.
-
-        Raises `rt.Overloaded` with too much in flight, `rt.MessageTooLarge` above 1 MiB and `rt.Closed`;
-        a future fails with `rt.Closed` when the node stops: the outcome is then unknown.
-        """
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Run `call` on the consensus thread, between two calls of the machine, in order.
-
-        Pending calls are dropped when the node stops. An exception in `call` stops the node.
-        """
-
-    def send(self, peer: str, content: bytes) -> bool:
-        """Send a message to another member. It may be lost; delivered messages keep their order.
-
-        On the consensus thread only. Returns False if the peer is not connected. At the peer,
-        `on_app_message` gets it.
-        """
-
-    def reset(self, command: bytes) -> None:
-        """End this epoch of the cluster with `command`, the last one that any node applies in it.
-
-        On the consensus thread only. The request may be lost: repeat it until the command is applied or the
-        epoch changes. Every node that applied it ends with `on_epoch_over`; open futures fail. When opened
-        again it continues in the next epoch, with its state at that time.
-        """
-
-    def force(self, command: bytes) -> NoMajority | None:
-        """Without a majority, start an epoch with this node's state and `command`. Returns None if it has
-        started.
-
-        On the consensus thread only, and only if an operator says that the other nodes are lost. Entries of
-        this node's log that may not be committed are applied, too; commands that this node never received are
-        lost. From then on the disks count that belong to this node and to the members that are connected and
-        blank. Together they must be a majority; otherwise the reason is returned, and nothing changes. All
-        other nodes must be wiped. Ends as `reset` does.
-        """
-
-    def transfer_leadership(self, timeout_s: float) -> bool:
-        """If this node leads, transfer leadership to the most up-to-date member.
-
-        Returns whether another member leads: at once if this node does not lead, else when another leader is
-        known, after `timeout_s` at most. Commands proposed meanwhile wait. If the transfer fails, this node
-        remains leader. Must not be called on the consensus thread.
-        """
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this node believes that it leads, and has applied all entries of earlier terms."""
-
-    @property
-    def leader(self) -> str | None:
-        """The leader as this node knows it."""
-
-    def status(self) -> Status: ...
-
-    def stop(self) -> None:
-        """Stop the node. Closes all connections and threads, except a thread that waits for name resolution.
-
-        Idempotent.
-        """

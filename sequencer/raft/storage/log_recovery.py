@@ -172,14 +172,12 @@ def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, p
 
 def _find_group(data: bytearray, end: int, seed: int, path: str) -> int | None:
     """Offset of the first group after `end` whose header verifies."""
-    places = (at for at in _occurrences(data, GROUP_MAGIC, end + 8) if at % 8 == 0)
-    return next((at for at in places if group_at(data, at, seed, path=path)), None)
-
-
-def _occurrences(data: bytearray, expected: bytes, start: int) -> Iterator[int]:
-    while (start := data.find(expected, start)) >= 0:
-        yield start
-        start += 1
+    at = end + 8
+    while (at := data.find(GROUP_MAGIC, at)) >= 0:
+        if at % 8 == 0 and group_at(data, at, seed, path=path):
+            return at
+        at += 1
+    return None
 
 
 def _check_may_be_cut(replay: Replay, problem: str, path: str, *, is_newest: bool, later: int | None) -> None:

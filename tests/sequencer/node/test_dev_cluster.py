@@ -145,7 +145,7 @@ def test_an_ephemeral_cluster_leaves_nothing(root: Path) -> None:
 
 def test_a_directory_holds_one_cluster(root: Path) -> None:
     with DevCluster(root, nodes=1, stream="prices") as cluster:
-        assert (cluster.names, cluster.stream) == (["n1"], "prices")
+        assert (cluster.nodes.names, cluster.nodes.stream) == (["n1"], "prices")
         with pytest.raises(DirectoryLocked):
             DevCluster(root)
     url = cluster.url
@@ -155,7 +155,7 @@ def test_a_directory_holds_one_cluster(root: Path) -> None:
     with DevCluster(root, nodes=1) as cluster:
         assert cluster.url == url
         settings = rt.connect(url).settings
-        assert settings.endpoints == tuple(cluster.endpoints)
+        assert settings.endpoints == tuple(cluster.nodes.endpoints)
         assert settings.certificates.find("operator").identity.uri == "rt://prices/operator/ops"
     port = int(settings.endpoints[0].rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)), pytest.raises(RtError, match=rf"in use.*:{port}"):
@@ -170,8 +170,8 @@ def test_usual_ports_that_are_in_use_are_not_chosen(root: Path) -> None:
         with contextlib.suppress(OSError):  # Another program has it already.
             stack.enter_context(socket.create_server(("127.0.0.1", 6002)))
         with DevCluster(root) as cluster:
-            assert len({*cluster.endpoints, cluster.page}) == 4
-            assert not any(endpoint.endswith((":5002", ":6002")) for endpoint in cluster.endpoints)
+            assert len({*cluster.nodes.endpoints, cluster.page}) == 4
+            assert not any(endpoint.endswith((":5002", ":6002")) for endpoint in cluster.nodes.endpoints)
 
 
 def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
