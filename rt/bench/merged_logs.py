@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -27,12 +28,21 @@ _DISTINCT: Final = 20_000
 _TOGETHER: Final = 1000
 
 
-def make_log(root: str, name: str, *, count: int, value_bytes: int, one_each: bool = False) -> str:
+def make_log(
+    root: str,
+    name: str,
+    *,
+    count: int,
+    value_bytes: int,
+    one_each: bool = False,
+    topics: Sequence[str] = (TOPIC,),
+) -> str:
     """Make a merged log of `count` messages in `root`; return its directory. With `one_each` a batch holds
-    one message.
+    one message. Consecutive messages have consecutive `topics`.
     """
+    assert len(topics) == 1 or not one_each
     values = [os.urandom(value_bytes) for _ in range(min(_DISTINCT, count))]
-    write = _write_one_each if one_each else _write
+    write = _write_one_each if one_each else partial(_write, topics=topics)
     path = os.path.join(root, name)
     sessions = [write(path, session, values, count // len(_SESSIONS)) for session in _SESSIONS]
     merged = os.path.join(path, "merged")
@@ -41,9 +51,15 @@ def make_log(root: str, name: str, *, count: int, value_bytes: int, one_each: bo
     return merged
 
 
-def _write(root: str, session: str, values: Sequence[bytes], count: int) -> str:
+def _write(
+    root: str, session: str, values: Sequence[bytes], count: int, topics: Sequence[str] = (TOPIC,)
+) -> str:
     with Publisher(root, "bench", publisher_id=session, batch_bytes=BATCH_BYTES, fsync="never") as publisher:
         endless = itertools.cycle(values)
+        if len(topics) > 1:
+            for value, topic in zip(itertools.islice(endless, count), itertools.cycle(topics), strict=False):
+                publisher.publish(value, topic=topic)
+            return publisher.directory
         for start in range(0, count, _DISTINCT):
             publisher.publish_many(
                 list(itertools.islice(endless, min(_DISTINCT, count - start))), topic=TOPIC

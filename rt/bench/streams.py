@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,8 +28,9 @@ from rt.streams.queue.generator import GeneratorQueues, GeneratorReader
 _VALUE = bytes(128)
 _POLL_S = 0.001
 _GOAL_HZ = 100_000
-_EVENTS_EACH = 3
-"""Of each of many streams."""
+_GOAL_MANY_HZ = 60_000
+_EVENTS_EACH = 10
+"""Of each of many streams. At least two."""
 
 
 class _Counting(StreamObserver):
@@ -39,6 +40,56 @@ class _Counting(StreamObserver):
     async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
         self.events += len(batch)
         return None
+
+
+class _Laps:
+    """The time of the first `first` of `events` events, and of the others: each per event."""
+
+    def __init__(self, first: int, events: int) -> None:
+        self._first, self._end = first, events
+        self.events = 0
+        """All that were delivered."""
+        self._begun_at = 0
+        self._since = Stopwatch()
+        self.done = asyncio.Event()
+        self.laps: list[TimeUsed] = []
+
+    def count(self, events: int) -> None:
+        self.events += events
+        if self.events >= self._end or (not self.laps and self.events >= self._first):
+            used, counted = self._since.read(), self.events - self._begun_at
+            self.laps.append(TimeUsed(*(each_s / counted for each_s in used)))
+            self._since, self._begun_at = Stopwatch(), self.events
+        if self.events >= self._end:
+            self.done.set()
+
+
+class _CountingTogether(StreamObserver):
+    def __init__(self, laps: _Laps) -> None:
+        self._laps = laps
+
+    async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
+        self._laps.count(len(batch))
+        return None
+
+
+class _OneAtATime(GeneratorQueues):
+    """Each stream has its next event when all streams have had theirs."""
+
+    def __init__(self, names: Sequence[StreamId], laps: _Laps) -> None:
+        self._laps, self._streams = laps, len(names)
+        super().__init__(
+            lambda _, number: (names[number % len(names)], _VALUE), events=_EVENTS_EACH * len(names)
+        )
+
+    def end(self, queue: QueueId) -> int:
+        del queue
+        rounds = self._laps.events // self._streams + 1
+        return self._streams * min(rounds, _EVENTS_EACH)
+
+    def wait_s(self, queue: QueueId, number: int) -> float:
+        del queue
+        return 0.0 if number < _EVENTS_EACH * self._streams else _POLL_S
 
 
 class _OneStream(GeneratorQueues):
@@ -66,7 +117,7 @@ class _OneReader(GeneratorReader):
 
 @dataclass(frozen=True, slots=True)
 class StreamsBench:
-    """`events` through one agent to ten consumers; `streams` streams with a consumer each; a log."""
+    """`events` through one agent to ten consumers; `streams` streams with a consumer each; logs."""
 
     root: str
     rounds: int
@@ -78,10 +129,16 @@ class StreamsBench:
             what = f"one agent to 10 consumers, batches of {batch:,}"
             yield from self._figures(what, partial(self._deliver_batches, batch), self.events, _GOAL_HZ)
         before_mb = peak_memory_mb()
-        what = f"{self.streams:,} streams with a consumer each"
-        yield from self._figures(what, self._deliver_to_many, _EVENTS_EACH * self.streams)
+        names = [StreamId("bench", f"stream-{number}") for number in range(self.streams)]
+        events = _EVENTS_EACH * self.streams
+        what = f"{self.streams:,} streams, one event at a time"
+        yield from self._figures_of_many(what, partial(_OneAtATime, names))
         yield Figure(f"{what}: memory, most", (peak_memory_mb(),), "MB", 1000)
         yield Figure(f"{what}: memory, grown by", (peak_memory_mb() - before_mb,), "MB")
+        topics = [name.topic for name in names]
+        log = make_log(self.root, "topics", count=events, value_bytes=len(_VALUE), topics=topics)
+        what = f"a log with {self.streams:,} topics"
+        yield from self._figures_of_many(what, lambda _: ClusterQueues({"topics": Cluster("bench", log)}))
         log = make_log(self.root, "log", count=self.events, value_bytes=len(_VALUE))
         clusters = ClusterQueues({"log": Cluster("bench", log)})
         what = f"a log of {len(_VALUE)} B messages to 10 consumers"
@@ -101,6 +158,19 @@ class StreamsBench:
             rounds.append(asyncio.run(program()))
         yield from wall_and_cpu(name, rounds, "events/s", goal, convert=lambda taken_s: events / taken_s)
 
+    def _figures_of_many(self, name: str, queues: Callable[[_Laps], QueueAdapterFactory]) -> Iterator[Figure]:
+        """The first event of each stream makes its consumer, so it is counted apart."""
+        rounds: list[list[TimeUsed]] = []
+        for _ in range(self.rounds):
+            gc.collect()
+            rounds.append(asyncio.run(self._deliver_to_many(queues)))
+        for suffix, laps, goal in zip(
+            (", first event", ", next events"), zip(*rounds, strict=True), (None, _GOAL_MANY_HZ), strict=True
+        ):
+            yield from wall_and_cpu(
+                f"{name}{suffix}", laps, "events/s", goal, convert=lambda event_s: 1 / event_s
+            )
+
     async def _deliver_batches(self, size: int) -> TimeUsed:
         queues = _OneStream(self.events, size)
         return await self._deliver(queues, queues.stream)
@@ -117,23 +187,12 @@ class StreamsBench:
                 await asyncio.sleep(_POLL_S)
             return stopwatch.read()
 
-    async def _deliver_to_many(self) -> TimeUsed:
-        """Deliver the events of each stream, one after the other."""
-        names = [StreamId("bench", f"stream-{number}") for number in range(self.streams)]
-        events = _EVENTS_EACH * self.streams
-        queues = GeneratorQueues(lambda _, number: (names[number % len(names)], _VALUE), events=events)
-        consumers: list[_Counting] = []
-
-        def make(_: StreamId) -> StreamObserver:
-            consumers.append(_Counting())
-            return consumers[-1]
-
-        provider = StreamProvider("bench", queues, options=StreamOptions())
-        provider.implicit("all", "bench/*", make)
-        stopwatch = Stopwatch()
+    async def _deliver_to_many(self, queues: Callable[[_Laps], QueueAdapterFactory]) -> list[TimeUsed]:
+        """Deliver the events of many streams, each to a consumer of its own."""
+        laps = _Laps(self.streams, _EVENTS_EACH * self.streams)
+        provider = StreamProvider("bench", queues(laps), options=StreamOptions())
+        provider.implicit("all", "bench/*", lambda _: _CountingTogether(laps))
         async with provider:
-            while sum(consumer.events for consumer in consumers) < events:
-                await asyncio.sleep(10 * _POLL_S)
-            used = stopwatch.read()
-            assert len(consumers) == self.streams
-        return used
+            await laps.done.wait()
+            assert sum(status.consumers for status in provider.status()) == self.streams
+        return laps.laps

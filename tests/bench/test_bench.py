@@ -60,6 +60,6 @@ def test_a_small_run_of_streams_counts_every_event(tmp_path: Path) -> None:
     result = CliRunner().invoke(bench, ["streams", *options])
     assert result.exit_code == 0, result.output
     figures = [json.loads(line) for line in result.stdout.splitlines()]
-    assert len(figures) == 10
+    assert len(figures) == 16
     assert all(figure["median"] > 0 for figure in figures if "grown" not in figure["name"])
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from rt.cli.commands import streams
 from rt.errors import RtError
 from rt.exposition import exposition
-from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, metrics_of
+from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, StuckCall, metrics_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "streams.md"
 
@@ -47,6 +47,15 @@ def test_what_is_wrong_is_said() -> None:
     assert "r: none of these hosts serves it" in text
     assert "q: 2 subscriptions are stopped" in text
     assert "none" in text
+
+
+def test_a_stuck_consumer_is_named_with_its_age() -> None:
+    call = StuckCall(93.4, 'odd/a "b"\\n\n\u2028c', "all")
+    hanging = QueueStatus("q", "served", consumers=3, stuck=1, stuck_calls=(call,))
+    (row,) = streams.overview([host("h1", hanging), host("h2", QueueStatus("q"))])
+    assert row.stuck == 1
+    assert row.problems == [f"the consumer of {call.stream} has been called for 93 s (subscription all)"]
+    assert len(streams.as_table([row]).splitlines()) == 3
 
 
 def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

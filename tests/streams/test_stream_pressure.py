@@ -1,12 +1,14 @@
 """Slow consumers and full caches, in virtual time."""
 
 import asyncio
+import math
 from typing import Any
 
 import virtual_time
 from stream_consumers import Collector, until
 
 from rt.streams.agent.options import StreamOptions
+from rt.streams.core.metrics import STUCK_CALLS_MAX
 from rt.streams.core.stream_id import QueueId, StartPosition, StreamId
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
@@ -147,3 +149,55 @@ def test_few_consumers_catch_up_at_a_time_and_all_finish() -> None:
     virtual_time.run(main())
     assert most == 2
     assert opened == 0
+
+
+def test_a_call_that_lasts_too_long_is_shown_by_its_names_and_age() -> None:
+    async def main() -> None:
+        options = StreamOptions(drain_s=1, stuck_after_s=30)
+        async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:
+            stream = provider.stream("n", "one")
+            await stream.subscribe(Collector(slow_s=100), start=EARLIEST, consumer="slow")
+            await stream.subscribe(Collector(), start=EARLIEST)
+            await asyncio.sleep(20)
+            assert provider.status()[0].stuck == 0
+            await asyncio.sleep(20)
+            (status,) = provider.status()
+            assert status.stuck == 1
+            ((age_s, topic, subscription),) = status.stuck_calls
+            assert 39 < age_s <= 40
+            assert (topic, subscription) == ("n/one", "slow")
+            assert 'stream="n/one",subscription="slow"} 4' in provider.metrics()
+            await asyncio.sleep(100)
+            assert provider.status()[0].stuck == 0
+            assert "subscription=" not in provider.metrics()
+
+    virtual_time.run(main())
+
+
+def test_the_oldest_of_many_stuck_calls_are_named() -> None:
+    async def main() -> None:
+        options = StreamOptions(drain_s=1, stuck_after_s=0.5)
+        async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:
+            stream = provider.stream("n", "one")
+            for _ in range(30):
+                await stream.subscribe(Collector(slow_s=1e6), start=EARLIEST)
+                await asyncio.sleep(1)
+            (status,) = provider.status()
+            assert status.stuck == 30
+            assert len(status.stuck_calls) == STUCK_CALLS_MAX
+            ages = [call.age_s for call in status.stuck_calls]
+            assert ages == sorted(ages, reverse=True)
+            assert ages[0] > 29
+
+    virtual_time.run(main())
+
+
+def test_no_call_is_stuck_without_a_limit() -> None:
+    async def main() -> None:
+        options = StreamOptions(drain_s=1, stuck_after_s=math.inf)
+        async with StreamProvider("p", GeneratorQueues(one), options=options) as provider:
+            await provider.stream("n", "one").subscribe(Collector(slow_s=1e6), start=EARLIEST)
+            await asyncio.sleep(1e5)
+            assert provider.status()[0].stuck == 0
+
+    virtual_time.run(main())

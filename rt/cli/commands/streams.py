@@ -19,8 +19,9 @@ from rt.cli.formats.tables import escape, table
 from rt.cli.options import FiniteRange, json_option, option
 from rt.errors import RtError
 
-_SAMPLE: Final = re.compile(r'(rt_streams_\w+)\{((?:\w+="[^"]*",?)*)\} (\S+)')
-_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_SAMPLE: Final = re.compile(r'(rt_streams_\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
 _BYTES_MAX: Final = 16 * 2**20
 _HIGH_PRESSURE: Final = 0.9
 
@@ -36,6 +37,7 @@ class QueueRow:
     behind: int = 0
     slow: int = 0
     failing: int = 0
+    stuck: int = 0
     faulted: int = 0
     unattended: int = 0
     low: int = 0
@@ -47,6 +49,7 @@ class QueueRow:
 _FIELDS: Final[Mapping[str, str]] = {
     "rt_streams_slow_consumers": "slow",
     "rt_streams_failing_consumers": "failing",
+    "rt_streams_stuck_consumers": "stuck",
     "rt_streams_acknowledged_position": "low",
     "rt_streams_lag_events": "lag",
     "rt_streams_cache_fill_ratio": "pressure",
@@ -75,6 +78,11 @@ def overview(texts: Iterable[str]) -> list[QueueRow]:
         place = (labels["provider"], labels["queue"])
         if labels["host"] not in owners.get(place, []):
             continue
+        if name == "rt_streams_stuck_call_age_seconds":
+            rows[place].problems.append(
+                f"the consumer of {labels.get('stream')} has been called for {value:,.0f} s "
+                f"(subscription {labels.get('subscription')})"
+            )
         attribute = _FIELDS.get(name)
         if name == "rt_streams_consumers":
             attribute = _STATES.get(labels.get("state", ""))
@@ -102,13 +110,17 @@ def _judge(row: QueueRow, owners: Sequence[str]) -> None:
 
 
 def _samples(text: str) -> Iterable[tuple[str, dict[str, str], float]]:
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if (found := _SAMPLE.fullmatch(line)) is not None:
-            labels = dict(_LABEL.findall(found[2]))
+            labels = {name: _unescaped(value) for name, value in _LABEL.findall(found[2])}
             with contextlib.suppress(ValueError):
                 value = float(found[3])
                 if {"provider", "host", "queue"} <= labels.keys() and math.isfinite(value):
                     yield found[1], labels, value
+
+
+def _unescaped(value: str) -> str:
+    return _ESCAPED.sub(lambda found: "\n" if found[1] == "n" else found[1], value)
 
 
 def ask(endpoint: str, timeout_s: float) -> str:

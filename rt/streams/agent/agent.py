@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
@@ -27,7 +28,7 @@ from rt.streams.agent.subscription_service import SubscriptionService
 from rt.streams.agent.subscription_store import Stores, SubscriptionStore
 from rt.streams.agent.subscription_table import ConsumerFactories, SubscriptionTable
 from rt.streams.balancer.balancer import Fence
-from rt.streams.core.metrics import QueueStatus
+from rt.streams.core.metrics import STUCK_CALLS_MAX, QueueStatus
 from rt.streams.core.stream_id import SequenceToken
 from rt.streams.queue.adapter import QueueRead, QueueReceiver
 
@@ -113,7 +114,7 @@ class PullingAgent:
             task.cancel()
         await asyncio.wait(self._tasks)
         consumers = await self._stop_consumers(deadline)
-        steps: list[Callable[[], Awaitable[None]]] = [self._receiver.close, self._store.close]
+        steps: list[Callable[[], Awaitable[object]]] = [self._receiver.close, self._store.close]
         if self._saves_positions and not self.queue.has_failed:
             steps.insert(0, self._saver.save)
         for step in steps:
@@ -216,9 +217,10 @@ class PullingAgent:
             for consumer in self._table.served.values():
                 if not consumer.is_catching_up:
                     consumer.add_gap(read.gap)
+        now = self.queue.now()
         for batch in read.batches:
-            self.queue.counts.events += len(batch)
-            self._table.add_stream(batch.stream)
+            self.queue.counts.events += len(batch.events)
+            self._table.add_stream(batch.stream, now)
         for cursor in self.queue.cache.add(read.batches, read.end):
             cursor.owner.wake()
 
@@ -230,13 +232,17 @@ class PullingAgent:
         cache, known_end = self.queue.cache, self._receiver.known_end
         low = cache.low()
         end = cache.end if known_end is None else max(known_end, cache.end)
+        now, served = self.queue.now(), self._table.served.values()
+        stuck = [call for consumer in served if (call := consumer.stuck_call(now)) is not None]
         return QueueStatus(
             self.queue.id.name,
             "failed" if self.queue.has_failed else "served",
-            consumers=len(self._table.served),
+            consumers=len(served),
             behind=len(self._table.catching_up),
-            failing=sum(consumer.is_failing for consumer in self._table.served.values()),
+            failing=sum(consumer.is_failing for consumer in served),
             slow=len(cache.slow()),
+            stuck=len(stuck),
+            stuck_calls=tuple(heapq.nlargest(STUCK_CALLS_MAX, stuck)),
             faulted=sum(record.fault is not None for record in self._store.records()),
             unattended=len(self._table.unattended),
             low=low.sequence_number + (low.event_index > 0),

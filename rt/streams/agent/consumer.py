@@ -9,7 +9,7 @@ Invariants:
 - A consumer gets its stream's events in order. It advances only past events that it accepted, reported in its
   token, or that went to the dead letters.
 - However it ends, it then pins nothing.
-- While there is nothing to deliver, it has no task.
+- While there is nothing to deliver, it has no task. `ConsumerTasks` runs it when it is woken.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.agent.subscription_store import SubscriptionRecord
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
+from rt.streams.core.metrics import StuckCall
 from rt.streams.core.stream_id import SequenceToken, checked_token
 from rt.streams.observer import StreamGap, StreamObserver
 from rt.streams.queue.adapter import QueueGap
@@ -40,7 +41,7 @@ logger = logging.getLogger("rt.streams")
 
 
 class _Ended(Exception):
-    """Ends the task of a consumer. Does not leave this module."""
+    """Ends the run of a consumer. Does not leave this module."""
 
 
 class Consumer:
@@ -57,6 +58,7 @@ class Consumer:
         "_is_closed",
         "_is_greeted",
         "_is_named",
+        "_is_woken",
         "_queue",
         "_table",
         "_task",
@@ -86,6 +88,9 @@ class Consumer:
         self._calls = ObserverCalls(record.stream, observer)
         self._catching_up = CatchUpReader(queue, self)
         self._task: asyncio.Task[None] | None = None
+        """While it runs."""
+        self._is_woken = False
+        """Whether it runs or will run."""
         self._is_begun = False
         self._is_greeted = False
         self._is_closed = False
@@ -102,12 +107,20 @@ class Consumer:
     @property
     def is_idle(self) -> bool:
         """Whether it has everything that was read."""
-        return self._task is None and not self.is_catching_up and not self.cursor.has_more
+        return not self._is_woken and not self.is_catching_up and not self.cursor.has_more
 
     @property
     def is_failing(self) -> bool:
         """Whether its last delivery, or the last read of its history, failed."""
         return self.policy.is_failing or self._catching_up.is_failing
+
+    def stuck_call(self, now: float) -> StuckCall | None:
+        """Its call under way, if that has lasted for too long at `now`, in the loop's time."""
+        age_s = self._calls.age_s(now)
+        if age_s <= self._queue.options.stuck_after_s:
+            return None
+        record = self.record
+        return StuckCall(age_s, record.stream.topic, record.pattern or record.consumer or record.id)
 
     def needs_before(self, low: SequenceToken) -> bool:
         """Whether it still needs an event before `low`, which has been read."""
@@ -139,8 +152,9 @@ class Consumer:
         self.wake()
 
     def wake(self) -> None:
-        if self._task is None and self._is_begun and not self.is_stopping:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        if not self._is_woken and self._is_begun and not self.is_stopping:
+            self._is_woken = True
+            self._queue.tasks.add(self)
 
     def start_catch_up(self) -> None:
         """Leave the cache and read the history, from the same position."""
@@ -211,6 +225,25 @@ class Consumer:
 
     # The task
 
+    async def run(self, task: asyncio.Task[None]) -> None:
+        """Deliver in `task`, which runs this, until there is nothing left. `ConsumerTasks` calls it.
+
+        If the task is cancelled, but not by `stop`, the consumer runs again in another one.
+        """
+        self._task = task
+        try:
+            await self._run()
+        except asyncio.CancelledError as error:
+            if not self.is_stopping:
+                self.policy.failed(self.wanted, error)
+                asyncio.get_running_loop().call_later(self.policy.wait_s(), self.wake)
+            raise
+        except Exception as error:  # noqa: BLE001 - the agent stops, and reports why
+            self._queue.fail(error)
+        finally:
+            self._task = None
+            self._is_woken = False
+
     async def _run(self) -> None:
         try:
             if not self._is_greeted:
@@ -228,10 +261,6 @@ class Consumer:
             await self._end(self._table.unregister(self), None)
         except _Ended:
             pass
-        except Exception as error:  # noqa: BLE001 - the agent stops, and reports why
-            self._queue.fail(error)
-        finally:
-            self._task = None
 
     async def _greet(self) -> None:
         """Ask the observer for its position, and move there."""
@@ -260,14 +289,9 @@ class Consumer:
                 await self._report_gap()
                 return
             batch = batch.slice(0, before)
-        at = batch.first
         try:
             answer = await self._calls.run(self._calls.observer.on_batch(batch))
-            wanted = batch.end if answer is None else checked_token(answer).next
-            if wanted in {self.wanted, at} or (wanted < self.wanted and at == self._went_back_at):
-                raise DeliveryFailed(
-                    "the consumer returned a token before the events that it was given", got=answer
-                )
+            wanted = self.cursor.end_of(batch) if answer is None else self._answered(batch, answer)
         except ConsumerGone:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
@@ -275,11 +299,20 @@ class Consumer:
             return
         self.policy.succeeded()
         if wanted < self.wanted:
-            self._went_back_at = at
+            self._went_back_at = batch.first
             self.go_to(wanted)
         else:
             self._went_back_at = None
-            self._move(wanted, len(batch))
+            self._move(wanted, len(batch.events))
+
+    def _answered(self, batch: EventBatch, answer: SequenceToken) -> SequenceToken:
+        """Where to continue after a consumer answered `batch` with a token."""
+        at, wanted = batch.first, checked_token(answer).next
+        if wanted in {self.wanted, at} or (wanted < self.wanted and at == self._went_back_at):
+            raise DeliveryFailed(
+                "the consumer returned a token before the events that it was given", got=answer
+            )
+        return wanted
 
     async def report_gaps(self, end: SequenceToken) -> None:
         """Report the gaps before `end`."""
@@ -315,7 +348,7 @@ class Consumer:
             return False
         is_over = is_over and (batch is None or len(batch) == 1)
         if not (is_over and await self._is_resolved(batch, at, error)):
-            await self.policy.wait()
+            await asyncio.sleep(self.policy.wait_s())
         return is_over
 
     async def _is_resolved(self, batch: EventBatch | None, at: SequenceToken, cause: Exception) -> bool:

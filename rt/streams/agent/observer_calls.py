@@ -29,29 +29,35 @@ _CALL: ContextVar[object | None] = ContextVar("rt_streams_call", default=None)
 class ObserverCalls:
     """One call at a time."""
 
-    __slots__ = ("_call", "_closing", "_stream", "observer")
+    __slots__ = ("_begun_at", "_call", "_closing", "_stream", "observer")
 
     def __init__(self, stream: StreamId, observer: StreamObserver) -> None:
         self._stream = stream
         self.observer = observer
         self._call: object | None = None
         """The call under way."""
+        self._begun_at = 0.0
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, call: Awaitable[T]) -> T:
         """Await a call of the observer. `DeliveryFailed` if its own task was cancelled."""
         self._call = object()
+        self._begun_at = asyncio.get_running_loop().time()
         token = _CALL.set(self._call)
-        task = asyncio.current_task()
         try:
             return await call
         except asyncio.CancelledError:
+            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             raise DeliveryFailed("the consumer's own task was cancelled") from None
         finally:
             self._call = None
             _CALL.reset(token)
+
+    def age_s(self, now: float) -> float:
+        """How long the call under way has lasted at `now`, in the loop's time; 0 if there is none."""
+        return 0.0 if self._call is None else now - self._begun_at
 
     async def report(self, error: StreamError) -> None:
         """Call `on_error`. Only `ConsumerGone` is raised."""

@@ -28,6 +28,8 @@ class StreamOptions:
     """The most events in one delivery."""
     deliver_for_s: float = 60.0
     """How long an event is retried before `on_poison` applies."""
+    stuck_after_s: float = 60.0
+    """A call of a consumer that lasts longer is shown as stuck. `math.inf`: never."""
     retry_min_s: float = 0.1
     """The first wait between two tries. It grows up to twofold each time."""
     retry_max_s: float = 10.0
@@ -51,7 +53,7 @@ class StreamOptions:
         for name in ("cache_bytes", "batch_events_max", "catch_ups_max", "catch_up_events"):
             _require(name, getattr(self, name), 1)
         _require("cache_events", self.cache_events, BUCKETS)
-        for name in ("deliver_for_s", "drain_s"):
+        for name in ("deliver_for_s", "stuck_after_s", "drain_s"):
             _require(name, getattr(self, name), 0)
         for name in ("retry_min_s", "save_every_s", "inactive_s", "receive_s"):
             _require(name, getattr(self, name), 0.001)

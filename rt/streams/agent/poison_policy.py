@@ -40,9 +40,10 @@ class PoisonPolicy:
 
     def succeeded(self) -> None:
         self._at = None
-        self.batch_events = min(2 * self.batch_events, self._queue.options.batch_events_max)
+        if self.batch_events < self._queue.options.batch_events_max:
+            self.batch_events = min(2 * self.batch_events, self._queue.options.batch_events_max)
 
-    def failed(self, at: SequenceToken, error: Exception) -> bool:
+    def failed(self, at: SequenceToken, error: BaseException) -> bool:
         """Record a failed try. Returns whether it was tried for long enough."""
         now = asyncio.get_running_loop().time()
         if self._at != at:
@@ -53,9 +54,9 @@ class PoisonPolicy:
         logger.info("delivery_failed stream=%s token=%s error=%r", self._record.stream, at, error)
         return now - self._since >= self._queue.options.deliver_for_s
 
-    async def wait(self) -> None:
-        """Wait until the next try."""
-        await asyncio.sleep(self._queue.backoff(self._attempt))
+    def wait_s(self) -> float:
+        """How long to wait until the next try, in seconds."""
+        return self._queue.backoff(self._attempt)
 
     async def discard(self, batch: EventBatch, failed: DeliveryFailed) -> bool:
         """Send its one event to the dead letters. Returns False if they do not accept it."""

@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from rt.errors import InvalidOption
@@ -43,15 +43,18 @@ class _Bucket:
 
 
 class _Entry:
-    """A batch in the list of its stream."""
+    """A batch in the list of its stream. `size`, `first` and `end` are those of the batch, computed once."""
 
-    __slots__ = ("batch", "bucket", "line", "next")
+    __slots__ = ("batch", "bucket", "end", "first", "line", "next", "size")
 
-    def __init__(self, batch: EventBatch, bucket: _Bucket, line: _Line) -> None:
+    def __init__(self, batch: EventBatch, first: SequenceToken, bucket: _Bucket, line: _Line) -> None:
         self.batch = batch
         self.bucket = bucket
         self.line = line
         self.next: _Entry | None = None
+        self.size = len(batch.events)
+        self.first = first
+        self.end = batch.end
 
 
 class _Line:
@@ -104,8 +107,8 @@ class CacheCursor:
         self.wanted = wanted
         entry = self._line.first
         while entry is not None:
-            if (place := entry.batch.place_of(wanted)) < len(entry.batch):
-                self._stand(entry, place)
+            if wanted < entry.end:
+                self._stand(entry, entry.batch.place_of(wanted))
                 return
             entry = entry.next
         self._line.waiting[self] = None
@@ -115,32 +118,38 @@ class CacheCursor:
         entry = self._entry
         if entry is None:
             return None
+        following = entry.next
+        if not self._offset and entry.size <= events_max and following is None:
+            return entry.batch
         taken = [entry.batch.slice(self._offset, self._offset + events_max)]
         left = events_max - len(taken[0])
-        following = entry.next
-        while following is not None and len(following.batch) <= left:
+        while following is not None and following.size <= left:
             taken.append(following.batch)
-            left -= len(following.batch)
+            left -= following.size
             following = following.next
         return join(taken)
+
+    def end_of(self, taken: EventBatch) -> SequenceToken:
+        """The first token after a batch that `take` returned."""
+        entry = self._entry
+        return entry.end if entry is not None and taken is entry.batch else taken.end
 
     def advance(self, wanted: SequenceToken) -> None:
         """Move forward to `wanted`. A parked cursor stays parked."""
         assert wanted >= self.wanted, (wanted, self.wanted)
         self.wanted = wanted
-        entry, offset = self._entry, self._offset
-        if entry is None:
+        before, offset = self._entry, self._offset
+        if before is None:
             return
-        while True:
-            offset = max(offset, entry.batch.place_of(wanted))
-            if offset < len(entry.batch):
-                self._stand(entry, offset)
-                return
+        entry = before
+        while wanted >= entry.end:
             if entry.next is None:
-                break
+                del before.bucket.pins[self]
+                self._entry = None
+                self._line.waiting[self] = None
+                return
             entry, offset = entry.next, 0
-        self.park()
-        self._line.waiting[self] = None
+        self._stand(entry, max(offset, entry.batch.place_of(wanted)))
 
     def park(self) -> None:
         """Leave the cache and keep the position."""
@@ -158,10 +167,12 @@ class CacheCursor:
 
     def meet(self, entry: _Entry) -> bool:
         """An event arrived while it waited. Returns whether it is for this cursor."""
-        place = 0 if self.wanted <= entry.batch.first else entry.batch.place_of(self.wanted)
-        if place == len(entry.batch):
+        wanted = self.wanted
+        if wanted >= entry.end:
             return False
-        self._stand(entry, place)
+        entry.bucket.pins[self] = None
+        self._entry = entry
+        self._offset = 0 if wanted <= entry.first else entry.batch.place_of(wanted)
         return True
 
     def _stand(self, entry: _Entry, offset: int) -> None:
@@ -235,11 +246,13 @@ class QueueCache:
         woken: list[CacheCursor] = []
         start, self.end = self.end, max(self.end, end)
         for batch in batches:
-            new = batch if batch.first >= start else batch.from_token(start)
-            if new is None:
-                continue
-            self.end = max(self.end, new.end)
-            woken += self._append(new)
+            first = batch.first
+            if first < start:  # Some of it was read before.
+                new = batch.from_token(start)
+                if new is None:
+                    continue
+                batch, first = new, new.first
+            woken += self._append(batch, first)
         return woken
 
     def purge(self) -> int:
@@ -294,24 +307,28 @@ class QueueCache:
             line = self._lines[stream] = _Line(stream, self.start)
         return line
 
-    def _append(self, batch: EventBatch) -> Iterator[CacheCursor]:
+    def _append(self, batch: EventBatch, first: SequenceToken) -> Iterable[CacheCursor]:
+        """Add a batch to its stream. Returns the cursors that waited for it."""
         bucket = self._open_bucket()
         line = self._line(batch.stream)
-        entry = _Entry(batch, bucket, line)
+        entry = _Entry(batch, first, bucket, line)
         bucket.entries.append(entry)
-        bucket.events += len(batch)
+        bucket.events += entry.size
         bucket.bytes += batch.size_bytes
-        self.events += len(batch)
+        self.events += entry.size
         self.bytes += batch.size_bytes
+        self.end = max(self.end, entry.end)
         if line.last is None:
             line.first = entry
         else:
             line.last.next = entry
         line.last = entry
+        if not line.waiting:
+            return ()
         met = [cursor for cursor in line.waiting if cursor.meet(entry)]
         for cursor in met:
             del line.waiting[cursor]
-        return iter(met)
+        return met
 
     def _open_bucket(self) -> _Bucket:
         """The newest bucket, or a new one if that is full."""
@@ -325,7 +342,7 @@ class QueueCache:
         self.events -= bucket.events
         self.bytes -= bucket.bytes
         for entry in bucket.entries:
-            line, end = entry.line, entry.batch.end
+            line, end = entry.line, entry.end
             assert line.first is entry
             line.first = entry.next
             if entry.next is None:

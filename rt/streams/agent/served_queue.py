@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rt.streams.agent.consumer_tasks import ConsumerTasks
 from rt.streams.agent.options import StreamOptions
 from rt.streams.agent.queue_cache import QueueCache
 from rt.streams.agent.read_slots import ReadSlots
@@ -31,6 +32,8 @@ class ServedQueue:
     """Set when the agent starts."""
     read_slots: ReadSlots = field(init=False)
     """The slots for catching up."""
+    tasks: ConsumerTasks = field(default_factory=ConsumerTasks)
+    """Run the consumers."""
     gaps: list[QueueGap] = field(default_factory=list)
     """The gaps between the oldest event of the cache and its end."""
     progressed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -87,6 +87,8 @@ class SubscriptionStore:
         self._edits = 1
         self._committed = 0
         self._committing: asyncio.Task[None] | None = None
+        self.prepared_s = 0.0
+        """For how many seconds the last commit kept the event loop from other work."""
 
     @property
     def low(self) -> SequenceToken | None:
@@ -129,7 +131,8 @@ class SubscriptionStore:
 
     def unrecord(self, subscription_id: str) -> None:
         """Remove the record of an implicit subscription that no longer needs one; its place stays."""
-        if self._subscriptions.pop(subscription_id, None) is not None:
+        if subscription_id in self._subscriptions:
+            del self._subscriptions[subscription_id]
             self._edits += 1
 
     def note(
@@ -181,10 +184,12 @@ class SubscriptionStore:
         await asyncio.to_thread(self._store.close)
 
     async def _commit(self) -> None:
-        edits = self._edits
+        edits, now = self._edits, asyncio.get_running_loop().time
+        begun = now()
         try:
             writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
             self._space.save(writer)
+            self.prepared_s = now() - begun
             try:
                 await asyncio.to_thread(writer.commit)
             except BaseException as error:

@@ -104,14 +104,14 @@ class SubscriptionTable:
 
     # Streams
 
-    def add_stream(self, stream: StreamId) -> None:
-        """An event of the stream was read: create its missing implicit consumers."""
+    def add_stream(self, stream: StreamId, now: float) -> None:
+        """An event of the stream was read at `now`: create its missing implicit consumers."""
         known = self.streams.get(stream)
         if known is None or not known.has_implicit:
             known = self._stream(stream)
             known.has_implicit = True
             self._serve_implicit(stream)
-        known.seen_at = self._queue.now()
+        known.seen_at = now
 
     def apply_patterns(self) -> None:
         for stream in list(self.streams):
@@ -215,7 +215,7 @@ class SubscriptionTable:
     def on_advanced(self, consumer: Consumer, events: int) -> None:
         """It accepted `events` more events. The position of one that is no longer served is ignored."""
         self._queue.counts.delivered += events
-        if self.serves(consumer):
+        if self.served.get(consumer.record.id) is consumer:
             self._moved[consumer] = None
         self._queue.progressed.set()
 

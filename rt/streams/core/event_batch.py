@@ -44,12 +44,13 @@ class EventBatch:
 
     @property
     def last(self) -> SequenceToken:
-        return self.token(len(self.events) - 1)
+        return self.token(-1)
 
     @property
     def end(self) -> SequenceToken:
         """The first token after its last event."""
-        return self.last.next
+        index = 0 if self.event_indexes is None else int(self.event_indexes[-1])
+        return SequenceToken(int(self.sequence_numbers[-1]), index + 1)
 
     def token(self, index: int) -> SequenceToken:
         return SequenceToken(

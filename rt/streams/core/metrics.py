@@ -3,7 +3,7 @@
 Invariants:
 - Every host exports every sample for every queue of the provider. For a queue served elsewhere the values are
   zeros and this host's own counters. So alert rules never miss a series.
-- No label holds a stream or a subscription.
+- No label holds a stream or a subscription, except those of the oldest stuck calls, a few for each queue.
 """
 
 from __future__ import annotations
@@ -33,6 +33,20 @@ class QueueCounts:
     agent_failures: int = 0
 
 
+STUCK_CALLS_MAX: Final = 10
+"""The most stuck calls of a queue that are named."""
+
+
+class StuckCall(NamedTuple):
+    """A call of a consumer that lasts too long. `subscription`: the name of the pattern or of the consumer's
+    factory, or else the subscription's id.
+    """
+
+    age_s: float
+    stream: str
+    subscription: str
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
     """A queue on this host, now. `state` is "served", "failed" (will be retried) or "elsewhere"."""
@@ -43,6 +57,9 @@ class QueueStatus:
     behind: int = 0
     failing: int = 0
     slow: int = 0
+    stuck: int = 0
+    stuck_calls: tuple[StuckCall, ...] = ()
+    """The oldest ones."""
     faulted: int = 0
     unattended: int = 0
     low: int = 0
@@ -83,6 +100,10 @@ def _consumers(status: QueueStatus, _: QueueCounts) -> Mapping[tuple[str, ...], 
     }
 
 
+def _stuck_calls(status: QueueStatus, _: QueueCounts) -> Mapping[tuple[str, ...], float]:
+    return {(each.stream, each.subscription): each.age_s for each in reversed(status.stuck_calls)}
+
+
 METRICS: Final = (
     _state("served", "rt_streams_queue_owned", "1 if this host serves the queue."),
     _state("failed", "rt_streams_queue_failed", "1 if its agent failed and will be restarted."),
@@ -97,6 +118,19 @@ METRICS: Final = (
         "slow", "rt_streams_slow_consumers", "consumers", "Consumers in the oldest part of a full cache."
     ),
     _number("failing", "rt_streams_failing_consumers", "consumers", "Consumers whose last delivery failed."),
+    _number(
+        "stuck",
+        "rt_streams_stuck_consumers",
+        "consumers",
+        "Consumers whose call has lasted for more than `stuck_after_s`.",
+    ),
+    QueueMetric(
+        "rt_streams_stuck_call_age_seconds",
+        "seconds",
+        "How long these calls have lasted: the ten oldest, of all that are stuck.",
+        _stuck_calls,
+        ("stream", "subscription"),
+    ),
     _number(
         "low",
         "rt_streams_acknowledged_position",

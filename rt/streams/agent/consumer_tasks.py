@@ -1,0 +1,93 @@
+"""The tasks that run the woken consumers of a queue: many consumers in one task, as long as none waits.
+
+    woken     A B C D E F
+    turn 1    one task runs A, B, and waits in C. It is C's task from now on.
+    turn 2    two tasks run D, E and F
+
+The number of tasks of a turn doubles as long as all of them wait. So many consumers that wait need few turns.
+
+Invariants:
+- While a consumer is woken and not run, a turn is scheduled. So a consumer that hangs, raises or cancels its
+  task keeps no other from running.
+- A task that has waited in a consumer runs no other consumer. So cancelling the task of a consumer under way
+  cancels nothing else.
+- No consumer sees context variables that another one has set.
+- A turn runs a limited number of consumers. Then the event loop does other work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rt.streams.agent.consumer import Consumer
+
+TURN_CONSUMERS: Final = 1000
+"""The most consumers of a turn."""
+_TASKS_MAX: Final = 1024
+"""The most new tasks of a turn."""
+
+
+class ConsumerTasks:
+    """The woken consumers of one queue. Consumers see the context that this was created in."""
+
+    __slots__ = ("_context", "_is_scheduled", "_left", "_turn", "_width", "_woken")
+
+    def __init__(self) -> None:
+        self._context = copy_context()
+        self._woken: deque[Consumer] = deque()
+        self._is_scheduled = False
+        self._turn = 0
+        self._width = 1
+        self._left = 0
+        """How many consumers this turn may still run."""
+
+    def add(self, consumer: Consumer) -> None:
+        """Run it soon, after those that were added before."""
+        self._woken.append(consumer)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._width, self._left = 1, 0
+            asyncio.get_running_loop().call_soon(self._begin_turn, context=self._context)
+
+    def _begin_turn(self) -> None:
+        """The event loop calls it. So every task of an earlier turn has ended, or waits in a consumer.
+
+        The next turn is scheduled before the tasks can schedule anything. So a task finds a new turn if it
+        has waited, and only then.
+        """
+        self._turn += 1
+        if not self._woken:
+            self._is_scheduled = False
+            return
+        if self._left:  # All tasks wait.
+            self._width = min(2 * self._width, _TASKS_MAX)
+        self._left = TURN_CONSUMERS
+        loop = asyncio.get_running_loop()
+        for _ in range(min(self._width, len(self._woken))):
+            # Not `create_task`: a task factory may start a task at once.
+            asyncio.Task(self._run(), loop=loop, context=self._context.copy())
+        loop.call_soon(self._begin_turn, context=self._context)
+
+    async def _run(self) -> None:
+        """Run woken consumers in this task, until one of them has made it unfit for others."""
+        task, turn, context = asyncio.current_task(), self._turn, copy_context()
+        assert task is not None
+        while self._woken and self._left:
+            self._left -= 1
+            await self._woken.popleft().run(task)
+            if self._turn != turn or task.cancelling() or not _is_unchanged(context):
+                return
+        if not self._woken:
+            self._width, self._left = 1, 0
+
+
+def _is_unchanged(before: Context) -> bool:
+    """Whether the variables of the current context have their values of `before`."""
+    try:
+        return copy_context() == before
+    except Exception:  # noqa: BLE001 - values that cannot be compared differ
+        return False
