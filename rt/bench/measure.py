@@ -41,8 +41,14 @@ class Figure:
 
     def as_line(self) -> str:
         goal = "" if self.goal is None else f"  goal {_short(self.goal)}"
-        least, most = _short(min(self.rounds)), _short(max(self.rounds))
-        return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} ({least} to {most}){goal}"
+        return f"{self.name:<52} {_short(self.median):>9} {self.unit:<11} {self._range()}{goal}"
+
+    def as_cell(self) -> str:
+        """For a table whose row has the name."""
+        return f"{_short(self.median)} {self.unit} {self._range()}"
+
+    def _range(self) -> str:
+        return f"({_short(min(self.rounds))} to {_short(max(self.rounds))})"
 
 
 class TimeUsed(NamedTuple):

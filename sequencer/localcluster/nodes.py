@@ -239,7 +239,7 @@ class LocalCluster:
 
         def is_ready() -> bool:
             self._check_started()
-            return self.leader() is not None and all(map(_listens, ports))
+            return self.leader() is not None and all(map(listens, ports))
 
         self.wait(is_ready, "the nodes to listen, and one to lead", timeout_s=timeout_s)
         leader = self.leader()
@@ -336,6 +336,6 @@ def _role(pid: int) -> str:
     return command.partition("child_main\0")[2].partition("\0")[0]
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
