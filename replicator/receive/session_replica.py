@@ -36,8 +36,8 @@ STILL_SECONDS: Final = 1.0
 LARGE_BYTES: Final = 2**21
 """Smaller unfinished batches make no room: most of their memory is in gRPC."""
 
-MERGED_SECONDS_MAX: Final = 0.005
-"""A report of what is merged waits this long for one of what is synced: each costs as much as a chunk."""
+MERGED_SECONDS_MAX: Final = 0.03
+"""A report of what is merged may wait this long for one of what is synced: each costs as much as a chunk."""
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -262,14 +262,20 @@ class SessionReplicaWriter:
             finally:
                 self._sync.request_sync(self.receiver)
 
-    def record_merged(self, place: LogOffset, number: int) -> None:
-        """The merge of everything before `place`, which is number `number`, is committed."""
+    def record_merged(self, place: LogOffset, number: int, *, is_urgent: bool) -> None:
+        """The merge of everything before `place`, which is number `number`, is committed.
+
+        It is reported at once if `is_urgent`, else with what is synced next, within `MERGED_SECONDS_MAX`.
+        """
         told = self._progress
         if place >= told.merged:
             self._progress = told._replace(merged=place, merged_run=place.run, merged_number=number)
-            if self._waking is None and self._progress != told:
-                loop = asyncio.get_running_loop()
-                self._waking = loop.call_later(MERGED_SECONDS_MAX, self.wake)
+            if self._progress == told:
+                return
+            if is_urgent:
+                self.wake()
+            elif self._waking is None:
+                self._waking = asyncio.get_running_loop().call_later(MERGED_SECONDS_MAX, self.wake)
 
     def refuse(self, error: RtError) -> None:
         """Accept nothing from now on: every stream gets `error`. The first one stays."""

@@ -44,6 +44,11 @@ class StateFollower:
             raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
         return self.state
 
+    @property
+    def is_leading(self) -> bool:
+        """Whether this node's control process leads, as it said last."""
+        return bool(self.standing.leader) and self.standing.leader == self.standing.node
+
     def session(self, session_id: int) -> Session | None:
         return None if self.state is None else self.state.sessions.get(session_id)
 

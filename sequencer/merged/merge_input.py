@@ -20,7 +20,7 @@ FILES_MAX: Final = 256
 
 
 class ReplicaSource(Protocol):
-    """The session replicas. The merger's thread calls these methods."""
+    """The session replicas. The merger's thread calls these methods, and the event loop for small plans."""
 
     def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
         """The checksums and times of a range; None unless all of it is here and durable."""
@@ -58,7 +58,7 @@ class BlockInput(NamedTuple):
 
 
 class MergeInput:
-    """Finds and reads the input of blocks. For the merger's thread."""
+    """Finds and reads the input of blocks. For the thread that executes the plan."""
 
     def __init__(self, sources: ReplicaSource, fetched: FetchedRanges) -> None:
         """Ranges in `fetched`, which come from peers, are used before those of `sources`."""
@@ -72,6 +72,11 @@ class MergeInput:
             return BlockInput(segment, range_info, fetched)
         range_info = self._sources.range_info(block.session_id, segment, block.start, block.end)
         return None if range_info is None else BlockInput(segment, range_info, None)
+
+    def find_sound(self, block: BlockWrite) -> BlockInput | None:
+        """The input of a block, if it is here and its checksum is the block's."""
+        found = self.find(block)
+        return found if found is not None and found.range_info.chain_end == block.chain_end else None
 
     def frames(self, block: BlockWrite, found: BlockInput, end: int) -> BatchFrames:
         """The block and its input, which the writer verifies. `end`: one past its last position."""

@@ -7,14 +7,18 @@ Invariants:
 - The running checksum of the result must be the plan's. A difference stops the merger for good.
 - A segment that the cluster trimmed is trimmed here as soon as it is sealed here. Nothing else is trimmed.
 
+- One thread at a time executes a plan.
+
 The merger has its own thread. The event loop calls `start`, `add`, `trim` and `wake`; a thread of a pool
-calls `sync`.
+calls `sync`. `add` executes a small plan itself if the thread is idle: two changes of threads cost more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -30,7 +34,7 @@ from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merge_input import BlockInput, MergeInput, MissingInput, ReplicaSource, find_block
 from sequencer.merged.merged_files import MergedFiles
-from sequencer.merged.plan_executor import Executed, PlanExecutor, begin_of
+from sequencer.merged.plan_executor import Executed, PlanExecutor, begin_of, is_quick
 from sequencer.state.state import ClearedRange, MergedSegment
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
@@ -58,7 +62,8 @@ class Merger:
         on_written: Callable[[], None] = lambda: None,
         fetched: FetchedRanges | None = None,
     ) -> None:
-        """`on_failed` is called after `failure` is set, `on_written` after each plan; by the merger's thread.
+        """`on_failed` is called after `failure` is set, `on_written` after each plan; by the thread that
+        executed it.
 
         Ranges in `fetched`, which come from peers, are used before those of `sources`.
         """
@@ -68,6 +73,9 @@ class Merger:
         self._output = MergedFiles(path, identity, disk)
         self._input = MergeInput(sources, self._fetched)
         self._executor = PlanExecutor(self._output, self._input, self._wait_for)
+        self._quick_executor = PlanExecutor(self._output, self._input, self._input.find_sound)
+        self._quick_after_s = 0.0
+        """When `add` may execute a plan again. So at most half of the event loop's time is spent on it."""
         self._changed = threading.Condition()
         """Guards the fields below, and those of `_output`."""
         self._plans: deque[WritePlan] = deque()
@@ -75,8 +83,9 @@ class Merger:
         """Sessions whose replicas were removed. Their files must be closed."""
         self._is_closed = False
         self._is_paused = False
-        self._is_idle = True
-        """The thread waits for a plan that it may execute."""
+        self._is_idle = False
+        """No thread executes a plan. The one that clears it may, until it sets it again. The merger's thread
+        begins with it."""
         self._awaits_input = False
         self._inputs = 0
         """How often input arrived. Only the event loop changes it; it is read without the lock."""
@@ -137,7 +146,43 @@ class Merger:
             if len(self._plans) > PLANS_MAX:
                 self._fetched.forget(self._plans.popleft())
                 self._find_gap()
-            if self._is_idle:
+            if not self._is_idle:
+                return
+            if not self._may_execute_now(plan):
+                self._changed.notify_all()
+                return
+            self._is_idle, chain = False, self._chain
+        self._execute_now(plan, chain)
+
+    def _may_execute_now(self, plan: WritePlan) -> bool:
+        """Whether the event loop may execute a plan: it is the only work there is, and quick."""
+        return (
+            self._is_running()
+            and self._may_merge()
+            and self._plans[0] is plan
+            and is_quick(plan, self._output.place)
+            and not (self._removed or self._output.to_trim())
+            and time.monotonic() >= self._quick_after_s
+        )
+
+    def _execute_now(self, plan: WritePlan, chain: int | None) -> None:
+        """Execute a plan in the event loop. If that fails, the thread executes it again, and acts on it."""
+        begun_s = time.monotonic()
+        done: Executed | None = None
+        try:
+            with contextlib.suppress(RtError):
+                done = self._quick_executor.execute(plan, chain)
+        except Exception as error:
+            logger.critical("merge_failed", exc_info=error)
+            self._fail(self._interrupted(error))
+        if done is not None:
+            self.missing = None
+            self._on_executed(plan, done)
+        now_s = time.monotonic()
+        self._quick_after_s = now_s + (now_s - begun_s)
+        with self._changed:
+            self._is_idle = True
+            if self._is_paused or self._may_work():
                 self._changed.notify_all()
 
     def upcoming(self) -> list[WritePlan]:
@@ -281,7 +326,7 @@ class Merger:
                 return
             except Exception as error:
                 logger.critical("merge_failed", exc_info=error)
-                self._fail(Closed(f"the merger was interrupted: {error!r}", where=self._output.path))
+                self._fail(self._interrupted(error))
                 return
             if plan is not None and done is not None:
                 self._on_executed(plan, done)
@@ -298,11 +343,17 @@ class Merger:
         self._on_written()
 
     def _may_work(self) -> bool:
+        """Whether the thread may go on: it has something to do, or must end."""
+        if not self._is_idle:
+            return False  # The event loop executes a plan.
         if self._is_closed or self.failure is not None:
             return True
-        return not self._is_paused and (
+        return self._is_running() and (
             self._may_merge() or bool(self._removed) or bool(self._output.to_trim())
         )
+
+    def _is_running(self) -> bool:
+        return not self._must_stop() and self.failure is None
 
     def _may_merge(self) -> bool:
         return bool(self._plans) and self.gap is None
@@ -317,6 +368,9 @@ class Merger:
             self._is_idle = True
             self._changed.notify_all()
         self._on_failed()
+
+    def _interrupted(self, error: Exception) -> Closed:
+        return Closed(f"the merger was interrupted: {error!r}", where=self._output.path)
 
     def _trim(self) -> None:
         """Trim sealed segments; `rt.DiskFull` if the table cannot be written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from replicator.protocol.messages import LogOffset
 from rt.errors import Corrupt, Diverged
@@ -14,6 +14,10 @@ from sequencer.merged.merge_input import BlockInput, MergeInput, find_block
 from sequencer.merged.merged_files import MergedFiles
 from sequencer.state.write_plan import BlockWrite, WritePlan
 
+QUICK_BYTES_MAX: Final = 64 * 1024
+QUICK_BLOCKS_MAX: Final = 8
+"""A plan within both limits takes less time than two changes of threads."""
+
 
 class Executed(NamedTuple):
     chain: int | None
@@ -21,7 +25,7 @@ class Executed(NamedTuple):
 
 
 class PlanExecutor:
-    """Executes plans, one after the other. For the merger's thread."""
+    """Executes plans, one after the other. For the thread that executes the plan."""
 
     def __init__(
         self, output: MergedFiles, source: MergeInput, wait_for: Callable[[BlockWrite], BlockInput | None]
@@ -115,6 +119,12 @@ class PlanExecutor:
             expected=expected,
             hint="Keep the files for analysis, then empty the node's directory: it copies it from peers.",
         )
+
+
+def is_quick(plan: WritePlan, here: LogOffset | None) -> bool:
+    """Whether a plan is one short write at the end of the merged log, `here`: no new segment, no sync."""
+    is_small = len(plan.blocks) <= QUICK_BLOCKS_MAX and plan.end_offset - plan.offset <= QUICK_BYTES_MAX
+    return is_small and 0 < plan.offset < plan.end_offset and here == begin_of(plan)
 
 
 def begin_of(plan: WritePlan) -> LogOffset:

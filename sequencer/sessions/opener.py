@@ -88,7 +88,9 @@ class Opener:
         """The cluster merged a session up to `end`."""
         replica = self._replicas.get(end.session_id)
         if replica is not None:
-            replica.store.record_merged(LogOffset(end.run, end.roll, end.offset), end.number)
+            # A publisher needs to learn it from one node. The leader's node knows it first.
+            place, is_leading = LogOffset(end.run, end.roll, end.offset), self._follower.is_leading
+            replica.store.record_merged(place, end.number, is_urgent=is_leading)
         else:
             self._open_soon(end.session_id)
 
@@ -171,4 +173,4 @@ def _ending(session: Session) -> list[int]:
 def _record_merged(replica: SessionReplica, session: Session) -> None:
     place = consumed_place(session)
     if place is not None:
-        replica.store.record_merged(place, consumed_number(session) or 0)
+        replica.store.record_merged(place, consumed_number(session) or 0, is_urgent=True)

@@ -22,6 +22,7 @@ from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply,
 from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.push.server import check_publisher
+from replicator.receive import session_replica
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_replica import STALLED_SECONDS, STILL_SECONDS, UnfinishedBytes
 from rt.errors import CertificateError, Closed, ClusterMismatch, FormatError, ProtocolViolation, RtError
@@ -153,7 +154,7 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
             assert OpenReply(1) in client.answers
             assert files_of(REAL, str(tmp_path / "node/sessions/feed")) == files_of(REAL, session)
             store = node.stores["feed"]
-            store.record_merged(LogOffset(1, 0, 64), 3)
+            store.record_merged(LogOffset(1, 0, 64), 3, is_urgent=False)
             while (heard := await client.hear()) != store.progress:
                 assert isinstance(heard, PushProgress)
             assert (store.progress.merged_run, store.progress.merged_number) == (1, 3)
@@ -161,6 +162,33 @@ def test_a_session_is_stored_and_acknowledged_when_it_is_durable(
                 lambda: [(marked.segment, mark.number) for marked in node.marks for mark in marked.marks]
             )
             assert node.marks[-1].segment == SegmentId(1, 0)
+
+    run(main())
+
+
+def test_what_is_merged_is_reported_with_what_is_synced_next_or_at_once(
+    tmp_path: Path, pki: Path, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_replica, "MERGED_SECONDS_MAX", 3600.0)
+
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        async with node.serving(tls_of(pki, "n1")) as endpoint, client_of(endpoint, pki) as client:
+            run_item, chunk, *rest = items_of(REAL, session)
+            assert isinstance(chunk, Chunk)
+            await client.say(hello_of(session), run_item, chunk)
+            synced = await client.hear_until(chunk.end)
+            store = node.stores["feed"]
+            store.record_merged(LogOffset(0, 0, 64), 1, is_urgent=False)
+            await client.say(*rest)
+            heard = await client.hear_until(synced.durable._replace(offset=synced.durable.offset + 1))
+            assert (heard.merged, heard.merged_number) == (LogOffset(0, 0, 64), 1)
+            if heard.durable < end_of(rest):
+                await client.hear_until(end_of(rest))
+            store.record_merged(LogOffset(1, 0, 64), 3, is_urgent=True)
+            while (answer := await client.hear()) != store.progress:
+                assert isinstance(answer, PushProgress)
+            assert store.progress.merged_number == 3
 
     run(main())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from batches import CLUSTER
 from sequencing import do_fence, do_merge, do_open, merging, new_state, opening, piece
 
@@ -84,3 +85,11 @@ def test_merged_plans_come_out_of_what_is_applied():
 
 def _merge(state: SequencerState) -> object:
     return merging(state, piece())
+
+
+@pytest.mark.parametrize(("leader", "is_leading"), [("", False), ("n1", True), ("n2", False)])
+def test_a_node_leads_if_control_says_so(leader: str, is_leading: bool):
+    follower = Bench()
+    assert not follower.is_leading
+    follower.on_message(pb.ToData(standing=pb.Standing(node="n1", leader=leader)))
+    assert follower.is_leading is is_leading

@@ -24,7 +24,7 @@ from nodes_bench import (
 )
 
 from replicator.protocol.messages import LogOffset
-from rt.errors import DiskFull, Diverged, StorageFailed
+from rt.errors import Closed, DiskFull, Diverged, StorageFailed
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.write.writer import SyncPoint
@@ -32,7 +32,9 @@ from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged import merger as merger_module
 from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merger import Merger
+from sequencer.merged.plan_executor import QUICK_BLOCKS_MAX, QUICK_BYTES_MAX, is_quick
 from sequencer.state.state import MergedSegment
+from sequencer.state.write_plan import WritePlan
 
 STORY = Story.drawn()
 FILES = STORY.files()
@@ -111,6 +113,144 @@ def test_a_log_that_goes_on_after_each_restart_with_overlapping_plans_is_the_sam
         merger.wait_written(STORY.plans[until - 1].instruction)
         merger.close()
     assert merged_files(disk) == FILES
+
+
+def add_each(merger: Merger, plans: Sequence[WritePlan]) -> None:
+    """Add plans as the event loop does, each while the thread is idle."""
+    for plan in plans:
+        wait_until(lambda: merger._is_idle and not merger._plans)
+        merger._quick_after_s = 0.0
+        merger.add(plan)
+
+
+@pytest.mark.parametrize(
+    ("here", "change", "expected"),
+    [
+        (64, {}, True),
+        (64, {"end_offset": 64 + QUICK_BYTES_MAX}, True),
+        (64, {"end_offset": 65 + QUICK_BYTES_MAX}, False),
+        (64, {"blocks": STORY.plans[0].blocks[:1] * QUICK_BLOCKS_MAX}, True),
+        (64, {"blocks": STORY.plans[0].blocks[:1] * (QUICK_BLOCKS_MAX + 1)}, False),
+        (0, {"offset": 0}, False),  # A new segment begins.
+        (64, {"end_offset": 64}, False),  # Nothing is written, or the segment is sealed.
+        (72, {}, False),  # It was executed in part before.
+        (None, {}, False),
+    ],
+)
+def test_a_plan_is_quick_if_it_is_one_short_write_at_the_end(here, change, expected):
+    plan = replace(STORY.plans[0], offset=64, end_offset=1000, blocks=())
+    place = None if here is None else LogOffset(*plan.segment, here)
+    assert is_quick(replace(plan, **change), place) is expected
+
+
+def test_small_plans_are_executed_by_whoever_adds_them_and_make_the_same_bytes(disk):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    threads: list[int] = []
+    merger = open_merger(disk, story, on_written=lambda: threads.append(threading.get_ident()))
+    try:
+        begin(merger, story, story.plans[:1])
+        add_each(merger, story.plans[1:])
+        assert merger.written == story.reached
+        assert threads[1:] == [threading.get_ident()] * (len(story.plans) - 1)
+        assert merged_files(disk) == story.files()
+        assert merger.sync() == story.reached
+    finally:
+        merger.close()
+
+
+def test_plans_added_one_by_one_make_the_same_bytes_also_where_segments_roll(merger, disk):
+    begin(merger, STORY, STORY.plans[:1])
+    add_each(merger, STORY.plans[1:])
+    merger.wait_written(LAST)
+    assert merged_files(disk) == FILES
+
+
+def test_a_small_plan_whose_input_is_missing_or_wrong_is_left_to_the_thread(disk):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    sources = FakeSources(disk, story)
+    sources.hidden.add((2, SegmentId(0, 1)))
+    sources.wrong.add((1, SegmentId(0, 2)))
+    merger = open_merger(disk, story, sources)
+    try:
+        begin(merger, story, story.plans[:1])
+        add_each(merger, story.plans[1:2])
+        wait_until(lambda: merger.missing is not None)
+        assert merger.missing.session_id == 2
+        sources.hidden.clear()
+        merger.wake()
+        add_each(merger, story.plans[2:3])
+        wait_until(lambda: bool(sources.bad))
+        assert sources.bad[0].session_id == 1
+        sources.wrong.clear()
+        merger.wake()
+        add_each(merger, story.plans[3:])
+        merger.wait_written(story.plans[-1].instruction)
+        assert merger.missing is None
+        assert merged_files(disk) == story.files()
+    finally:
+        merger.close()
+
+
+@pytest.mark.parametrize("error", [DiskFull("no space"), StorageFailed("it broke"), ZeroDivisionError()])
+def test_a_small_plan_that_fails_is_executed_again_by_the_thread_or_stops_the_merger(
+    disk, error, monkeypatch
+):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    failing = [error]
+
+    def execute(*_):
+        raise failing.pop()
+
+    try:
+        begin(merger, story, story.plans[:1])
+        merger.wait_written(story.plans[0].instruction)
+        monkeypatch.setattr(merger._quick_executor, "execute", execute)
+        add_each(merger, story.plans[1:2])
+        assert not failing
+        if isinstance(error, ZeroDivisionError):
+            assert isinstance(merger.failure, Closed)
+            return
+        merger.wait_written(story.plans[1].instruction)
+        monkeypatch.undo()
+        add_each(merger, story.plans[2:])
+        merger.wait_written(story.plans[-1].instruction)
+        assert merger.failure is None
+        assert merged_files(disk) == story.files()
+    finally:
+        merger.close()
+
+
+def test_a_merger_is_held_only_when_a_plan_that_is_being_added_is_executed(disk, monkeypatch):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    held: list[int] = []
+    pausing = threading.Thread(target=lambda: (merger.pause(), held.append(merger.written.instruction)))
+    quick = merger._quick_executor.execute
+
+    def execute(plan, chain):
+        pausing.start()
+        wait_until(lambda: merger._is_paused)
+        assert not held
+        return quick(plan, chain)
+
+    try:
+        begin(merger, story, story.plans[:1])
+        merger.wait_written(story.plans[0].instruction)
+        monkeypatch.setattr(merger._quick_executor, "execute", execute)
+        add_each(merger, story.plans[1:2])
+        pausing.join()
+        assert held == [story.plans[1].instruction]
+        merger.resume()
+        begin(merger, story)
+        merger.wait_written(story.plans[-1].instruction)
+        assert merged_files(disk) == story.files()
+    finally:
+        merger.close()
 
 
 def _end_behind(count: int):
