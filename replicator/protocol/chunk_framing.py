@@ -15,7 +15,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from replicator.protocol.handshake import check_log_offset
-from replicator.protocol.messages import CHUNK_BYTES_MAX, Chunk, LogOffset
+from replicator.protocol.messages import Chunk, LogOffset
 from rt.errors import ProtocolViolation
 from rt.log.format.constants import Buffer
 from rt.v1 import replication_pb2 as pb
@@ -35,10 +35,10 @@ def frame_chunk(tag: int, chunk: Chunk) -> bytes:
     return b"".join((bytes((tag,)), _varint(len(inner) + size), inner, chunk.data))
 
 
-def framed_chunk(tag: int, data: bytes) -> Chunk | None:
+def framed_chunk(tag: int, data: bytes, bytes_max: int) -> Chunk | None:
     """The chunk in a message of the form that `frame_chunk` makes; None for any other, which protobuf reads.
 
-    Its data are a view of `data`.
+    Its data are a view of `data`, of up to `bytes_max`.
     """
     if len(data) < 6 or data[0] != tag:
         return None
@@ -57,17 +57,17 @@ def framed_chunk(tag: int, data: bytes) -> Chunk | None:
         place = check_log_offset(LogOffset(said.run, said.roll, said.offset))
     except (DecodeError, ValueError) as error:
         raise ProtocolViolation(f"a chunk without a valid offset: {error}") from error
-    return checked_chunk(place, memoryview(data)[content:])
+    return checked_chunk(place, memoryview(data)[content:], bytes_max)
 
 
-def checked_chunk(place: LogOffset, data: Buffer) -> Chunk:
-    """The chunk. `rt.ProtocolViolation` if it is empty or too large."""
-    if not 0 < len(data) <= CHUNK_BYTES_MAX:
+def checked_chunk(place: LogOffset, data: Buffer, bytes_max: int) -> Chunk:
+    """The chunk. `rt.ProtocolViolation` if it is empty or has more than `bytes_max`."""
+    if not 0 < len(data) <= bytes_max:
         raise ProtocolViolation(
             "a chunk has an invalid size",
             where=place,
             got=len(data),
-            expected=f"1 to {CHUNK_BYTES_MAX}",
+            expected=f"1 to {bytes_max}",
         )
     return Chunk(place, data)
 

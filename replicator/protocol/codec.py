@@ -38,6 +38,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
+    PULLED_CHUNK_BYTES_MAX,
     WHOLE_RUNS_MAX,
     Chunk,
     CompleteUpTo,
@@ -57,6 +58,8 @@ from rt.v1 import replication_pb2 as pb
 
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
 PULL_METHOD: Final = "/rt.v1.Replication/Pull"
+PULL_REPLY_BYTES_MAX: Final = PULLED_CHUNK_BYTES_MAX + 2**16
+"""A chunk and its message: a client's channel must accept it."""
 
 PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed | WholeRuns | PushStatus
 PushReply: TypeAlias = PushStart | OpenReply | PushProgress
@@ -82,7 +85,7 @@ def encode_push_request(said: PushRequest) -> bytes:
 
 def decode_push_request(data: bytes) -> PushRequest:
     """The data of a chunk are a view of `data`."""
-    return framed_chunk(_IN_PUSH, data) or _decoded(pb.PushRequest, data, _PUSH_REQUEST)
+    return framed_chunk(_IN_PUSH, data, CHUNK_BYTES_MAX) or _decoded(pb.PushRequest, data, _PUSH_REQUEST)
 
 
 def encode_push_reply(answered: PushReply) -> bytes:
@@ -113,13 +116,16 @@ def encode_pull_reply(answered: PullReply) -> bytes:
 
 def decode_pull_reply(data: bytes) -> PullReply:
     """The data of a chunk are a view of `data`."""
-    return framed_chunk(_IN_PULL, data) or _decoded(pb.PullReply, data, _PULL_REPLY)
+    chunk = framed_chunk(_IN_PULL, data, PULLED_CHUNK_BYTES_MAX)
+    return chunk or _decoded(pb.PullReply, data, _PULL_REPLY, chunk_bytes_max=PULLED_CHUNK_BYTES_MAX)
 
 
-def _decoded(kind: type[Message], data: bytes, codec: UnionCodec[_Value]) -> _Value:
+def _decoded(
+    kind: type[Message], data: bytes, codec: UnionCodec[_Value], *, chunk_bytes_max: int = CHUNK_BYTES_MAX
+) -> _Value:
     try:
         said = codec.decode(kind.FromString(data))
-        _check(said)
+        _check(said, chunk_bytes_max)
     except (DecodeError, ValueError) as error:
         raise ProtocolViolation(
             f"a peer sent an invalid {kind.__name__}: {error}",
@@ -128,12 +134,12 @@ def _decoded(kind: type[Message], data: bytes, codec: UnionCodec[_Value]) -> _Va
     return said
 
 
-def _check(said: object) -> None:
+def _check(said: object, chunk_bytes_max: int) -> None:
     """Check what does not check itself when it is made."""
     match said:
         case Chunk(start, data):
             check_log_offset(start)
-            checked_chunk(start, data)
+            checked_chunk(start, data, chunk_bytes_max)
         case Run() | SegmentSealed() | LogTrimmed() | CompleteUpTo():
             check_item(said)
         case PushProgress():

@@ -21,7 +21,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from replicator.protocol.codec import PULL_METHOD, PullRequest, decode_pull_reply, encode_pull_request
+from replicator.protocol.codec import (
+    PULL_METHOD,
+    PullReply,
+    PullRequest,
+    decode_pull_reply,
+    encode_pull_request,
+)
 from replicator.protocol.grpc_service import first_of
 from replicator.protocol.handshake import (
     Acknowledged,
@@ -33,6 +39,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.local_copy import LocalCopy
+from replicator.pull.node_call import pull_channel
 from rt.endpoints import check_endpoints
 from rt.errors import (
     CertificateError,
@@ -50,7 +57,7 @@ from rt.errors import (
     Timeout,
 )
 from rt.net.connect_probe import probe_endpoint
-from rt.net.grpc_channel import Channel, open_channel
+from rt.net.grpc_channel import Channel
 from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
 
@@ -103,7 +110,7 @@ class PullClient:
         endpoints = check_endpoints(endpoints, is_required=True)
         self.copy = copy
         self._stream = stream
-        self._channels: list[Channel] = [open_channel(each, tls, insecure=insecure) for each in endpoints]
+        self._channels: list[Channel] = [pull_channel(each, tls, insecure=insecure) for each in endpoints]
         self._tls = tls
         self._was_reached = False  # Whether a node has ever accepted a stream.
         self._raises_damage = raises_damage
@@ -269,27 +276,34 @@ class PullClient:
         return start
 
     async def _receive(self, call: Any) -> None:
-        loop, copy = asyncio.get_running_loop(), self.copy
-        while isinstance(data := await call.read(), bytes):
-            item = decode_pull_reply(data)
-            if isinstance(item, PullStart | LogOutline):
-                raise ProtocolViolation(
-                    "the node sent a message that was not requested", got=type(item).__name__
-                )
-            self._heard_at = loop.time()
-            if isinstance(item, HoldRejected):
-                copy.on_hold_refused(item)
-                continue
-            place = copy.position, copy.next_offset
-            async with self._copy_lock:
-                if copy.is_quick(item):
-                    copy.append(item)
-                else:
-                    await run_to_end(self._pool, lambda taken=item: copy.append(taken))  # type: ignore[misc]
-            if (copy.position, copy.next_offset) != place:
-                self.left.clear()
-                self._corrupt = None
-            self._unsynced.set()
+        """Store what comes. The next message is requested while one is stored."""
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while isinstance(data := await reading, bytes):
+                reading = asyncio.ensure_future(call.read())
+                await self._handle(decode_pull_reply(data))
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _handle(self, item: PullReply) -> None:
+        if isinstance(item, PullStart | LogOutline):
+            raise ProtocolViolation("the node sent a message that was not requested", got=type(item).__name__)
+        copy = self.copy
+        self._heard_at = asyncio.get_running_loop().time()
+        if isinstance(item, HoldRejected):
+            copy.on_hold_refused(item)
+            return
+        place = copy.position, copy.next_offset
+        async with self._copy_lock:
+            if copy.is_quick(item):
+                copy.append(item)
+            else:
+                await run_to_end(self._pool, partial(copy.append, item))
+        if (copy.position, copy.next_offset) != place:
+            self.left.clear()
+            self._corrupt = None
+        self._unsynced.set()
 
     async def _sync(self, call: Any) -> None:
         """Sync what has come, in rounds, and report it."""

@@ -23,13 +23,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from replicator.protocol.messages import CHUNK_BYTES_MAX
 from rt.errors import Overloaded
 
 PULL_BYTES_MAX: Final = 64 * 2**20
 PULLS_PER_IDENTITY_MAX: Final = 16
 READ_BYTES_MAX: Final = 4 * 2**20  # Read at once by a pull that is behind, if its share allows it.
-CHUNK_BYTES_MAX: Final = 2**20
-CHUNK_BYTES_MIN: Final = 16 * 1024
+CHUNK_BYTES_MIN: Final = 8 * 1024
 STALLED_S: Final = 2.0
 """A subscriber that takes its bytes in this time is not ended: at 4 MiB that is a link of 17 Mbit/s. A slower
 one is ended only while others wait, and goes on from where it is with a smaller share."""
@@ -53,13 +53,13 @@ class BudgetGrant(NamedTuple):
         return self.read_bytes + self.chunk_bytes + self.copies_bytes
 
 
-def grant_of(share: int, wanted: int) -> BudgetGrant:
+def grant_of(share: int, wanted: int, chunk_bytes_max: int = CHUNK_BYTES_MAX) -> BudgetGrant:
     """The grant of a share for a pull that wants to read `wanted` bytes. It takes no more than the share.
 
     The least share is eight of the smallest chunks.
     """
     share = max(share, 8 * CHUNK_BYTES_MIN)
-    chunk_bytes = min(max(share // 16, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+    chunk_bytes = min(max(share // 16, CHUNK_BYTES_MIN), chunk_bytes_max)
     room = share - (1 + _COPIES) * chunk_bytes
     return BudgetGrant(min(wanted, room, READ_BYTES_MAX), chunk_bytes)
 
@@ -86,8 +86,13 @@ class PullBudget:
         self._held: Counter[str] = Counter()  # Bytes by the identity's URI.
         self._waiting: dict[str, deque[BudgetHold]] = {}  # By the identity's URI; none of them is empty.
 
-    def enter(self, identity: str, places: int | None = None) -> BudgetHold:
-        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: the default number)."""
+    def enter(
+        self, identity: str, places: int | None = None, *, chunk_bytes_max: int = CHUNK_BYTES_MAX
+    ) -> BudgetHold:
+        """A pull begins. `rt.Overloaded` if the identity has all its `places` (None: the default number).
+
+        Its chunks have up to `chunk_bytes_max`.
+        """
         places = self.per_identity_max if places is None else places
         if self.counts[identity] >= places:
             raise Overloaded(
@@ -97,7 +102,7 @@ class PullBudget:
                 hint="End some of them: one pull serves all readers of a copy.",
             )
         self.counts[identity] += 1
-        return BudgetHold(self, identity)
+        return BudgetHold(self, identity, chunk_bytes_max)
 
     @property
     def share_bytes(self) -> int:
@@ -112,7 +117,7 @@ class PullBudget:
         self._active[hold] = self._active.pop(hold, None)
         if self._waiting and self._next() is not hold:
             return None
-        grant = grant_of(self.share_bytes, wanted)
+        grant = grant_of(self.share_bytes, wanted, hold.chunk_bytes_max)
         if self.used_bytes + grant.bytes > self.bytes_max:
             return None
         self._set(hold, hold.bytes + grant.bytes)
@@ -188,8 +193,9 @@ class PullBudget:
 class BudgetHold:
     """What one pull holds of the budget. Made by `PullBudget.enter`; `leave` it in the end."""
 
-    def __init__(self, budget: PullBudget, identity: str) -> None:
+    def __init__(self, budget: PullBudget, identity: str, chunk_bytes_max: int) -> None:
         self.identity = identity
+        self.chunk_bytes_max = chunk_bytes_max
         self.bytes = 0
         self.sending_bytes = 0
         """Of them, those of the message that is being sent: they cannot be given back before."""

@@ -20,13 +20,11 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from replicator.protocol.codec import PULL_METHOD, PullReply, decode_pull_reply, encode_pull_request
 from replicator.protocol.handshake import (
     Acknowledged,
-    HoldRejected,
     LogOutline,
     PullHello,
     PullMerged,
@@ -35,10 +33,11 @@ from replicator.protocol.handshake import (
     Wanted,
     check_found,
 )
-from replicator.protocol.messages import Chunk, Item
+from replicator.protocol.messages import Chunk
+from replicator.pull.node_call import SILENCE_SECONDS, NodeCall, pull_channel
 from replicator.pull.range_stream import Found, RangeStream
 from rt.endpoints import check_endpoints
-from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError, Timeout
+from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError
 from rt.events import SkipForward
 from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
@@ -46,18 +45,14 @@ from rt.log.read.range_reader import LossHandler
 from rt.log.read.start_position import StartTime
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.connect_probe import explain_silence
-from rt.net.grpc_channel import Channel, open_channel
-from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
+from rt.net.grpc_channel import Channel
+from rt.net.grpc_errors import NothingMergedYet, Unreachable
 from rt.net.tls import TLS
-
-# isort: split
-import grpc.aio
 
 logger = logging.getLogger("replicator")
 
 PATIENCE_SECONDS: Final = 60.0
 """How long all nodes may fail before a reader gives up: longer than an election or a node's restart."""
-SILENCE_SECONDS: Final = 15.0
 OUTLINE_BYTES: Final = 4 * 2**20
 BOUNDS_SECONDS: Final = 0.1
 """How long an answer about the log's end is valid: a streaming query asks many times a second."""
@@ -224,7 +219,7 @@ class RemoteLog:
             finally:
                 self._loop.run(call.end())
 
-    def _next_found(self, call: _Call, feed: RangeStream) -> tuple[list[Found], RtError | None]:
+    def _next_found(self, call: NodeCall, feed: RangeStream) -> tuple[list[Found], RtError | None]:
         """The messages of the next item, and the error that followed."""
         found: list[Found] = []
         try:
@@ -240,14 +235,14 @@ class RemoteLog:
             return found, error
         return found, None
 
-    def _call(self, position: Wanted, wanted: PullRange, trial: _Attempt) -> _Call:
+    def _call(self, position: Wanted, wanted: PullRange, trial: _Attempt) -> NodeCall:
         """A call that a node has answered. Raises when all have failed for long enough."""
         while True:
             at = self._at
             held = None if at == self._told_node else self._held
             merged = PullMerged(position=position, acknowledged=held, range=wanted)
             silence_seconds = SILENCE_SECONDS if self._has_answered else trial.share_seconds()
-            opening = _Call.open(self._channels[at], PullHello(self._stream, merged), silence_seconds)
+            opening = NodeCall.open(self._channels[at], PullHello(self._stream, merged), silence_seconds)
             try:
                 call = self._loop.run(opening)
             except RtError as error:
@@ -343,60 +338,8 @@ class _Attempt:
         return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6), left)
 
 
-class _Call:
-    """An answered pull. The next item is requested while the last one is processed."""
-
-    def __init__(self, target: str, call: Any, start: PullStart) -> None:
-        self.target = target
-        self.start = start
-        self._call = call
-        self._next = asyncio.ensure_future(call.read())
-
-    @classmethod
-    async def open(cls, channel: Channel, hello: PullHello, silence_seconds: float) -> _Call:
-        call: Any = channel.get().stream_stream(PULL_METHOD)()
-        try:
-            with asking(channel.target):
-                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                    await call.write(encode_pull_request(hello))  # The read raises what is wrong.
-                start = await _read(call.read(), channel.target, silence_seconds)
-            if not isinstance(start, PullStart):
-                raise ProtocolViolation("a stream must begin with a start", where=channel.target)
-        except BaseException:
-            call.cancel()
-            raise
-        return cls(channel.target, call, start)
-
-    async def next_item(self) -> Item | PullStart | LogOutline | None:
-        """None after the last one."""
-        while True:
-            with asking(self.target):
-                item = await _read(self._next, self.target)
-            self._next = asyncio.ensure_future(self._call.read())
-            if not isinstance(item, HoldRejected):
-                return item
-            logger.warning("hold_refused name=%s why=%r", item.name, item.why)
-
-    async def end(self) -> None:
-        self._call.cancel()
-        self._next.cancel()
-        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._next
-
-
-async def _read(
-    reading: Awaitable[object], target: str, silence_seconds: float = SILENCE_SECONDS
-) -> PullReply | None:
-    try:
-        async with asyncio.timeout(silence_seconds):
-            data = await asyncio.shield(reading)
-    except TimeoutError:
-        raise Timeout("the node is silent", where=target, expected=f"{silence_seconds:.1f} s") from None
-    return decode_pull_reply(data) if isinstance(data, bytes) else None
-
-
 async def _opened(endpoints: Sequence[str], tls: TLS) -> list[Channel]:
-    return [open_channel(endpoint, tls) for endpoint in endpoints]
+    return [pull_channel(each, tls) for each in endpoints]
 
 
 async def _closed(channels: Sequence[Channel]) -> None:

@@ -32,7 +32,7 @@ from replicator.protocol.handshake import (
     PullProgress,
     PullSession,
 )
-from replicator.protocol.messages import Chunk, Item, Run
+from replicator.protocol.messages import CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX, Chunk, Item, Run
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetHold, PullBudget
 from replicator.pull.source import LogProvider, PullSource, SourceOpener
@@ -49,6 +49,8 @@ BEGINNINGS_MAX: Final = 1
 """Finding out where a stream begins may read a message of the largest size: one stream at a time does."""
 TAIL_BYTES: Final = 256 * 1024
 """Read at once, in the loop, by a stream that is at the end: just written, so in memory."""
+LOOP_S_MAX: Final = 0.02
+"""Processor time. A stream whose read in the loop took longer reads in a thread while it is behind."""
 
 
 @dataclass(slots=True)
@@ -158,8 +160,10 @@ class PullServicer:
         if not isinstance(hello, PullHello):
             raise ProtocolViolation("a stream must begin with a hello")
         check_puller(identity, hello, self._stream)
-        places = STREAMS_PER_IDENTITY_MAX if identity.role == "node" else None
-        hold = self.budget.enter(identity.uri, places)
+        is_node = identity.role == "node"
+        places = STREAMS_PER_IDENTITY_MAX if is_node else None
+        chunk_bytes_max = CHUNK_BYTES_MAX if is_node else PULLED_CHUNK_BYTES_MAX
+        hold = self.budget.enter(identity.uri, places, chunk_bytes_max=chunk_bytes_max)
         leave: Any = hold.leave
         context.add_done_callback(leave)
         pull = Pull(identity, context.peer(), hello.log, time.time_ns())
@@ -203,17 +207,19 @@ class PullServicer:
     async def _send_items(
         self, context: Call, pull: Pull, source: PullSource, watched: WatchedDirectory, hold: BudgetHold
     ) -> None:
-        is_behind = True
+        is_behind, is_costly = True, False
         while True:
             version = watched.version
             if pull.rejection is not None:
                 refusal, pull.rejection = pull.rejection, None
                 await context.write(encode_pull_reply(refusal))
             grant = await hold.acquire(READ_BYTES_MAX if is_behind else TAIL_BYTES)
-            if is_behind:
+            if is_behind and (is_costly or not source.is_recent):
                 items = await run_to_end(self._pool, partial(source.items, grant))
             else:
+                begun_s = time.thread_time()
                 items = source.items(grant)
+                is_costly = time.thread_time() - begun_s > LOOP_S_MAX
             self._record_overtaken(pull, source)
             size = sum(len(item.data) for item in items if isinstance(item, Chunk))
             is_behind = size >= min(TAIL_BYTES, grant.read_bytes)

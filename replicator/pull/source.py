@@ -40,6 +40,10 @@ from rt.net.grpc_errors import NothingMergedYet, Unreachable
 _BEYOND: Final = LogOffset(2**32, 0, 0)  # After every offset: the end of a range that is not whole here yet.
 
 
+RECENT_BYTES: Final = 256 * 2**20
+"""The end of the merged log that is in memory: the last seconds of a full load."""
+
+
 class LogProvider(Protocol):
     """The logs of a node, as the pull server needs them."""
 
@@ -118,6 +122,14 @@ class PullSource:
     def is_at_end(self) -> bool:
         """Whether no more bytes of the log are needed."""
         return self.end_offset is not None and self.sender.next_offset >= self.end_offset
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the next bytes were just merged, so that they are in memory.
+
+        Then the event loop reads them: in a thread each system call waits for the interpreter lock.
+        """
+        return self.filtering is None and self.overtaking is not None and self.sender.is_within(RECENT_BYTES)
 
     def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
         """The next items, as much as is granted; with `is_idle`, nothing more before the log changes."""

@@ -112,6 +112,11 @@ class SegmentReader:
         return self._file.size() == 0 or not self._file.is_linked()
 
     @property
+    def left_bytes(self) -> int:
+        """Of the file, after `next_offset`."""
+        return self._file.size() - self._offset
+
+    @property
     def is_inside_frame(self) -> bool:
         """Whether the last chunk ended inside a frame: the next ones complete it."""
         return bool(self._pieces) and self._offset == self._pieces[0].offset
@@ -200,7 +205,7 @@ class SegmentReader:
 
             def pread(size: int, offset: int) -> bytes:
                 nonlocal is_large
-                if cache is None and size > CHUNK_BYTES_MAX and not is_large:
+                if cache is None and size > max(self.chunk_bytes, CHUNK_BYTES_MAX) and not is_large:
                     held.enter_context(_LARGE_FRAME_LOCK)
                     is_large = True
                 return self._file.pread(size, offset)

@@ -80,6 +80,14 @@ class Sender:
         """Where the next chunk begins, unless its segment ends there."""
         return self._reader.next_offset if self._reader else self._resume_at
 
+    def is_within(self, size: int) -> bool:
+        """Whether what comes next is among the last `size` bytes of the segment that is written now."""
+        reader = self._reader
+        if reader is None or self._view.sealed(reader.header.id) is not None:
+            return False
+        with storage_errors(self.path, "reading a log to send it"):
+            return reader.left_bytes <= size
+
     @property
     def is_inside_frame(self) -> bool:
         """Whether the last chunk ended inside a batch or block: the next ones complete it."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import operator
 import os
 import threading
 from collections import deque
@@ -27,6 +26,7 @@ from rt.client.follow_reader import DeliveryCounter, SubscriberStats
 from rt.endpoints import check_endpoints
 from rt.errors import Closed, InvalidOption
 from rt.log.read.reader import EventHandler, Place
+from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.start_position import CheckedPlace, check_place
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.option_checks import check_count, check_position, check_timeout
@@ -83,10 +83,9 @@ class Subscriber:
         """The batch that the thread is reading, or has read and no call has received yet."""
         self._left: deque[MessageBatch] = deque()
         """Batches read but not delivered."""
-        self._given: MessageBatch | None = None
-        self._rows: Iterator[int] = iter(())
+        self._delivery = RowDelivery()
         self._messages: Iterator[Message] = iter(())
-        """The messages that an iteration is delivering: the rows left in `_given`."""
+        """The messages that an iteration is delivering."""
         self._position = 0
         self._counter = DeliveryCounter()
         self._running = asyncio.Event()
@@ -96,22 +95,19 @@ class Subscriber:
     @property
     def position(self) -> int:
         """The position of the next message; 0 while it is unknown."""
-        if self._given is not None and (left := operator.length_hint(self._rows)):
-            return int(self._given.positions[len(self._given) - left])
-        return self._position
+        position = self._delivery.position
+        return self._position if position is None else position
 
     def stats(self) -> SubscriberStats:
         """See `rt.Subscriber.stats`: from any thread. `rt.Closed` before it was opened."""
         if self._opening is None or not self._opening.done():
             raise Closed("the subscriber is not open", hint="Use `async with`, or read from it.")
         read = self._opening.result().stats()
-        given, left = self._given, operator.length_hint(self._rows)
         held = [(batch, len(batch)) for batch in tuple(self._left)]
         position = self._position
-        if given is not None and left:
-            left = min(left, len(given))
-            held.append((given, left))
-            position = int(given.positions[len(given) - left])
+        if (rest := self._delivery.rest) is not None:
+            held.append(rest)
+            position = int(rest[0].positions[-rest[1]])
         messages, size = self._counter.delivered(held)
         lag = None if read.log_end is None else max(read.log_end - position, 0)
         return replace(read, messages=messages, bytes=size, position=position, lag=lag)
@@ -128,8 +124,7 @@ class Subscriber:
             batch = await self._next(math.inf, _TOGETHER)
             if batch is None:
                 raise StopAsyncIteration
-            self._given, self._rows = batch, iter(batch.positions.tolist())
-            self._messages = batch.messages(self._rows)
+            self._messages = self._delivery.start(batch)
         return message
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
@@ -178,9 +173,9 @@ class Subscriber:
         self._reading = None
         self._take_back()
         for batch in self._left:  # What was read ahead is not delivered any more.
-            self._counter.subtract(batch, len(batch))
+            self._counter.subtract(batch)
         self._left.clear()
-        self._messages, self._rows = iter(()), iter(())
+        self._messages = iter(())
         self._position = await asyncio.shield(done)
 
     async def ack(self, position: int) -> None:
@@ -200,7 +195,8 @@ class Subscriber:
         self._is_closed = True
         self._running.set()
         self._position = self.position  # What was read ahead is not delivered any more.
-        self._messages, self._rows = iter(()), iter(())
+        self._messages = iter(())
+        self._take_back()
         try:
             if self._opening is not None:
                 await asyncio.wait([self._opening])
@@ -279,11 +275,8 @@ class Subscriber:
 
     def _take_back(self) -> None:
         """Return the rows that an interrupted iteration has not delivered."""
-        given, left = self._given, operator.length_hint(self._rows)
-        self._given = None
-        deque(self._rows, maxlen=0)
-        if given is not None and left:
-            self._left.appendleft(given.slice(len(given) - left, len(given)))
+        if (rest := self._delivery.take_rest()) is not None:
+            self._left.appendleft(rest)
 
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= check_position(position) <= self.position:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import threading
 import time
@@ -63,11 +62,10 @@ class DeliveryCounter:
         self.messages += len(batch)
         self.bytes += value_bytes(batch, 0)
 
-    def subtract(self, batch: MessageBatch | None, left: int) -> None:
-        """The last `left` messages of `batch` will not be delivered."""
-        if batch is not None and left:
-            self.messages -= left
-            self.bytes -= value_bytes(batch, len(batch) - left)
+    def subtract(self, batch: MessageBatch) -> None:
+        """It will not be delivered."""
+        self.messages -= len(batch)
+        self.bytes -= value_bytes(batch, 0)
 
     def record(self, event: Event) -> None:
         self.last_event = event
@@ -81,10 +79,10 @@ class DeliveryCounter:
 
     def stats(self, reader: FollowReader | None, start: int, log_end: int | None) -> SubscriberStats:
         """`start` is where `reader` will start if there is none yet."""
-        batch, left, position = None, 0, start
+        rest, position = None, start
         if reader is not None:
-            batch, left, position = reader.undelivered()
-        messages, size = self.delivered([] if batch is None else [(batch, left)])
+            rest, position = reader.undelivered()
+        messages, size = self.delivered([] if rest is None else [rest])
         lag = None if log_end is None else max(log_end - position, 0)
         return SubscriberStats(
             messages, size, position, log_end, lag, self.gaps, self.missing, self.last_event
@@ -153,23 +151,29 @@ class FollowReader(LogReader):
         if watch is not None:
             watch.wake()
 
-    def undelivered(self) -> tuple[MessageBatch | None, int, int]:
-        """The batch that is delivered one by one, how many of its messages are left, and the position. From
-        any thread.
+    def undelivered(self) -> tuple[tuple[MessageBatch, int] | None, int]:
+        """The batch that is delivered one by one and how many of its messages are left, if there is one; and
+        the position. From any thread.
         """
-        batch, left = self._given, operator.length_hint(self._rows)
-        if batch is None or not left:
-            return None, 0, self._walk.position
-        left = min(left, len(batch))
-        return batch, left, int(batch.positions[len(batch) - left])
+        rest = self._delivery.rest
+        if rest is None:
+            return None, self._walk.position
+        batch, left = rest
+        return rest, int(batch.positions[len(batch) - left])
 
-    def close(self) -> None:
-        self._counter.subtract(*self.undelivered()[:2])
-        super().close()
+    def keep(self, batch: MessageBatch) -> None:
+        """The next `next_batch` returns the batch that the last one returned."""
+        self._delivery.keep(batch)
 
-    def _forget(self) -> None:
-        self._counter.subtract(*self.undelivered()[:2])
-        super()._forget()
+    def hold(self) -> None:
+        """End an iteration over messages after the current one; `next_batch` returns the rest. From any
+        thread.
+        """
+        self._delivery.hold()
+
+    def _drop(self, rest: MessageBatch) -> None:
+        self._counter.subtract(rest)
+        super()._drop(rest)
 
     def _read(self, timeout: float | None) -> MessageBatch | None:
         batch = super()._read(timeout)

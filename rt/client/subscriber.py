@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -168,12 +169,7 @@ class Subscriber:
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until `close`. Waits while paused."""
-        while (batch := self.next_batch()) is not None:
-            assert self._reader is not None
-            for message in self._reader.one_by_one(batch):
-                yield message
-                if self._gate.is_paused:
-                    self._gate.wait_while_paused(math.inf)
+        return chain.from_iterable(map(self._one_by_one, self.batches()))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Iterate over the same messages in columns."""
@@ -210,7 +206,7 @@ class Subscriber:
                 batch = reader.next_batch(seconds_left(deadline), max_messages)
                 if batch is None or not self._gate.is_paused:
                     return None if self._gate.is_closed else batch
-                reader.one_by_one(batch)  # Paused meanwhile: deliver it after `resume`.
+                reader.keep(batch)  # Paused meanwhile: deliver it after `resume`.
         except Cancelled:
             return None
 
@@ -246,6 +242,8 @@ class Subscriber:
         The pull continues, and the copy grows until the disk is full.
         """
         self._gate.change(is_paused=True)
+        if (reader := self._reader) is not None:
+            reader.hold()
 
     def resume(self) -> None:
         """Continue after `pause`."""
@@ -296,6 +294,15 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _one_by_one(self, batch: MessageBatch) -> Iterator[Message]:
+        """The messages of the batch that was just returned. A pause ends them; the rest comes next."""
+        reader = self._reader
+        assert reader is not None
+        messages = reader.one_by_one(batch)
+        if self._gate.is_paused:
+            reader.hold()
+        return messages
 
     # Waits
 

@@ -43,6 +43,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
+    PULLED_CHUNK_BYTES_MAX,
     Chunk,
     CompleteUpTo,
     LogOffset,
@@ -176,6 +177,10 @@ def test_the_largest_chunk_goes_through_and_its_data_are_read_in_place() -> None
     assert read == chunk
     assert isinstance(read, Chunk)
     assert isinstance(read.data, memoryview)
+    pulled = Chunk(chunk.start, bytes(PULLED_CHUNK_BYTES_MAX))
+    assert decode_pull_reply(encode_pull_reply(pulled)) == pulled
+    with pytest.raises(ProtocolViolation, match="size"):
+        decode_push_request(encode_push_request(pulled))
 
 
 @given(chunks, st.data())
@@ -184,7 +189,7 @@ def test_bytes_read_in_place_say_what_protobuf_reads_in_them(chunk: Chunk, data:
     for _ in range(data.draw(st.integers(0, 3))):
         message[data.draw(st.integers(0, min(len(message), 24) - 1))] = data.draw(st.integers(0, 255))
     try:
-        mine = framed_chunk(0x1A, bytes(message))
+        mine = framed_chunk(0x1A, bytes(message), CHUNK_BYTES_MAX)
     except ProtocolViolation:
         mine = None
     if mine is not None:
@@ -232,6 +237,7 @@ def test_a_push_client_that_breaks_a_bound_is_refused(index: int) -> None:
 
 BAD_PULL_REPLIES = [
     pb.PullReply(),
+    pb.PullReply(chunk=pb.Chunk(data=bytes(PULLED_CHUNK_BYTES_MAX + 1))),
     pb.PullReply(trimmed=pb.Trimmed(reason=99)),
     pb.PullReply(start=pb.PullStart(cluster=ID, node="../n")),
     pb.PullReply(complete=pb.CompleteUpTo(position=2**63)),

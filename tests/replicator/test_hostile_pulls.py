@@ -17,10 +17,10 @@ from replicator.protocol.codec import PULL_METHOD, decode_pull_reply, encode_pul
 from replicator.protocol.handshake import PullHello, PullMerged, PullProgress, PullRange, PullStart
 from replicator.protocol.messages import Chunk
 from replicator.pull.memory_budget import PULL_BYTES_MAX, PullBudget
+from replicator.pull.node_call import pull_channel
 from rt.errors import Overloaded
 from rt.log.disk import REAL
 from rt.net.dev_pki import issue
-from rt.net.grpc_channel import open_channel
 from rt.net.grpc_errors import Unreachable, asking
 from rt.net.identity import Identity
 from rt.testing.merged import MergedLogBuilder
@@ -71,7 +71,7 @@ async def hostile(endpoint: str, pki: Path, wanted: PullMerged) -> AsyncIterator
     async with contextlib.AsyncExitStack() as stack:
         calls = []
         for number in range(IDENTITIES):
-            channel = await stack.enter_async_context(open_channel(endpoint, tls_of(pki, f"h{number}")))
+            channel = await stack.enter_async_context(pull_channel(endpoint, tls_of(pki, f"h{number}")))
             calls += [await begin(channel, wanted) for _ in range(PULLS_EACH)]
         yield calls
         for call in calls:
@@ -81,7 +81,7 @@ async def hostile(endpoint: str, pki: Path, wanted: PullMerged) -> AsyncIterator
 async def read_all(endpoint: str, pki: Path, wanted: PullMerged, size: int) -> bytes:
     """What a subscriber gets that comes again when it is refused; each time it begins anew."""
     while True:
-        async with open_channel(endpoint, tls_of(pki, "sub")) as channel:
+        async with pull_channel(endpoint, tls_of(pki, "sub")) as channel:
             call = await begin(channel, wanted)
             data = bytearray()
             try:
@@ -125,8 +125,8 @@ def test_a_certificate_has_sixteen_pulls_and_is_told_so(root: Path, pki: Path) -
         node = node_of(root)
         async with (
             node.serving(tls_of(pki, "n1")) as endpoint,
-            open_channel(endpoint, tls_of(pki, "h0")) as channel,
-            open_channel(endpoint, tls_of(pki, "sub")) as other,
+            pull_channel(endpoint, tls_of(pki, "h0")) as channel,
+            pull_channel(endpoint, tls_of(pki, "sub")) as other,
         ):
             calls = [await begin(channel, PullMerged()) for _ in range(16)]
             for call in calls:
@@ -191,7 +191,7 @@ def test_the_budget_is_given_back_however_a_pull_ends(
         budget = node.pull.budget
         async with (
             node.serving(tls_of(pki, "n1")) as endpoint,
-            open_channel(endpoint, tls_of(pki, "sub")) as channel,
+            pull_channel(endpoint, tls_of(pki, "sub")) as channel,
         ):
             call = await begin(channel, wanted)
             assert isinstance(decode_pull_reply(await call.read()), PullStart)
@@ -210,8 +210,8 @@ def test_a_pull_that_waits_for_room_gives_nothing_away_when_it_is_cancelled(root
         budget = node.pull.budget
         async with (
             node.serving(tls_of(pki, "n1")) as endpoint,
-            open_channel(endpoint, tls_of(pki, "h0")) as first,
-            open_channel(endpoint, tls_of(pki, "h1")) as second,
+            pull_channel(endpoint, tls_of(pki, "h0")) as first,
+            pull_channel(endpoint, tls_of(pki, "h1")) as second,
         ):
             calls = [await begin(first, PullMerged()) for _ in range(4)]
             await until(lambda: budget.used_bytes > 0)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from replicator.protocol.messages import CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX
 from replicator.pull.memory_budget import (
-    CHUNK_BYTES_MAX,
     CHUNK_BYTES_MIN,
     PULL_BYTES_MAX,
     READ_BYTES_MAX,
@@ -23,33 +23,40 @@ from replicator.pull.memory_budget import (
 )
 from rt.errors import Overloaded
 
+SIZES = (CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX)
 
-@given(st.integers(8 * CHUNK_BYTES_MIN, 2**30), st.integers(1, READ_BYTES_MAX))
-def test_a_grant_takes_its_share_at_most_and_lets_something_be_read(share: int, wanted: int) -> None:
-    grant = grant_of(share, wanted)
+
+@given(st.integers(8 * CHUNK_BYTES_MIN, 2**30), st.integers(1, READ_BYTES_MAX), st.sampled_from(SIZES))
+def test_a_grant_takes_its_share_at_most_and_lets_something_be_read(
+    share: int, wanted: int, chunk_bytes_max: int
+) -> None:
+    grant = grant_of(share, wanted, chunk_bytes_max)
     assert grant.bytes <= share
     assert 0 < grant.read_bytes <= wanted
-    assert CHUNK_BYTES_MIN <= grant.chunk_bytes <= CHUNK_BYTES_MAX
+    assert CHUNK_BYTES_MIN <= grant.chunk_bytes <= chunk_bytes_max
     assert grant.copies_bytes * 8 <= max(share, 16 * CHUNK_BYTES_MIN)
 
 
-def test_a_pull_alone_reads_as_much_as_it_may_in_chunks_of_the_largest_size() -> None:
-    assert grant_of(PULL_BYTES_MAX, READ_BYTES_MAX) == BudgetGrant(READ_BYTES_MAX, CHUNK_BYTES_MAX)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_pull_alone_reads_as_much_as_it_may_in_chunks_of_the_largest_size(size: int) -> None:
+    assert grant_of(PULL_BYTES_MAX, READ_BYTES_MAX, size) == BudgetGrant(READ_BYTES_MAX, size)
 
 
+@pytest.mark.parametrize("chunk_bytes_max", SIZES)
 @pytest.mark.parametrize("count", [16, 100, 400, 1000])
-def test_pulls_that_never_read_leave_room_for_one_more(count: int) -> None:
+def test_pulls_that_never_read_leave_room_for_one_more(count: int, chunk_bytes_max: int) -> None:
     """Each comes alone, is stuck with its first chunk, and is ended."""
 
     async def main() -> None:
         budget = PullBudget(per_identity_max=count + 1, now=lambda: 0.0)
         for _ in range(count):
-            hold = budget.enter("hostile")
+            hold = budget.enter("hostile", chunk_bytes_max=chunk_bytes_max)
             grant = budget.try_acquire(hold, READ_BYTES_MAX)
             assert grant is not None
             hold.begin_sending(grant.chunk_bytes)
             hold.stop()
-        assert budget.try_acquire(budget.enter("good"), READ_BYTES_MAX) is not None
+        good = budget.enter("good", chunk_bytes_max=chunk_bytes_max)
+        assert budget.try_acquire(good, READ_BYTES_MAX) is not None
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,10 +31,18 @@ from receiving import (
 )
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
-from replicator.protocol.codec import PULL_METHOD, PullReply, decode_pull_reply, encode_pull_request
+import replicator.pull.server as server_module
+import replicator.pull.source as source_module
+from replicator.protocol.codec import (
+    PULL_METHOD,
+    PullReply,
+    decode_pull_reply,
+    encode_pull_request,
+)
 from replicator.protocol.handshake import (
     Acknowledged,
     HoldRejected,
+    LogOutline,
     PullHello,
     PullMerged,
     PullProgress,
@@ -42,6 +51,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
+    PULLED_CHUNK_BYTES_MAX,
     Chunk,
     CompleteUpTo,
     Item,
@@ -51,8 +61,9 @@ from replicator.protocol.messages import (
 )
 from replicator.pull.memory_budget import BudgetGrant
 from replicator.pull.negotiation import plan_filtered, plan_merged, plan_session
+from replicator.pull.node_call import pull_channel
 from replicator.pull.server import check_puller
-from replicator.pull.source import SourceOpener
+from replicator.pull.source import PullSource, SourceOpener
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.merged_receiver import MergedReceiver
 from replicator.send.sender import Sender
@@ -62,7 +73,6 @@ from rt.log.check.verify import verify
 from rt.log.disk import REAL, Disk
 from rt.log.format.segment import SegmentId
 from rt.log.scan.directory import read_table
-from rt.net.grpc_channel import open_channel
 from rt.net.grpc_errors import Unreachable, asking
 from rt.net.identity import Identity
 from rt.testing.merged import MergedLogBuilder
@@ -413,7 +423,7 @@ class Puller:
 
 @asynccontextmanager
 async def puller_of(endpoint: str, pki: Path, name: str = "sub") -> AsyncIterator[Puller]:
-    async with open_channel(endpoint, tls_of(pki, name)) as channel:
+    async with pull_channel(endpoint, tls_of(pki, name)) as channel:
         call = channel.get().stream_stream(PULL_METHOD)()
         try:
             yield Puller(call)
@@ -454,6 +464,57 @@ def test_a_pull_gets_the_log_and_what_is_merged_later(tmp_path: Path, pki: Path)
         grown.log.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("name", "largest"), [("sub", PULLED_CHUNK_BYTES_MAX), ("n1", CHUNK_BYTES_MAX)])
+def test_a_client_gets_larger_chunks_than_a_node(tmp_path: Path, pki: Path, name: str, largest: int) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(*[2**20] * 6)
+        async with node.serving(tls_of(pki, "n1")) as endpoint, puller_of(endpoint, pki, name) as puller:
+            await puller.ask(PullMerged())
+            await puller.hear()
+            found = await puller.hear_until(end_of(node.merged))
+        sizes = [len(item.data) for item in found if isinstance(item, Chunk)]
+        assert largest // 2 < max(sizes) <= largest
+        grown.log.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["recent", "old", "costly"])
+def test_what_was_just_merged_is_read_in_the_loop_if_that_is_quick(
+    tmp_path: Path, pki: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "old":
+        monkeypatch.setattr(source_module, "RECENT_BYTES", 0)
+    monkeypatch.setattr(server_module, "LOOP_S_MAX", -1.0 if how == "costly" else 3600.0)
+    threads: list[str] = []
+    read = PullSource.items
+
+    def record(self: PullSource, grant: BudgetGrant) -> list[Item | LogOutline]:
+        items = read(self, grant)
+        if sum(len(item.data) for item in items if isinstance(item, Chunk)) >= server_module.TAIL_BYTES:
+            threads.append(threading.current_thread().name)
+        return items
+
+    monkeypatch.setattr(PullSource, "items", record)
+
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(*[2**20] * 16)
+        async with node.serving(tls_of(pki, "n1")) as endpoint, puller_of(endpoint, pki) as puller:
+            await puller.ask(PullMerged())
+            await puller.hear()
+            await puller.hear_until(end_of(node.merged))
+        grown.log.close()
+
+    asyncio.run(main())
+    is_in_loop = [name == threading.main_thread().name for name in threads]
+    assert len(is_in_loop) >= 3
+    assert sum(is_in_loop) == {"recent": len(is_in_loop) - 1, "old": 0, "costly": 1}[how]
 
 
 def test_a_node_pulls_a_sessions_copy(tmp_path: Path, pki: Path) -> None:
@@ -581,7 +642,7 @@ def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, p
         grown.grow(10, 10)
         async with (
             node.serving(tls_of(pki, "n1")) as endpoint,
-            open_channel(endpoint, tls_of(pki, "sub")) as channel,
+            pull_channel(endpoint, tls_of(pki, "sub")) as channel,
         ):
             pullers = [Puller(channel.get().stream_stream(PULL_METHOD)()) for _ in range(40)]
             for puller in pullers:

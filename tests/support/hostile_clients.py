@@ -27,6 +27,7 @@ import rt
 from replicator.protocol.codec import PULL_METHOD, PUSH_METHOD, encode_pull_request, encode_push_request
 from replicator.protocol.handshake import PullHello, PullMerged, PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run
+from replicator.pull.node_call import pull_channel
 from rt.errors import RtError
 from rt.log.format.batch import BATCH_HEADER_BYTES, BATCH_MAGIC, CODEC_ZSTD, HEADER, BatchDraft, encode_batch
 from rt.log.format.checksum import batch_seed, crc32c
@@ -226,7 +227,7 @@ async def again(act: Callable[[], Awaitable[None]]) -> None:
 
 async def _pulls(target: Target, tls: rt.TLS, begun: Begun, hello: bytes) -> None:
     """As many pulls as a certificate may have, and more, none of which reads."""
-    async with open_channel(target.address, tls) as channel:
+    async with pull_channel(target.address, tls) as channel:
 
         async def pull() -> None:
             call: Any = channel.get().stream_stream(PULL_METHOD)()

@@ -8,12 +8,12 @@ Invariants:
 from __future__ import annotations
 
 import math
-import operator
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from rt.events import BadMessage
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.batch import BadBatch
+from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
 from rt.log.read.start_position import Place, StartTime, check_place
 from rt.log.read.time_search import search_time
@@ -76,8 +77,7 @@ class LogReader:
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._groups: deque[Sequence[PlacedBatch]] = deque()
         """Batches of `_buffer` that are verified but not decoded; decoded a group at a time."""
-        self._given: MessageBatch | None = None
-        self._rows: Iterator[int] = iter(())
+        self._delivery = RowDelivery()
         check_log_directory(disk, self.path)
         with storage_errors(self.path, "opening a log"):
             self.identity = read_identity(disk, self.path)
@@ -94,10 +94,8 @@ class LogReader:
     @property
     def position(self) -> int:
         """The position of the next message: store it, and pass it to a later reader."""
-        left = operator.length_hint(self._rows)
-        if self._given is not None and left:
-            return int(self._given.positions[len(self._given) - left])
-        return self._walk.position
+        position = self._delivery.position
+        return self._walk.position if position is None else position
 
     @property
     def is_closed(self) -> bool:
@@ -105,8 +103,7 @@ class LogReader:
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until the end of the log; with `follow`, until `close`."""
-        while (batch := self.next_batch()) is not None:
-            yield from self.one_by_one(batch)
+        return chain.from_iterable(map(self.one_by_one, self.batches()))
 
     def batches(self) -> Iterator[MessageBatch]:
         """Iterate over the same messages in columns, as many at a time as are read together."""
@@ -134,7 +131,7 @@ class LogReader:
         self, timeout: float | None = None, max_messages: int | None = None
     ) -> MessageBatch | None:
         """The next messages in columns; None at the end, or (`follow`) after `timeout` seconds."""
-        batch = self._undelivered()
+        batch = self._delivery.take_rest()  # Of an interrupted iteration or a limited poll.
         if batch is None:
             deferred, self._deferred = self._deferred, None
             if deferred is not None:
@@ -145,7 +142,7 @@ class LogReader:
         if max_messages is not None and len(batch) > max_messages:
             rest = batch.slice(max_messages, len(batch))
             batch = batch.slice(0, max_messages)
-            self._given, self._rows = rest, iter(rest.positions.tolist())
+            self._delivery.keep(rest)
         return batch
 
     def seek(self, position: Place) -> None:
@@ -167,10 +164,8 @@ class LogReader:
     def close(self) -> None:
         """Stop, from any thread: another thread's wait and iteration end. Closing twice is allowed."""
         self._closed = True
-        given, left = self._given, operator.length_hint(self._rows)
-        if given is not None and 0 < left <= len(given):
-            self._walk.position = int(given.positions[len(given) - left])  # The rest is not delivered.
-        deque(self._rows, maxlen=0)
+        if (rest := self._delivery.take_rest()) is not None:
+            self._drop(rest)
         if (watch := self._watch) is not None:
             watch.wake()
         with self._reading:
@@ -189,18 +184,15 @@ class LogReader:
 
     def one_by_one(self, batch: MessageBatch) -> Iterator[Message]:
         """The messages of the batch that `next_batch` just returned; `position` follows each of them."""
-        self._given, self._rows = batch, iter(batch.positions.tolist())
-        return batch.messages(self._rows)
+        return self._delivery.start(batch)
 
-    def _undelivered(self) -> MessageBatch | None:
-        """The rest of an interrupted iteration or a limited poll."""
-        given, rows, left = self._given, self._rows, operator.length_hint(self._rows)
-        self._given, self._rows = None, iter(())
-        deque(rows, maxlen=0)  # An interrupted iteration must not continue with rows that are returned now.
-        return given.slice(len(given) - left, len(given)) if given is not None and left else None
+    def _drop(self, rest: MessageBatch) -> None:
+        """The messages that were read last will not be delivered."""
+        self._walk.position = int(rest.positions[0])
 
     def _forget(self) -> None:
-        self._undelivered()
+        if (rest := self._delivery.take_rest()) is not None:
+            self._drop(rest)
         self._deferred = None
         self._groups.clear()
         self._walk.leave()

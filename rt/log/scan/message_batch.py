@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from io import BytesIO
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Indices: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.uint16]
 
 _COPY_MEAN_BYTES_MAX = 4096
-"""Up to this mean size, one bulk copy of all values, then slices, is faster than a copy per value."""
+"""Up to this mean size, one bulk copy of all values before each is copied is faster."""
 
 
 class Message(NamedTuple):
@@ -47,7 +47,8 @@ class Message(NamedTuple):
     headers: Headers = ()
 
 
-_message = partial(tuple.__new__, Message)
+_new: Any = tuple.__new__
+"""Makes a named tuple from a tuple, at less than half the cost of its class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,13 +87,7 @@ class MessageBatch:
     @property
     def values(self) -> list[bytes]:
         """The values, each copied into its own bytes."""
-        first = int(self.value_offsets[0])
-        offsets = (self.value_offsets - first).tolist()
-        own = self.value_bytes[first : first + offsets[-1]]
-        if offsets[-1] > _COPY_MEAN_BYTES_MAX * len(self):
-            return [own[start:end].tobytes() for start, end in pairwise(offsets)]
-        data = own.tobytes()
-        return [data[start:end] for start, end in pairwise(offsets)]
+        return list(self._each_value())
 
     @property
     def topics(self) -> list[str]:
@@ -119,7 +114,11 @@ class MessageBatch:
         return runs.repeat(len(self)) if self.session_index is None else runs[self.session_index]
 
     def messages(self, positions: Iterator[int] | None = None) -> Iterator[Message]:
-        """The messages one by one. Positions are taken from `positions`, if given."""
+        """The messages one by one. Positions are taken from `positions`, if given.
+
+        Each value is copied when its message is taken: messages that are dropped at once leave the caches of
+        the processor to the next ones.
+        """
         rows = zip(
             self.positions.tolist() if positions is None else positions,
             self.timestamps_ns.tolist(),
@@ -127,11 +126,11 @@ class MessageBatch:
             repeat(self.session_runs[0]) if self.session_index is None else self.runs.tolist(),
             self.numbers.tolist(),
             repeat(self.topic_names[0]) if self.topic_index is None else self.topics,
-            self.values,
+            self._each_value(),
             repeat(()) if self.header_table is None else self.headers,
             strict=False,
         )
-        return map(_message, rows)
+        return map(_new, repeat(Message), rows)
 
     def slice(self, start: int, stop: int) -> MessageBatch:
         """Messages `start` to `stop` (exclusive), as of a list. Copies nothing."""
@@ -191,6 +190,14 @@ class MessageBatch:
         from rt.log.scan.arrow import record_batch
 
         return record_batch(self)
+
+    def _each_value(self) -> Iterator[bytes]:
+        first, last = int(self.value_offsets[0]), int(self.value_offsets[-1])
+        if last - first > _COPY_MEAN_BYTES_MAX * len(self):
+            data = self.value_bytes
+            return (data[start:end].tobytes() for start, end in pairwise(self.value_offsets.tolist()))
+        # Reading a stream costs half as much as a slice of bytes.
+        return map(BytesIO(self.value_bytes[first:last]).read, np.diff(self.value_offsets).tolist())
 
     def _runs(self, mask: npt.NDArray[np.bool_]) -> Iterator[memoryview]:
         """The value bytes of each run of consecutive messages in `mask`."""

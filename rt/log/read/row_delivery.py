@@ -1,0 +1,70 @@
+"""One batch that is delivered message by message, and how much of it is left.
+
+Invariants:
+- Each message leaves once: from the iterator of `start`, or with the rest that `take_rest` returns.
+- Nothing is counted while messages leave: what is left is the length of the iterator over their positions.
+- `start` and `keep` are for the thread that reads. The others may be called from any.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from rt.log.scan.message_batch import Message, MessageBatch
+
+_State: TypeAlias = tuple[MessageBatch | None, Iterator[int]]
+
+
+class RowDelivery:
+    """Empty until `start`."""
+
+    def __init__(self) -> None:
+        self._state: _State = None, iter(())
+        """The batch, and an iterator with one entry for each of its last messages that did not leave yet."""
+        self._lock = threading.RLock()
+        """Held while the positions move to another iterator. A signal handler may close the reader."""
+
+    def start(self, batch: MessageBatch) -> Iterator[Message]:
+        """The messages of `batch`, until `hold` or `take_rest` ends them."""
+        rows = iter(batch.positions.tolist())
+        with self._lock:
+            self._state = batch, rows
+        return batch.messages(rows)
+
+    def keep(self, batch: MessageBatch) -> None:
+        """None of its messages leaves before `take_rest`."""
+        with self._lock:
+            self._state = batch, iter(range(len(batch)))
+
+    def hold(self) -> None:
+        """End the iterator of `start`. The messages that did not leave stay for `take_rest`."""
+        with self._lock:
+            batch, rows = self._state
+            self._state = batch, iter(range(len(list(rows))))
+
+    def take_rest(self) -> MessageBatch | None:
+        """The messages that did not leave, which the iterator of `start` will not return any more."""
+        with self._lock:
+            batch, rows = self._state
+            left = len(list(rows))
+            self._state = None, iter(())
+        return batch.slice(len(batch) - left, len(batch)) if batch is not None and left else None
+
+    @property
+    def rest(self) -> tuple[MessageBatch, int] | None:
+        """The batch, and how many of its last messages did not leave; None if all did."""
+        with self._lock:
+            batch, rows = self._state
+            left = operator.length_hint(rows)
+        return (batch, left) if batch is not None and left else None
+
+    @property
+    def position(self) -> int | None:
+        """The position of the next message; None if there is none."""
+        if (rest := self.rest) is None:
+            return None
+        batch, left = rest
+        return int(batch.positions[len(batch) - left])
