@@ -42,6 +42,7 @@ class PublisherOptions(TypedDict, total=False):
     fsync: FsyncPolicy
     compression: Literal["zstd"] | None
     local_persistence: float
+    max_silence: float | None
     on_merged: Callable[[int], None] | None
     on_error: ErrorHandler | None
 

@@ -15,6 +15,8 @@ from typing import Final
 
 NS_PER_S: Final = 10**9
 NS_PER_MINUTE: Final = 60 * NS_PER_S
+SILENCE_MS_END: Final = 10 * 366 * 86_400_000 + 1
+"""Limits of a publisher's silence are below: ten years, as of all durations that callers may set."""
 
 SIZE_FORM: Final = 'bytes, or a number with a unit such as "90Gi" or "500M"'
 SIZE_END: Final = 1 << 62

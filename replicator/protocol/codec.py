@@ -31,6 +31,7 @@ from replicator.protocol.handshake import (
     PushProgress,
     PushStart,
     PushStatus,
+    SilenceLimit,
     Wanted,
     check_item,
     check_log_offset,
@@ -62,7 +63,7 @@ PULL_REPLY_BYTES_MAX: Final = PULLED_CHUNK_BYTES_MAX + 2**16
 """A chunk and its message: a client's channel must accept it."""
 
 PushRequest: TypeAlias = PushHello | Run | Chunk | SegmentSealed | WholeRuns | PushStatus
-PushReply: TypeAlias = PushStart | OpenReply | PushProgress
+PushReply: TypeAlias = PushStart | OpenReply | PushProgress | SilenceLimit
 PullRequest: TypeAlias = PullHello | PullProgress | Acknowledged
 PullReply: TypeAlias = (
     PullStart | Chunk | SegmentSealed | LogTrimmed | CompleteUpTo | HoldRejected | LogOutline
@@ -227,6 +228,7 @@ _PUSH_REPLY: Final = UnionCodec[PushReply](
     start=MessageCodec(PushStart, pb.PushStart, offset=_PLACE_IF_ANY),
     opened=OpenReply,
     progress=PushProgress,
+    silence_limit=SilenceLimit,
 )
 _PULL_REQUEST: Final = UnionCodec[PullRequest](
     pb.PullRequest,

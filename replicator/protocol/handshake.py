@@ -17,6 +17,7 @@ from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
 from rt.log.read.outline import Waypoint
 from rt.log.read.start_position import StartTime
 from rt.names import check_dedup_id, check_name, check_session_name
+from rt.units import SILENCE_MS_END
 
 PROTOCOL_VERSION: Final = 1
 TOPICS_WANTED_MAX: Final = 1024
@@ -54,9 +55,25 @@ class PushHello:
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceLimit:
+    """The publisher promised, at the start of this run, to be silent for `milliseconds` at most.
+
+    0: it was closed in order, and promises nothing more.
+    """
+
+    run: int
+    milliseconds: int
+
+    def __post_init__(self) -> None:
+        _check_bound("run", self.run, 2**32)
+        _check_bound("limit of silence", self.milliseconds, SILENCE_MS_END)
+
+
+@dataclass(frozen=True, slots=True)
 class PushStart:
     """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
-    segment). `takes_status`: it knows `PushStatus`.
+    segment). `takes_status`: it knows `PushStatus`. `silence_limit`: as committed of the session's last run;
+    None: the node knows of none.
     """
 
     cluster: bytes
@@ -65,6 +82,7 @@ class PushStart:
     node: str
     offset: LogOffset | None = None
     takes_status: bool = False
+    silence_limit: SilenceLimit | None = None
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -79,11 +97,12 @@ class PushStart:
 @dataclass(frozen=True, slots=True)
 class PushStatus:
     """How a push stands, every `STATUS_SECONDS`: `waiting_bytes` are on the publisher's disk and not synced
-    by this node, and none of them was for `stalled_ms`.
+    by this node, and none of them was for `stalled_ms`. `silence_limit`: the publisher has one, or had one.
     """
 
     waiting_bytes: int = 0
     stalled_ms: int = 0
+    silence_limit: SilenceLimit | None = None
 
     def __post_init__(self) -> None:
         _check_bound("waiting bytes", self.waiting_bytes, 2**63)
@@ -294,10 +313,19 @@ class PullProgress:
 
 
 def check_found(wanted: Wanted, start: PullStart) -> None:
-    """`rt.ProtocolViolation` if a time was asked for, and the node did not answer where it begins."""
-    if isinstance(wanted, StartTime) and start.found is None:
+    """`rt.ProtocolViolation` if a time was asked for, and the node did not answer where its log has it."""
+    if not isinstance(wanted, StartTime):
+        return
+    if start.found is None:
         raise ProtocolViolation(
             "the node's version of rt cannot start by time", where=start.node, hint="Upgrade the node."
+        )
+    if start.found.position + start.found.is_message > start.end:
+        raise ProtocolViolation(
+            "the node found a time beyond the end of its log",
+            where=start.node,
+            got=start.found.position,
+            expected=f"at most {start.end - start.found.is_message}",
         )
 
 

@@ -163,7 +163,7 @@ class PushClient:
         while True:
             log.progressed.clear()
             self._raise_if_refused(log)
-            if self._is_finishing and self.is_drained:
+            if self._is_finishing and self.is_drained and log.silence.is_settled:
                 return
             try:
                 async with asyncio.timeout(_LOOK_AROUND_SECONDS if self._is_finishing else None):

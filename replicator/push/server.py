@@ -16,9 +16,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from replicator.protocol.codec import decode_push_request, encode_push_reply
+from replicator.protocol.codec import PushReply, decode_push_request, encode_push_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
-from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart, PushStatus
+from replicator.protocol.handshake import (
+    OpenReply,
+    PushHello,
+    PushProgress,
+    PushStart,
+    PushStatus,
+    SilenceLimit,
+)
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun, WholeRuns
 from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
 from rt.names import dedup_owner, session_owner
@@ -49,8 +56,8 @@ class SessionIntake(Protocol):
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
         """`open_run` and `append` for runs that follow each other, together; durable on return."""
 
-    def record_status(self, status: PushStatus) -> None:
-        """The push says how it stands."""
+    def record_status(self, status: PushStatus) -> SilenceLimit | None:
+        """The push says how it stands. Returns its limit of silence if nothing is left to commit of it."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         """How far the session is safe, when that differs from `told`. Raises what ends the stream."""
@@ -205,7 +212,8 @@ class _Stream:
                     await intake.open_run(said)
                     await self._write(OpenReply(said.number))
                 case PushStatus():
-                    intake.record_status(said)
+                    if (settled := intake.record_status(said)) is not None:
+                        await self._write(settled)
                 case PushHello():
                     raise ProtocolViolation("a second hello")
 
@@ -219,6 +227,6 @@ class _Stream:
         await self.replaced.wait()
         raise _replaced()
 
-    async def _write(self, answer: PushStart | OpenReply | PushProgress) -> None:
+    async def _write(self, answer: PushReply) -> None:
         async with self._writing:
             await self._context.write(encode_push_reply(answer))

@@ -25,6 +25,7 @@ from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, Push
 from replicator.protocol.messages import LogOffset
 from replicator.push.quorum_progress import QuorumProgress
 from replicator.push.send_pacer import SendPacer
+from replicator.push.silence_promise import SilencePromise
 from replicator.send.read_cache import ReadCache
 from rt.cluster_epoch import line_of
 from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError
@@ -58,12 +59,14 @@ class SessionSource:
         cluster = _read_cluster(disk, path)
         self.hello = PushHello(stream, identity.name, identity.origin, identity.dedup_id, cluster)
         self.read_cache = ReadCache()
+        self.silence = SilencePromise(disk, path)
         self.quorum = QuorumProgress()
         self.poll_count = 0
         """A stream that found nothing since the last change of this number has everything."""
         self.progressed = asyncio.Event()
         """Set when a node refused the session; after `is_ending` also when there may be nothing left."""
-        self.is_ending = False  # The publisher has ended: what is there now is all.
+        self.ending = asyncio.Event()
+        """Set when the publisher has ended: what is there now is all."""
         self._pacer = SendPacer(self._start_round, self._waiting_bytes, asyncio.get_running_loop())
         self._changed: list[asyncio.Event] = []
         self._sent: dict[str, LogOffset] = {}  # Up to where each running stream has sent, by its node.
@@ -74,6 +77,10 @@ class SessionSource:
         self._progress = ProgressFile(path, identity.origin, disk=disk)
         self._write_progress(PushState.RUNNING)
 
+    @property
+    def is_ending(self) -> bool:
+        return self.ending.is_set()
+
     def changed(self) -> asyncio.Event:
         """An event for one stream that is set at each change of the directory."""
         event = asyncio.Event()
@@ -83,7 +90,8 @@ class SessionSource:
     def wake(self, *, is_last: bool = False) -> None:
         """The directory may have changed; `is_last`: for the last time, so that what is there is all."""
         self.poll_count += is_last
-        self.is_ending = self.is_ending or is_last
+        if is_last:
+            self.ending.set()
         self._pacer.request(is_urgent=self.is_ending)
 
     def persist_run(self, run: int) -> None:
@@ -137,6 +145,7 @@ class SessionSource:
                 self.quorum.merged_offset = NOWHERE
             self._epoch = start.epoch
         self._epochs[start.node] = start.epoch
+        self.silence.on_start(start)
         self.quorum.start(start.node, start.members, start.offset)
         self._sent[start.node] = start.offset or NOWHERE
 

@@ -17,10 +17,18 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
-from replicator.protocol.handshake import NOWHERE, STATUS_SECONDS, OpenReply, PushProgress, PushStart
+from replicator.protocol.handshake import (
+    NOWHERE,
+    STATUS_SECONDS,
+    OpenReply,
+    PushProgress,
+    PushStart,
+    SilenceLimit,
+)
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
     Chunk,
@@ -61,6 +69,8 @@ START_SECONDS_MAX: Final = 80.0
 """How long a node may take to say where to start: it may have to open and verify a tail first. The time
 doubles after each timeout, because an overloaded node would start from scratch each time."""
 
+SETTLE_SECONDS: Final = 0.5
+"""How often to repeat a limit of silence until a node answers that it is committed."""
 PROBE_AGAIN_SECONDS: Final = 5.0
 """How often to find out why a node cannot be reached."""
 
@@ -272,6 +282,9 @@ class PushStream:
                     self._source.report(self.node, said)
                 case OpenReply(x):
                     self._opened_run = max(self._opened_run, x)
+                case SilenceLimit() as limit:
+                    self._source.silence.settle(limit)
+                    self._source.record_progress()
                 case PushStart():
                     raise ProtocolViolation("the node repeated where to start", where=self.target)
             self._answered.set()
@@ -342,8 +355,19 @@ class PushStream:
         while start.takes_status:
             reached = max(self._source.quorum.safe(start.node), self._place or NOWHERE)
             now_s, waiting_bytes = asyncio.get_running_loop().time(), self._source.bytes_after(reached)
-            await self._put(call, encode_push_request(self._stall.update(now_s, reached, waiting_bytes)))
-            await asyncio.sleep(STATUS_SECONDS)
+            status = self._stall.update(now_s, reached, waiting_bytes)
+            limit = None if start.silence_limit is None else self._source.silence.state()
+            await self._put(call, encode_push_request(replace(status, silence_limit=limit)))
+            await self._wait_for_status(is_urgent=limit is not None)
+
+    async def _wait_for_status(self, *, is_urgent: bool) -> None:
+        """Wait until the next status: shortly if this one must be answered, or until the publisher ends."""
+        if is_urgent or self._source.is_ending:
+            await asyncio.sleep(SETTLE_SECONDS if is_urgent else STATUS_SECONDS)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_SECONDS):
+                await self._source.ending.wait()
 
     async def _record_sending(self, end: LogOffset, size: int, *, is_bounded: bool) -> None:
         """Wait until `size` more bytes may be sent, then record that everything before `end` is sent."""

@@ -85,6 +85,7 @@ class Publisher:
         fsync: FsyncPolicy = "interval",
         compression: Literal["zstd"] | None = None,
         local_persistence: float = 0.0,
+        max_silence: float | None = None,
         on_merged: Callable[[int], None] | None = None,
         on_error: ErrorHandler | None = None,
     ) -> None:
@@ -103,6 +104,7 @@ class Publisher:
             fsync=fsync,
             compression=compression,
             local_persistence=local_persistence,
+            max_silence=max_silence,
             on_error=None if on_error is None else self._pass_error_on,
         )
         self._loop: asyncio.AbstractEventLoop | None = None

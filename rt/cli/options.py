@@ -47,6 +47,8 @@ json_option = option("--json", "as_json", is_flag=True, help="Write one JSON obj
 class FiniteRange(click.FloatRange):
     """A number in a range. Unlike its base it rejects NaN and infinity."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):

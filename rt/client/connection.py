@@ -148,6 +148,10 @@ class _Layer:
             )
         if "endpoints" in self.values:
             split_endpoints(self.values["endpoints"], where=f"endpoints of {self.where}")
+        for key, value in self.values.items():
+            if "\0" in value:
+                where = f"{key} of {self.where}"
+                raise InvalidOption("a zero byte in a setting", where=where, got=repr(value)[:200])
         return {
             key: os.path.abspath(os.path.join(self.base, os.path.expanduser(value)))
             if key in PATHS

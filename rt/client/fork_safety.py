@@ -23,8 +23,8 @@ logger = logging.getLogger("rt.client.publisher")
 class OpenPublisher(Protocol):
     session: str
 
-    def close(self, timeout: float) -> None:
-        """Flush and release the directory. Wait for nodes at most `timeout` seconds."""
+    def close_at_exit(self) -> None:
+        """Flush and release the directory. Wait for no node."""
 
     def disown(self) -> None:
         """In a forked child: release the directory without touching its files."""
@@ -37,7 +37,7 @@ open_publishers: weakref.WeakSet[OpenPublisher] = weakref.WeakSet()
 def _close_all() -> None:
     for publisher in list(open_publishers):
         try:
-            publisher.close(timeout=0)
+            publisher.close_at_exit()
         except Exception as error:  # noqa: BLE001 - the others must be closed too
             logger.error("close_at_exit_failed session=%s reason=%s", publisher.session, error)
 

@@ -97,6 +97,10 @@ class Publisher:
     this run to be merged, when it has grown. What it raises is logged. Both are called in threads of their
     own and may call the publisher.
 
+    `max_silence` promises a message at least this often, in seconds. If the nodes get none for longer, also
+    because this program was killed, they raise the alarm `publisher-silent` until one comes, the session is
+    opened again, or an operator closes it. `close` ends the promise; so does a `with` block without error.
+
     Thread-safe. Not usable in a forked child: open a new one there.
     """
 
@@ -115,6 +119,7 @@ class Publisher:
         fsync: FsyncPolicy = "interval",
         compression: Literal["zstd"] | None = None,
         local_persistence: float = 0.0,
+        max_silence: float | None = None,
         on_merged: Callable[[int], None] | None = None,
         on_error: ErrorHandler | None = None,
         disk: Disk = REAL,
@@ -124,7 +129,7 @@ class Publisher:
             name_from_host(socket.gethostname()) if publisher_id is None else publisher_id
         )
         settings = PublisherSettings(
-            batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence
+            batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence, max_silence
         )
         endpoints = check_endpoints_tls(endpoints, tls)
         self.directory = os.path.abspath(session_directory(check_path(path), self.stream, self.session))
@@ -350,6 +355,11 @@ class Publisher:
         if (blocked := self._close(TIMEOUT_SECONDS_MAX if seconds is None else seconds)) is not None:
             raise blocked
 
+    def close_at_exit(self) -> None:
+        """At the exit of a program that did not close it: its promise of `max_silence` remains."""
+        if (blocked := self._close(0, is_in_order=False)) is not None:
+            raise blocked
+
     def disown(self) -> None:
         """In a forked child: release everything without touching a file."""
         self._lock = self._monitor.lock = threading.Lock()
@@ -365,9 +375,10 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        is_in_order = not isinstance(error, Exception)  # Ctrl-C and `sys.exit` end it in order.
         if error is None:
             self.close()
-        elif (blocked := self._close(INTERRUPTED_SECONDS)) is not None:
+        elif (blocked := self._close(INTERRUPTED_SECONDS, is_in_order=is_in_order)) is not None:
             logger.error("replication_blocked session=%s reason=%s", self.session, blocked)
 
     def _check(self, number: int | None) -> None:
@@ -376,10 +387,12 @@ class Publisher:
             self._writer.resolve_pending_error(number)
         self._problem.raise_once()
 
-    def _close(self, timeout: float) -> RtError | None:
+    def _close(self, timeout: float, *, is_in_order: bool = True) -> RtError | None:
         """Close. Returns what blocks the replication of the rest."""
         try:
             self._writer.finish()
+            if is_in_order:
+                self._log.end_promise()
             blocked = self._wait_for_nodes(timeout)
         except DiskFull:
             raise

@@ -18,6 +18,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.write.writer import BatchFrames, LogWriter, SyncPoint
 from rt.names import session_owner
+from rt.sidecar.silence_file import WrittenLimit, write_silence_limit
 
 FSYNC_INTERVAL_SECONDS: Final = 0.1
 """With `fsync="interval"`: how long written bytes may wait for their fsync."""
@@ -45,8 +46,10 @@ class SessionLog:
         lock: threading.Lock,
         wake: Callable[[], None],
         is_pushed: bool,
+        disk: Disk,
     ) -> None:
         self.writer = writer
+        self._disk = disk
         self.run = 0
         self.run_first = 0
         """The first number of this run."""
@@ -80,9 +83,11 @@ class SessionLog:
     ) -> Self:
         """Open the directory and start a run at its end. Raises as `LogWriter.open`."""
         writer = _open_writer(directory, identity, disk, _LOCKED_SECONDS if is_pushed else 0)
-        log = cls(writer, settings, lock=lock, wake=wake, is_pushed=is_pushed)
+        log = cls(writer, settings, lock=lock, wake=wake, is_pushed=is_pushed, disk=disk)
         try:
             log.start_run(writer.end)
+            limit = settings.silence_ms_max
+            write_silence_limit(disk, directory, None if limit is None else WrittenLimit(log.run, limit))
         except BaseException:
             writer.close()
             raise
@@ -170,6 +175,12 @@ class SessionLog:
         with self._lock, self._syncing:
             if not self._is_closed:
                 self.writer.trim(before, TrimReason.MERGED)
+
+    def end_promise(self) -> None:
+        """The publisher is closed in order: nobody expects messages any more. Storage errors."""
+        with self._syncing:
+            if not self._is_closed:
+                write_silence_limit(self._disk, self.writer.path, None)
 
     def close(self) -> None:
         """Release the directory, without a sync. Calling it twice is allowed."""

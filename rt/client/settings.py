@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rt.net.tls import TLS
 
 FsyncPolicy = Literal["batch", "interval", "never"]
+
+SILENCE_SECONDS_MIN: Final = 1.0
+"""Nodes look every second, and report a publisher a few seconds late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class PublisherSettings:
     compression: Literal["zstd"] | None
     local_persistence: float
     """Seconds."""
+    max_silence: float | None = None
+    """Seconds."""
 
     def __post_init__(self) -> None:
         check_range(self.batch_bytes, 4096, BATCH_BYTES_MAX, name="batch_bytes", is_whole=True)
@@ -39,11 +44,17 @@ class PublisherSettings:
         if self.compression not in CODECS:
             raise InvalidOption(f"compression={self.compression!r}: use None or 'zstd'")
         check_range(self.local_persistence, 0, TIMEOUT_SECONDS_MAX, name="local_persistence")
+        if self.max_silence is not None:
+            check_range(self.max_silence, SILENCE_SECONDS_MIN, TIMEOUT_SECONDS_MAX, name="max_silence")
 
     @property
     def persistence_ns(self) -> int:
         """How long a merged segment stays, in ns."""
         return int(self.local_persistence * 1e9)
+
+    @property
+    def silence_ms_max(self) -> int | None:
+        return None if self.max_silence is None else int(self.max_silence * 1000)
 
 
 def check_endpoints_tls(endpoints: Sequence[str], tls: TLS | None) -> tuple[str, ...]:

@@ -53,12 +53,22 @@ class PushRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[PushHello, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., whole_runs: _Optional[_Union[WholeRuns, _Mapping]] = ..., status: _Optional[_Union[PushStatus, _Mapping]] = ...) -> None: ...
 
 class PushStatus(_message.Message):
-    __slots__ = ("waiting_bytes", "stalled_ms")
+    __slots__ = ("waiting_bytes", "stalled_ms", "silence_limit")
     WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
     STALLED_MS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     waiting_bytes: int
     stalled_ms: int
-    def __init__(self, waiting_bytes: _Optional[int] = ..., stalled_ms: _Optional[int] = ...) -> None: ...
+    silence_limit: SilenceLimit
+    def __init__(self, waiting_bytes: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
+
+class SilenceLimit(_message.Message):
+    __slots__ = ("run", "milliseconds")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    milliseconds: int
+    def __init__(self, run: _Optional[int] = ..., milliseconds: _Optional[int] = ...) -> None: ...
 
 class WholeRuns(_message.Message):
     __slots__ = ("runs",)
@@ -105,17 +115,19 @@ class Run(_message.Message):
     def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ...) -> None: ...
 
 class PushReply(_message.Message):
-    __slots__ = ("start", "opened", "progress")
+    __slots__ = ("start", "opened", "progress", "silence_limit")
     START_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     start: PushStart
     opened: RunOpened
     progress: Progress
-    def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+    silence_limit: SilenceLimit
+    def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
 
 class PushStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status")
+    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status", "silence_limit")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +135,7 @@ class PushStart(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
     TAKES_STATUS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     members: int
@@ -130,7 +143,8 @@ class PushStart(_message.Message):
     place: Place
     has_place: bool
     takes_status: bool
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ...) -> None: ...
+    silence_limit: SilenceLimit
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run",)

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class Command(_message.Message):
     CLOSE_SESSION_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     OPEN_SEALED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SILENCE_FIELD_NUMBER: _ClassVar[int]
+    RESET_GROUP_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -52,7 +54,9 @@ class Command(_message.Message):
     close_session: CloseSession
     forget: Forget
     open_sealed: OpenSealed
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ...) -> None: ...
+    limit_silence: LimitSilence
+    reset_group: ResetGroup
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -236,11 +240,33 @@ class Release(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class ResetGroup(_message.Message):
+    __slots__ = ("group", "position", "is_deletion", "at_ns")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    IS_DELETION_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    position: int
+    is_deletion: bool
+    at_ns: int
+    def __init__(self, group: _Optional[str] = ..., position: _Optional[int] = ..., is_deletion: _Optional[bool] = ..., at_ns: _Optional[int] = ...) -> None: ...
+
 class CloseSession(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]
     session: str
     def __init__(self, session: _Optional[str] = ...) -> None: ...
+
+class LimitSilence(_message.Message):
+    __slots__ = ("session_id", "run", "milliseconds")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    session_id: int
+    run: int
+    milliseconds: int
+    def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., milliseconds: _Optional[int] = ...) -> None: ...
 
 class Forget(_message.Message):
     __slots__ = ("session_ids",)
@@ -463,7 +489,7 @@ class MergedEnd(_message.Message):
     def __init__(self, has_segment: _Optional[bool] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., first: _Optional[int] = ..., created_ns: _Optional[int] = ..., declared: _Optional[_Iterable[int]] = ..., chain: _Optional[int] = ..., total_bytes: _Optional[int] = ..., next_run: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "active_runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end", "runs_cut_short")
+    __slots__ = ("id", "name", "incarnation", "dedup_id", "is_superseded", "last_run", "was_opened", "active_runs", "has_consumed", "roll", "offset", "number", "chain", "done_run", "has_done", "done_roll", "done_offset", "done_number", "waits_for", "fenced_end", "runs_cut_short", "silence_ms_max", "is_closed_in_order")
     ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +511,8 @@ class Session(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     FENCED_END_FIELD_NUMBER: _ClassVar[int]
     RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_MS_MAX_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOSED_IN_ORDER_FIELD_NUMBER: _ClassVar[int]
     id: int
     name: str
     incarnation: bytes
@@ -506,7 +534,9 @@ class Session(_message.Message):
     waits_for: int
     fenced_end: int
     runs_cut_short: int
-    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., active_runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
+    silence_ms_max: int
+    is_closed_in_order: bool
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., is_superseded: _Optional[bool] = ..., last_run: _Optional[int] = ..., was_opened: _Optional[bool] = ..., active_runs: _Optional[_Iterable[_Union[SessionRun, _Mapping]]] = ..., has_consumed: _Optional[bool] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ..., done_run: _Optional[int] = ..., has_done: _Optional[bool] = ..., done_roll: _Optional[int] = ..., done_offset: _Optional[int] = ..., done_number: _Optional[int] = ..., waits_for: _Optional[int] = ..., fenced_end: _Optional[int] = ..., runs_cut_short: _Optional[int] = ..., silence_ms_max: _Optional[int] = ..., is_closed_in_order: _Optional[bool] = ...) -> None: ...
 
 class SessionRun(_message.Message):
     __slots__ = ("run", "run_id", "is_fenced", "is_closed", "roll", "offset", "number", "announced")

@@ -17,7 +17,7 @@ from typing import Final
 
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.state import commands
-from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, Outcome
+from sequencer.state.apply_result import CommandRejected, GroupReset, HoldMoved, HoldReleased, Outcome
 from sequencer.state.state import SubscriberHold
 
 AGAIN_S: Final = 5.0
@@ -135,8 +135,10 @@ class HoldTracker:
     def on_applied(self, command: commands.Command, outcome: Outcome) -> None:
         match command, outcome:
             case _, HoldReleased(name):
-                self._requested.forget(name)
-                self._refused.pop(name, None)
+                self._forget(name)
+            case _, GroupReset(names):
+                for name in names:
+                    self._forget(name)
             case _, HoldMoved(name):
                 self._refused.pop(name, None)
                 self._answer(name)
@@ -144,6 +146,10 @@ class HoldTracker:
                 if self._requested.put_off(name, time.monotonic() + REFUSED_S):
                     logger.warning("hold_refused name=%s why=%r", name, why)
                     self._refuse(name, why)
+
+    def _forget(self, name: str) -> None:
+        self._requested.forget(name)
+        self._refused.pop(name, None)
 
     def _refuse(self, name: str, why: str) -> None:
         now_s = time.monotonic()

@@ -24,6 +24,7 @@ from rt.net.memory_guard import resident_bytes
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
 from sequencer.data.hold_tracker import HoldTracker
+from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merger import Merger
@@ -99,6 +100,7 @@ class Services:
     push: PushServicer
     pull: PullServicer
     clients: ClientTracker
+    silence: PublisherSilence
     syncs: Durations
     refused_calls: Mapping[str, int]
     """Calls that the gRPC server rejected, by class of the error."""
@@ -182,6 +184,7 @@ class HttpServers:
         while True:
             state = self._data.follower.state
             self._services.clients.update(self._services.pull.pulls, 0 if state is None else state.position)
+            self._services.silence.update(loop.time(), self._services.clients.received_ns)
             self._contexts.refresh(loop.time())
             self._data.link.silence.update(loop.time())
             if self._contexts.loaded.server is not described:
@@ -211,6 +214,7 @@ class HttpServers:
             reset=data.resets.status(),
             configured=frozenset(data.config.replicated),
             clients=services.clients.clients(),
+            silent=services.silence.silent(),
             counts=self._counts(),
         )
 

@@ -35,6 +35,7 @@ from sequencer.data.http_servers import HttpServers, Services
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LEASE_METHOD_ROLES, LeaseService
 from sequencer.data.phase_reporter import PhaseReporter
+from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.data.reset_service import ResetService
 from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
@@ -159,10 +160,10 @@ class DataProcess:
             is_queued=lambda uri: self.server is not None and self.server.calls.reading.is_queued(uri)
         )
         self.tasks.keep(self.reports.keep_reporting_clients(clients.connected))
-        logs = NodeLogs(self.config, self.follower, self.replicas, self.ingest)
-        push = PushServicer(TrackedStores(self.ingest, clients), self.config.stream)
+        silence = PublisherSilence(self.follower, self._propose)
+        push = PushServicer(TrackedStores(self.ingest, clients, silence.commit), self.config.stream)
         pull = self.pull_servicer = PullServicer(
-            logs,
+            NodeLogs(self.config, self.follower, self.replicas, self.ingest),
             self.config.stream,
             self._pool,
             on_acknowledged=self.hold_tracker.on_acknowledged,
@@ -182,7 +183,7 @@ class DataProcess:
             tls=self._tls,
         )
         self.tasks.keep(MemoryGuard(self.server.calls, self.replicas.unfinished.make_room).run())
-        services = Services(push, pull, clients, self._sync.durations, self.server.refused)
+        services = Services(push, pull, clients, silence, self._sync.durations, self.server.refused)
         try:
             self.rest = HttpServers(self, services, self._tls, self._supervisor.health_socket)
             await self.rest.start()

@@ -12,7 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from replicator.protocol.handshake import PullMerged, PushHello, PushProgress, PushStart, PushStatus
+from replicator.protocol.handshake import (
+    PullMerged,
+    PushHello,
+    PushProgress,
+    PushStart,
+    PushStatus,
+    SilenceLimit,
+)
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.server import Pull
 from replicator.push.server import SessionIntake, SessionReplicaStore
@@ -27,6 +34,7 @@ ENDED_MAX: Final = 4096
 REPORTED_MAX: Final = 200
 """Clients that the other nodes are told of: about 20 KiB, twice a second."""
 
+CommitLimit: TypeAlias = Callable[[PushHello, SilenceLimit], SilenceLimit | None]
 _Key: TypeAlias = tuple[str, str]
 """Identifies a client: the certificate's identity, and what is pushed or pulled."""
 
@@ -260,6 +268,10 @@ class ClientTracker:
         ended = [known for key, known in self._ended.items() if key not in connected]
         return tuple(known.client(now_ns) for known in (*live, *ended))
 
+    def received_ns(self) -> dict[str, int]:
+        """By session that is pushed to this node: when bytes of it last came."""
+        return dict(sorted((push.hello.session, push.last_ns) for push in self._pushes))
+
     def connected(self) -> pb.ConnectedClients:
         """The connected publishers and subscribers for the other nodes, those that lag most first."""
         found = [one for one in self.clients() if not one.ended_ns and one.identity.role != "node"]
@@ -286,10 +298,18 @@ class ClientTracker:
 
 
 class TrackedStores:
-    """A `replicator.push.server.SessionReplicaStore` that records its users in `clients`."""
+    """A `replicator.push.server.SessionReplicaStore` that records its users in `clients`.
 
-    def __init__(self, stores: SessionReplicaStore, clients: ClientTracker) -> None:
-        self._stores, self._clients = stores, clients
+    `commit` has a publisher's limit of silence committed: see `sequencer.data.publisher_silence`.
+    """
+
+    def __init__(
+        self,
+        stores: SessionReplicaStore,
+        clients: ClientTracker,
+        commit: CommitLimit = lambda _, limit: limit,
+    ) -> None:
+        self._stores, self._clients, self._commit = stores, clients, commit
 
     @property
     def cluster(self) -> bytes:
@@ -297,12 +317,15 @@ class TrackedStores:
 
     async def accept(self, hello: PushHello, identity: Identity) -> SessionIntake:
         intake = await self._stores.accept(hello, identity)
-        return _TrackedIntake(intake, self._clients, self._clients.start_push(identity, hello))
+        push = self._clients.start_push(identity, hello)
+        return _TrackedIntake(intake, self._clients, push, self._commit)
 
 
 class _TrackedIntake:
-    def __init__(self, intake: SessionIntake, clients: ClientTracker, push: PushActivity) -> None:
-        self._intake, self._clients, self._push = intake, clients, push
+    def __init__(
+        self, intake: SessionIntake, clients: ClientTracker, push: PushActivity, commit: CommitLimit
+    ) -> None:
+        self._intake, self._clients, self._push, self._commit = intake, clients, push, commit
 
     @property
     def start(self) -> PushStart:
@@ -323,8 +346,10 @@ class _TrackedIntake:
             await self._intake.append_runs(runs)
         self._push.record_bytes(sum(len(one.data) for one in runs))
 
-    def record_status(self, status: PushStatus) -> None:
+    def record_status(self, status: PushStatus) -> SilenceLimit | None:
         self._push.record_status(status)
+        limit = status.silence_limit
+        return None if limit is None else self._commit(self._push.hello, limit)
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         self._push.progress = progress = await self._intake.next_progress(told)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus
+from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus, SilenceLimit
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError
@@ -183,7 +183,8 @@ class SessionIngest:
         is_released = session is not None and self.replicas.is_released(session.id)
         place = start_offset(state, session, stored, is_released=is_released)
         node, epoch = self._follower.standing.node, self._follower.epoch
-        return PushStart(state.cluster, epoch, self._members, node, place, takes_status=True)
+        limit = SilenceLimit(session.last_run, session.silence_ms_max) if session else SilenceLimit(0, 0)
+        return PushStart(state.cluster, epoch, self._members, node, place, True, limit)
 
     async def open_session(
         self, intake: IngestStream, opened: Run, sealed: Sequence[SealedRun] = ()
@@ -366,7 +367,7 @@ class IngestStream:
             )
 
     def record_status(self, status: PushStatus) -> None:
-        """Alarms need it, storing does not: see `client_tracker`."""
+        """Alarms need it: see `client_tracker`."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         await self._has_replica.wait()

@@ -29,6 +29,7 @@ from sequencer.state.commands import (
     MergeInstruction,
     ReleaseHold,
     ResetCluster,
+    ResetGroup,
     RestoreDisk,
     Roll,
     SubmitRequest,
@@ -38,16 +39,25 @@ from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, R
 from sequencer.state.merge import merge, roll
 from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
-from sequencer.state.retention import hold, release, trim
+from sequencer.state.retention import hold, release, reset_group, trim
 from sequencer.state.run_lifecycle import (
     close_run,
     close_session,
     fence_run,
     forget_sessions,
+    limit_silence,
     open_run,
     open_sealed_runs,
 )
-from sequencer.state.session_commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun, OpenSealedRuns
+from sequencer.state.session_commands import (
+    CloseRun,
+    CloseSession,
+    FenceRun,
+    Forget,
+    LimitSilence,
+    OpenRun,
+    OpenSealedRuns,
+)
 from sequencer.state.state import NodeDisk, SequencerState
 
 
@@ -66,6 +76,8 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return close_run(state, command)
         case CloseSession():
             return close_session(state, command)
+        case LimitSilence():
+            return limit_silence(state, command)
         case Forget():
             return forget_sessions(state, command)
         case Roll():
@@ -82,6 +94,8 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return hold(state, command)
         case ReleaseHold():
             return release(state, command)
+        case ResetGroup():
+            return reset_group(state, command)
         case AcquireLeases():
             return leases.acquire(state, command)
         case RenewLeases():

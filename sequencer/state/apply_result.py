@@ -46,6 +46,13 @@ class RunClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceLimited:
+    """The promise of a session's last run is recorded, or its end."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Forgotten:
     session_ids: tuple[int, ...]
 
@@ -88,6 +95,14 @@ class HoldMoved:
 @dataclass(frozen=True, slots=True)
 class HoldReleased:
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReset:
+    """The positions of a group, by their holds, were moved, or deleted (None)."""
+
+    names: tuple[str, ...]
+    position: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +170,14 @@ Outcome: TypeAlias = (
     | RunOpened
     | RunFenced
     | RunClosed
+    | SilenceLimited
     | Forgotten
     | DiskJoined
     | DiskRestored
     | SegmentsTrimmed
     | HoldMoved
     | HoldReleased
+    | GroupReset
     | LeasesGranted
     | LeasesExpired
     | RequestWaits

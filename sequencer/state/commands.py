@@ -14,7 +14,15 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
 from rt.names import check_hold_name, check_name
 from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
-from sequencer.state.session_commands import CloseRun, CloseSession, FenceRun, Forget, OpenRun, OpenSealedRuns
+from sequencer.state.session_commands import (
+    CloseRun,
+    CloseSession,
+    FenceRun,
+    Forget,
+    LimitSilence,
+    OpenRun,
+    OpenSealedRuns,
+)
 from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
 
 RANGES_MAX: Final = 1024
@@ -179,7 +187,22 @@ class ReleaseHold:
         check_hold_name(self.name)
 
 
-Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | CloseSession
+@dataclass(frozen=True, slots=True)
+class ResetGroup:
+    """Move all positions of a group without members to `position`, also back, or delete them."""
+
+    group: str
+    position: int
+    at_ns: int
+    is_deletion: bool = False
+
+    def __post_init__(self) -> None:
+        check_name(self.group, kind="group")
+        if not 0 <= self.position < NUMBER_MAX or not 0 <= self.at_ns < 2**63:
+            raise ValueError(f"a group at position {self.position}, {self.at_ns} ns")
+
+
+Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | ResetGroup | CloseSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +271,7 @@ Command: TypeAlias = (
     | RestoreDisk
     | HoldPosition
     | Forget
+    | LimitSilence
     | Operation
     | SubmitRequest
     | DecideRequest

@@ -3,7 +3,7 @@
 Pure. Invariants:
 - A trim removes a prefix of the sealed segments, never the active one.
 - A trim for age or size removes only what the policy and the holds allow when it is applied.
-- A hold only moves forward.
+- A hold only moves forward, unless an operator resets the positions of a group that has no members.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from archiver.retention import due
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from rt.names import session_owner
 from sequencer.state import commands
-from sequencer.state.apply_result import CommandRejected, HoldMoved, HoldReleased, Outcome, SegmentsTrimmed
+from sequencer.state.apply_result import (
+    CommandRejected,
+    GroupReset,
+    HoldMoved,
+    HoldReleased,
+    Outcome,
+    SegmentsTrimmed,
+)
 from sequencer.state.state import (
     HOLDS_MAX,
     HOLDS_PER_NAME_MAX,
@@ -108,3 +115,28 @@ def release(state: SequencerState, command: commands.ReleaseHold) -> Outcome:
     if state.holds.pop(command.name, None) is None:
         return CommandRejected(f"{command.name} holds nothing back")
     return HoldReleased(command.name)
+
+
+def reset_group(state: SequencerState, command: commands.ResetGroup) -> Outcome:
+    """Move all positions of a group, or delete them. Not below what is kept.
+
+    The leases of members are in the same state, so no member can start unseen.
+    """
+    group = command.group
+    names = tuple(sorted(name for name in state.holds if name.startswith(f"{group}~")))
+    if not names:
+        return CommandRejected(f"the cluster has no positions of group {group}")
+    members = sorted({one.owner for name, one in state.leases.items() if name.startswith(f"{group}/")})
+    if members:
+        return CommandRejected(f"group {group} has members: {', '.join(members)}"[:500])
+    if command.is_deletion:
+        for name in names:
+            del state.holds[name]
+        return GroupReset(names, None)
+    if command.position > state.position:
+        return CommandRejected(f"position {command.position} is beyond the merged log, {state.position}")
+    position = max(command.position, state.log_start)
+    for name in names:
+        at_ns = max(state.holds[name].at_ns, command.at_ns)
+        state.holds[name] = SubscriberHold(position, at_ns)
+    return GroupReset(names, position)

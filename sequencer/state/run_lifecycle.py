@@ -9,6 +9,13 @@ accepts a byte after that end, so the run needs neither fence nor close. If its 
 fenced like any other run, and then has no end until it is closed.
 
     open: no fence, no end | sealed: no fence, an end | fenced: no end | closed: fenced, an end
+
+A publisher may promise, for its run, to be silent for no longer than a limit. The promise ends when the
+publisher says that it was closed in order, when a later run is opened, or when an operator closes the
+session. All of these are committed facts, not what one node remembers. So a node that was cut off when the
+publisher was closed gives no false alarm later, and every node gives the alarm when it was killed. The end of
+a run shows neither: the run of a closed publisher stays open until it has a successor. A promise that has
+ended is never made again in the same run, so a late command of another node cannot bring it back.
 """
 
 from __future__ import annotations
@@ -17,12 +24,21 @@ from dataclasses import replace
 from typing import Final
 
 from rt.names import dedup_owner, session_owner
-from sequencer.state.apply_result import CommandRejected, Forgotten, Outcome, RunClosed, RunFenced, RunOpened
+from sequencer.state.apply_result import (
+    CommandRejected,
+    Forgotten,
+    Outcome,
+    RunClosed,
+    RunFenced,
+    RunOpened,
+    SilenceLimited,
+)
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
     FenceRun,
     Forget,
+    LimitSilence,
     OpenRun,
     OpenSealedRuns,
     SealedRun,
@@ -128,7 +144,9 @@ def _open_known(state: SequencerState, session: Session, command: OpenRun) -> Ou
 
 def _add_run(state: SequencerState, session: Session, command: OpenRun) -> Outcome:
     active = ActiveRun(command.run, command.run_id)
-    state.put(replace(session, last_run=command.run, active_runs=(*session.active_runs, active)))
+    runs = (*session.active_runs, active)
+    opened = replace(session, last_run=command.run, active_runs=runs)
+    state.put(replace(opened, silence_ms_max=0, is_closed_in_order=False))
     return RunOpened(session.id, command.run)
 
 
@@ -168,11 +186,43 @@ def close_session(state: SequencerState, command: CloseSession) -> Outcome:
     session = state.session_of(command.session)
     if session is None:
         return CommandRejected(f"there is no session {command.session}")
-    if session.active is None:
+    if session.active is None and not session.silence_ms_max:
         return CommandRejected(f"session {command.session} is closed")
+    if session.silence_ms_max:
+        session = _promising_nothing(session)
+        state.put(session)
+    if session.active is None:
+        return RunFenced(session.id, session.last_run, is_given_up=True)  # Its publisher was waited for.
     if not session.active.is_fenced:
         state.put(session.with_run(_fenced(session.active)))
     return RunFenced(session.id, session.active.run, is_given_up=True)
+
+
+def limit_silence(state: SequencerState, command: LimitSilence) -> Outcome:
+    session = state.sessions.get(command.session_id)
+    if session is None or is_promise_settled(session, command.run, command.milliseconds):
+        return CommandRejected(f"run {command.run} of session {command.session_id} promises nothing new")
+    if session.last_run != command.run:
+        return CommandRejected(f"run {command.run} of session {command.session_id} was not opened")
+    if command.milliseconds:
+        state.put(replace(session, silence_ms_max=command.milliseconds))
+    else:
+        state.put(_promising_nothing(session))
+    return SilenceLimited(session.id)
+
+
+def is_promise_settled(session: Session, run: int, silence_ms_max: int) -> bool:
+    """Whether a promise of a run, or its end (0), is recorded, or cannot be any more."""
+    if session.is_superseded or session.last_run != run:
+        return session.is_superseded or session.last_run > run
+    if session.is_closed_in_order or not silence_ms_max:
+        return session.is_closed_in_order
+    active = session.run_of(run)
+    return bool(session.silence_ms_max) or active is None or active.is_fenced
+
+
+def _promising_nothing(session: Session) -> Session:
+    return replace(session, silence_ms_max=0, is_closed_in_order=True)
 
 
 def forget_sessions(state: SequencerState, command: Forget) -> Outcome:

@@ -10,6 +10,7 @@ from typing import Final
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.names import check_dedup_id, check_session_name
+from rt.units import SILENCE_MS_END
 from sequencer.state.state import End
 
 SEALED_RUNS_MAX: Final = 256
@@ -123,6 +124,22 @@ class CloseSession:
 
     def __post_init__(self) -> None:
         check_session_name(self.session)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSilence:
+    """The publisher of a session's last run promises to be silent for no longer than this.
+
+    0: it was closed in order, and promises nothing more.
+    """
+
+    session_id: int
+    run: int
+    milliseconds: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.run < 2**32 and 0 <= self.milliseconds < SILENCE_MS_END):
+            raise ValueError(f"run {self.run} is silent for {self.milliseconds} ms at most")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,10 @@ class Session:
     """A hard reset ended all runs below this number: nothing more of them is merged."""
     runs_cut_short: int = 0
     """Number of runs that were closed before the end that the publisher had announced."""
+    silence_ms_max: int = 0
+    """The publisher of `last_run` promised to be silent for no longer; 0: no, or not any more."""
+    is_closed_in_order: bool = False
+    """It was closed in order, or an operator closed the session."""
 
     @property
     def active(self) -> ActiveRun | None:
@@ -312,13 +316,15 @@ class SequencerState:
     runs_cut_short: int = 0
     """Of all sessions, also of deleted records."""
     by_name: dict[str, int] = field(init=False, default_factory=dict)
-    """The id of the newest incarnation of each name. Derived from `sessions`, like the next two."""
+    """The id of the newest incarnation of each name. Derived from `sessions`, like the next four."""
     by_incarnation: dict[tuple[str, bytes], int] = field(init=False, default_factory=dict)
     """By name and incarnation."""
     open_of: Counter[str] = field(init=False, default_factory=Counter)
     """Number of open sessions, by name of the certificate."""
     runs_of: Counter[str] = field(init=False, default_factory=Counter)
     """Number of active runs, by name of the certificate."""
+    promising: dict[int, None] = field(init=False, default_factory=dict, repr=False)
+    """Sessions with a limit of silence that were not superseded."""
     encoded: dict[int, tuple[Session, bytes]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
@@ -343,6 +349,7 @@ class SequencerState:
             self._index(session)
         if before != now:
             self._count(session, before, now)
+        self._note_promise(session)
         if now:
             self.closed.pop(session.id, None)
         elif before or known is None:
@@ -355,6 +362,7 @@ class SequencerState:
             del self.closed[session_id]
             session = self.sessions.pop(session_id)
             self.encoded.pop(session_id, None)
+            self.promising.pop(session_id, None)
             del self.by_incarnation[session.name, session.incarnation]
             if self.by_name.get(session.name) == session_id:
                 del self.by_name[session.name]
@@ -372,6 +380,13 @@ class SequencerState:
         if not session.is_superseded:  # Its successor may be forgotten before it.
             self.by_name[session.name] = session.id
         self.by_incarnation[session.name, session.incarnation] = session.id
+        self._note_promise(session)
+
+    def _note_promise(self, session: Session) -> None:
+        if session.silence_ms_max and not session.is_superseded:
+            self.promising[session.id] = None
+        else:
+            self.promising.pop(session.id, None)
 
     def _count(self, session: Session, before: int, now: int) -> None:
         owner = session_owner(session.name)

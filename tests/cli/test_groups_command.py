@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from receiving_node import make_pki
 from rest_node import Served, at, serving
 
+from rt.cli.commands import groups as module
 from rt.cli.commands.groups import groups
 from rt.cli.formats.group_table import groups_in, list_lines
 from rt.net.grpc_channel import serve
@@ -20,7 +21,7 @@ from rt.streams.balancer.lease_balancer import HOSTS, QUEUES
 from rt.streams.group.partitions import Partitions
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
-from sequencer.state.state import LeaseState, SubscriberHold
+from sequencer.state.state import LeaseState, SequencerState, SubscriberHold
 
 WORKERS = Partitions("workers", ["a/*"], 3)
 FIRST, SECOND, THIRD = map(WORKERS.position_name, WORKERS.queues)
@@ -55,6 +56,41 @@ def fill(served: Served) -> None:
         "workers/create": lease("workers~ffff", 4),
         f"elsewhere/{QUEUES}q1": lease("app", 5),
     }
+
+
+MEMBER = "workers~0a1b"
+OLD = Partitions("old", ["*"], 1).position_name(Partitions("old", ["*"], 1).queues[0])
+
+
+class NodesLog:
+    """The merged log of the nodes, as the replicator reads it."""
+
+    def __init__(self) -> None:
+        self.found = 0
+        self.bounds_asked = self.is_closed = False
+        self.on_bounds: Callable[[], None] = lambda: None
+
+    def load(self) -> Callable[..., NodesLog]:
+        return lambda *_, **__: self
+
+    def bounds(self) -> tuple[int, int]:
+        self.bounds_asked = True
+        self.on_bounds()
+        return 100, 360
+
+    def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
+        assert timestamp_ns >= at(0)
+        return min(max(self.found, start), end)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> NodesLog:
+    log = NodesLog()
+    monkeypatch.setattr(module, "entry_points", lambda **_: (log,))
+    return log
 
 
 @pytest.fixture
@@ -130,6 +166,80 @@ def test_a_group_with_members_is_not_deleted_and_one_without_is(run: Any) -> Non
     holds = served.data.follower.state.holds
     assert not [name for name in holds if name.startswith("workers~")]
     assert {"sub", "late", "sub~other"} <= holds.keys(), "others keep theirs"
+
+
+def test_a_group_is_reset_to_a_position_unless_it_is_only_tried(run: Any, log: NodesLog) -> None:
+    tried, served = run("reset", "old", "--to", "200", "--dry-run")
+    assert tried.exit_code == 0, tried.output
+    assert tried.stdout.splitlines()[1].split() == ["p000", "0", "200"]
+    assert tried.stdout.endswith("Nothing was changed (--dry-run).\n")
+    assert served.data.follower.state.holds[OLD].position == 0
+    done, served = run("reset", "old", "--to", "200")
+    assert done.stdout.endswith("Reset 1 positions of old.\n")
+    assert served.data.follower.state.holds[OLD].position == 200
+
+
+@pytest.mark.parametrize(
+    ("to", "position"),
+    [("earliest", 100), ("latest", 360), ("360", 360), ("2026-01-01", 250), ("2026-01-01T00:30:00Z", 250)],
+)
+def test_a_group_is_reset_to_an_end_of_the_log_or_a_time_also_back(
+    run: Any, log: NodesLog, to: str, position: int
+) -> None:
+    log.found = 250
+    result, served = run("reset", "workers", "--to", to, "--json", change=lambda state: state.leases.clear())
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["group"], found["position"], found["is_dry_run"]) == ("workers", position, False)
+    assert [(one["from"], one["to"]) for one in found["partitions"]] == [
+        (350, position),
+        (340, position),
+        (50, position),
+    ]
+    holds = served.data.follower.state.holds
+    assert {holds[name].position for name in (FIRST, SECOND, THIRD)} == {position}
+    assert (log.bounds_asked, log.is_closed) == (True, True)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_group_with_members_is_not_reset(run: Any, log: NodesLog, dry: list[str]) -> None:
+    refused, served = run("reset", "workers", "--to", "earliest", *dry)
+    assert refused.exit_code == 1
+    assert "workers~0a1b" in str(refused.exception)
+    assert served.data.follower.state.holds[FIRST].position == 350
+
+
+@pytest.mark.parametrize("to", ["99", "361"])
+def test_a_position_that_the_log_does_not_have_is_refused(run: Any, log: NodesLog, to: str) -> None:
+    refused, served = run("reset", "old", "--to", to)
+    assert "100 to 360" in str(refused.exception)
+    assert served.data.follower.state.holds[OLD].position == 0
+
+
+@pytest.mark.parametrize("to", ["", "-1", "yesterday", "12:00", "1.5", "earliest "])
+def test_a_goal_that_is_none_is_misuse(run: Any, to: str) -> None:
+    result, _ = run("reset", "old", "--to", to)
+    assert result.exit_code == 2
+    assert "--to" in result.output
+
+
+def test_a_member_that_starts_meanwhile_keeps_the_group_as_it_is(run: Any, log: NodesLog) -> None:
+    """The nodes decide: the command has seen no member."""
+
+    def start_late(state: SequencerState) -> None:
+        state.leases.clear()
+        log.on_bounds = lambda: state.leases.update({f"workers/start/{MEMBER}": lease(MEMBER, 1)})
+
+    refused, served = run("reset", "workers", "--to", "earliest", change=start_late)
+    assert "group workers has members: workers~0a1b" in str(refused.exception)
+    assert served.data.follower.state.holds[FIRST].position == 350
+    early, _ = run("delete", "workers", change=lambda state: only(state, f"workers/start/{MEMBER}"))
+    assert MEMBER in str(early.exception), "a member that starts is one"
+
+
+def only(state: SequencerState, name: str) -> None:
+    state.leases.clear()
+    state.leases[name] = lease(MEMBER, 1)
 
 
 def test_a_cluster_without_groups_has_an_empty_list() -> None:

@@ -190,3 +190,9 @@ def test_the_same_for_event_loops(pki: Path, tmp_path: Path) -> None:
 
     assert asyncio.run(read()) == 0
     assert (tmp_path / "logs/subscribers/reader1/trades").is_dir()
+
+
+@pytest.mark.parametrize("key", ["path", "tls_dir", "ca"])
+def test_a_path_with_a_zero_byte_is_refused_at_once(key: str) -> None:
+    with pytest.raises(rt.InvalidOption, match=f"a zero byte in a setting .at {key} of the URL"):
+        merge_sources({}, f"rt://localhost:5002/s?{key}=a%00b")

@@ -130,6 +130,10 @@ CASES: dict[str, tuple[list[Series], list[Series]]] = {
         [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "1x40"}],
         [{'rt_stuck_pushes{job="rt",instance="n1",reason="silent"}': "0x40"}],
     ),
+    "RtPublisherSilent": (
+        [nodes("rt_silent_publishers", "0x10 1x30")],
+        [nodes("rt_silent_publishers", "0x40")],
+    ),
     "RtRunCutShort": (
         [nodes("rt_runs_cut_short_total", "0x10 2x30")],
         [nodes("rt_runs_cut_short_total", "2x40")],

@@ -319,6 +319,16 @@ def test_the_answer_of_a_node_that_does_not_know_times_is_refused() -> None:
         check_found(StartTime(5), start)
 
 
+def test_a_time_that_a_node_finds_beyond_its_log_is_refused_so_that_another_node_is_asked() -> None:
+    start = PullStart(ID, 1, "n1", LogOffset(0, 0, 0), 0, end=100)
+    for good in (TimeFound(100), TimeFound(99, True), TimeFound(0)):
+        check_found(StartTime(5), replace(start, found=good))
+    for wrong in (TimeFound(101), TimeFound(100, True), TimeFound(2**62)):
+        with pytest.raises(ProtocolViolation, match="beyond the end"):
+            check_found(StartTime(5), replace(start, found=wrong))
+        check_found("latest", replace(start, found=wrong))
+
+
 def test_a_range_has_only_positions() -> None:
     with pytest.raises(ValueError, match="only positions"):
         PullMerged(ID, LogOffset(0, 0, 64), range=PullRange(5))

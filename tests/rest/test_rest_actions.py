@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
-from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, node_view
+from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, at, node_view
 
 from rt.errors import Timeout
 from rt.log.format.segment_table import TrimReason
@@ -27,13 +27,15 @@ from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.views.admin_actions import ACTIONS, Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.commands import Configure, ReleaseHold, TrimSegments
-from sequencer.state.state import Configuration
+from sequencer.state.state import Configuration, SubscriberHold
 
 GIB = 2**30
 GOOD: dict[str, dict[str, Any]] = {
     "/configuration": {"rollBytes": "1Gi"},
     "/trim": {"position": 200},
     "/release-hold": {"name": "sub"},
+    "/reset-group": {"group": "workers", "position": 200},
+    "/delete-group": {"group": "workers"},
     "/close-session": {"session": "feed"},
     "/soft-reset": {},
     "/hard-reset": {"stream": "s"},
@@ -246,8 +248,11 @@ def test_before_the_first_reset_the_status_is_idle(node: Node) -> None:
 
 
 @pytest.fixture(params=ACTIONS, ids=lambda one: one.path)
-def action(request: pytest.FixtureRequest) -> Action:
+def action(request: pytest.FixtureRequest, node: Node) -> Action:
     found: Action = request.param
+    if "group" in GOOD[found.path]:
+        assert node.view.state is not None
+        node.view.state.holds["workers~0123456789abcdef.p000"] = SubscriberHold(100, at(9))
     return found
 
 

@@ -16,6 +16,7 @@ from replicator.protocol.handshake import (
     PushProgress,
     PushStart,
     PushStatus,
+    SilenceLimit,
 )
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRuns
 from rt.errors import RtError
@@ -51,6 +52,10 @@ class PushNode:
         self.rejection: RtError | None = None
         self.is_still = False
         self.takes_status = True
+        self.knows_silence = True
+        self.committed = SilenceLimit(0, 0)
+        """What the cluster has recorded of the publisher's promise."""
+        self.settles = True  # It records what it is told.
         self.opens_lives = True
         self.merges = True
         self.lie: LogOffset | None = None
@@ -122,7 +127,8 @@ class PushNode:
         if self.refusal is not None:
             raise self.refusal
         place = self.lie or self.place
-        start = PushStart(self.cluster, 0, self.members, self.name, place, takes_status=self.takes_status)
+        limit = self.committed if self.knows_silence else None
+        start = PushStart(self.cluster, 0, self.members, self.name, place, self.takes_status, limit)
         await context.write(encode_push_reply(start))
         await context.write(encode_push_reply(self.progress))
         self.streams += 1
@@ -160,6 +166,9 @@ class PushNode:
                     await context.write(encode_push_reply(OpenReply(x)))
             case PushStatus():
                 self.statuses.append(said)
+                if said.silence_limit is not None and self.settles:
+                    self.committed = said.silence_limit
+                    await context.write(encode_push_reply(said.silence_limit))
             case SegmentSealed(place, _, _, _) as sealed:
                 self.sealed[place.segment] = sealed
             case other:

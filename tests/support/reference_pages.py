@@ -362,6 +362,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
             "rt_member_",
             "rt_replication_lag",
             "rt_stuck_pushes",
+            "rt_silent_publishers",
         ),
         *("rt_subscriber_lag", "rt_hold_lag", "rt_rejections", "rt_control_silent", "rt_reset_running"),
     ),

@@ -19,6 +19,7 @@ from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.data.http_servers import HttpServers, Services
+from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
 from sequencer.rest.base.errors import NotReady
@@ -234,7 +235,8 @@ class Served:
         self.clients = ClientTracker()
         self.push: Any = SimpleNamespace(sessions=[], refused=Counter({"Fenced": 2}))
         self.pull: Any = SimpleNamespace(pulls={}, refused=Counter(), overtaken=0)
-        services = Services(self.push, self.pull, self.clients, Durations(), Counter())
+        silence = PublisherSilence(self.data.follower, lambda _: None)
+        services = Services(self.push, self.pull, self.clients, silence, Durations(), Counter())
         self.rest = HttpServers(self.data, services, self.tls)
 
     @property

@@ -1,19 +1,53 @@
-"""`rt groups`: the groups of a cluster, their members, positions and lag; and the end of a group."""
+"""`rt groups`: the groups of a cluster, their members, positions and lag; reset and end of a group."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from typing import Any
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeAlias, cast
 
 import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats.console import show
-from rt.cli.formats.group_table import GroupRow, group_lines, group_object, groups_in, list_lines
-from rt.cli.options import connect_timeout_option, json_option
+from rt.cli.formats.group_table import (
+    GroupRow,
+    group_lines,
+    group_object,
+    groups_in,
+    list_lines,
+    reset_lines,
+    reset_object,
+)
+from rt.cli.options import connect_timeout_option, json_option, option
 from rt.errors import RtError
+from rt.log.read.start_position import StartTime
+from rt.units import parse_since
+
+Goal: TypeAlias = int | Literal["earliest", "latest"] | StartTime
+
+
+class _GoalType(click.ParamType):  # type: ignore[type-arg]
+    """A position, an end of the log, or a time."""
+
+    name = "position"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Goal:
+        match value:
+            case "earliest" | "latest":
+                return cast(Goal, value)
+            case str() if value.isascii() and value.isdecimal():
+                return int(value)
+        if value.startswith("-"):
+            self.fail("a position is not negative: use a number, earliest, latest or a time.", param, ctx)
+        try:
+            return StartTime(parse_since(value, time.time_ns()))
+        except ValueError as error:
+            self.fail(f"{error}. Also a position, earliest or latest.", param, ctx)
+
 
 _node_options = endpoint_options(
     "operator",
@@ -81,6 +115,35 @@ def delete(group: str, connect_timeout: float, nodes: NodeOptions) -> None:
     click.echo(f"Deleted {deleted} positions of {group}.")
 
 
+@groups.command()
+@click.argument("group")
+@option(
+    "--to",
+    "goal",
+    type=_GoalType(),
+    required=True,
+    help="Where all partitions continue: earliest, latest, a position, or a time: RFC 3339, a date, or a "
+    "duration before now such as 15m. At a time: the first message with this timestamp or a later one.",
+)
+@option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@json_option
+@_connect_option
+@_node_options
+def reset(
+    group: str, goal: Goal, dry_run: bool, as_json: bool, connect_timeout: float, nodes: NodeOptions
+) -> None:
+    """Move the positions of GROUP, also back: all its partitions continue there.
+
+    It is refused while the group has members: stop them first. Members that start afterwards handle again
+    what lies between, or skip it.
+    """
+    before, position = asyncio.run(_Nodes(nodes, connect_timeout).reset(group, goal, is_dry_run=dry_run))
+    if as_json:
+        click.echo(json.dumps(reset_object(before, position, is_dry_run=dry_run)))
+    else:
+        click.echo("\n".join(reset_lines(before, position, is_dry_run=dry_run)))
+
+
 class _Nodes:
     """What the nodes answer."""
 
@@ -105,7 +168,41 @@ class _Nodes:
         )
 
     async def delete(self, name: str) -> int:
-        """How many positions were deleted. `rt.RtError` if it has members: they would create them again."""
+        """How many positions were deleted. `rt.RtError` if it has members."""
+        await self._group_without_members(name)
+        return len((await self._ask("/delete-group", {"group": name}))["holds"])
+
+    async def reset(self, name: str, goal: Goal, *, is_dry_run: bool) -> tuple[GroupRow, int]:
+        """The group before, and the position of its partitions after. `rt.RtError` if it has members."""
+        group = await self._group_without_members(name)
+        position = await asyncio.to_thread(self._position_of, goal)
+        if not is_dry_run:
+            position = (await self._ask("/reset-group", {"group": name, "position": position}))["position"]
+        return group, position
+
+    def _position_of(self, goal: Goal) -> int:
+        """A position of the merged log, as it is now. `rt.RtError` if it is outside."""
+        with contextlib.closing(self._open_log()) as log:
+            start, end = log.bounds()
+            match goal:
+                case "earliest":
+                    return int(start)
+                case "latest":
+                    return int(end)
+                case StartTime(timestamp_ns):
+                    return int(log.find_time(start, end, timestamp_ns))
+        if not start <= goal <= end:
+            raise RtError(
+                "the merged log has no such position",
+                where="--to",
+                got=goal,
+                expected=f"{start} to {end}",
+                hint="earliest and latest are its ends.",
+            )
+        return goal
+
+    async def _group_without_members(self, name: str) -> GroupRow:
+        """`rt.RtError` if it has members: they would create or move its positions again."""
         group = await self.group(name)
         if group.members:
             raise RtError(
@@ -115,9 +212,15 @@ class _Nodes:
                 expected="none",
                 hint="Stop them. The leases of one that was killed end after its `lease_s`, by default 10 s.",
             )
-        for one in group.partitions:
-            await self._ask("/release-hold", {"name": one.hold})
-        return len(group.partitions)
+        return group
+
+    def _open_log(self) -> Any:
+        """The merged log of the nodes. rt imports no service, so it is an entry point, as for `rt.spark`."""
+        (found,) = entry_points(group="rt.logs", name="nodes")
+        tls = self._tls
+        assert tls is not None  # The endpoints are required.
+        files = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}
+        return found.load()(self._endpoints, tls.identity.stream, **files, connect_seconds=self._connect_s)
 
     async def _ask(self, target: str, body: object = None) -> Any:
         from rt.net.rest_client import ask, check

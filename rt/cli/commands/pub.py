@@ -28,7 +28,7 @@ from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, FiniteRange, jso
 from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
-from rt.client.settings import FsyncPolicy
+from rt.client.settings import SILENCE_SECONDS_MIN, FsyncPolicy
 from rt.errors import InvalidHeader, RtError
 from rt.log.format.constants import BATCH_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.log.format.headers import Headers, checked_headers
@@ -118,6 +118,13 @@ def _choice(kind: object) -> click.Choice[str]:
     default="interval",
     help="When to sync written batches: after each batch, every 100 ms, or never before a file ends. "
     "Everything is synced at the end of the command.",
+)
+@option(
+    "--max-silence",
+    type=FiniteRange(SILENCE_SECONDS_MIN, TIMEOUT_SECONDS_MAX),
+    help="Promise a message at least this often: if the nodes get none for longer, they raise the alarm "
+    "publisher-silent. The promise ends when the command ends by itself or is interrupted. Seconds. "
+    "Default: no promise.",
 )
 @option("--compression", type=click.Choice(["none", "zstd"]), default="none", help="Compression of batches.")
 @option(

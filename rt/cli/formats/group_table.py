@@ -1,8 +1,8 @@
 """The groups of a cluster, from what nodes tell of holds and leases, and what `rt groups` shows. Pure.
 
 A position is a hold `GROUP~DIGEST.PARTITION` (`rt.streams.group.partitions`). A member has the lease
-`GROUP/host/MEMBER`, and `GROUP/queue/PARTITION` for each partition that it handles
-(`rt.streams.balancer.lease_balancer`).
+`GROUP/start/MEMBER` while it starts (`rt.streams.group.group`), then `GROUP/host/MEMBER`, and
+`GROUP/queue/PARTITION` for each partition that it handles (`rt.streams.balancer.lease_balancer`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rt.cli.formats.tables import escape, format_age, format_size, table
 from rt.units import parse_rfc3339
 
 _POSITION: Final = re.compile(r"(?P<group>[^~]+)~[0-9a-f]{16}\.(?P<partition>p[0-9]{3})")
-_LEASE: Final = re.compile(r"(?P<group>[^/]+)/(?P<kind>host|queue)/(?P<name>.+)")
+_LEASE: Final = re.compile(r"(?P<group>[^/]+)/(?P<kind>start|host|queue)/(?P<name>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,28 @@ def group_object(group: GroupRow) -> dict[str, Any]:
                 "member": one.member or None,
                 "is_trimmed": one.is_trimmed,
             }
+            for one in group.partitions
+        ],
+    }
+
+
+def reset_lines(group: GroupRow, position: int, *, is_dry_run: bool) -> Iterator[str]:
+    """A line for each partition with its move, and what was done."""
+    rows = [[one.partition, f"{one.position:,}", f"{position:,}"] for one in group.partitions]
+    yield from table(("partition", "from", "to"), rows, right=frozenset({"from", "to"}))
+    yield ""
+    done = f"Reset {len(rows)} positions of {group.name}."
+    yield "Nothing was changed (--dry-run)." if is_dry_run else done
+
+
+def reset_object(group: GroupRow, position: int, *, is_dry_run: bool) -> dict[str, Any]:
+    """The same as a JSON object."""
+    return {
+        "group": group.name,
+        "position": position,
+        "is_dry_run": is_dry_run,
+        "partitions": [
+            {"partition": one.partition, "hold": one.hold, "from": one.position, "to": position}
             for one in group.partitions
         ],
     }

@@ -38,6 +38,7 @@ logger = logging.getLogger("rt.streams.group")
 
 T = TypeVar("T")
 
+_START: Final = "start/"
 _CREATE: Final = "create"
 _CREATE_S: Final = 30.0
 """How long the lease of the member that creates a group lasts, if that member dies meanwhile."""
@@ -83,6 +84,7 @@ class Group:
         self._member: Member | None = None
         self._is_stopped = False
         self._starting: asyncio.Task[int] | None = None
+        self._presence: LeaseRow | None = None
 
     @overload
     def subscribe(self, pattern: str, handler: Callable[[Message], Awaitable[object] | object]) -> None: ...
@@ -144,6 +146,8 @@ class Group:
                 await asyncio.to_thread(reader.close)
         finally:
             handlers.close()
+            if self._presence is not None:
+                await _release(positions, self._presence)
             await positions.close()
             await leases.close()
 
@@ -193,7 +197,13 @@ class Group:
     async def _start(self, partitions: Partitions, calls: LeaseCalls, owner: str) -> int:
         """The least position of the group. Creates the positions that do not exist, under a lease, so that no
         two members give them different ones.
+
+        Another lease, until the partitions have theirs, shows operators that the group has a member: its
+        positions are not reset or deleted after they were read.
         """
+        name = f"{self.name}/{_START}{owner}"
+        (token,) = await calls.acquire(owner, [name], self.options.lease_s)
+        self._presence = LeaseRow(name, owner, token)
         found = partitions.positions((await calls.acknowledge({})).positions)
         if len(found) < len(partitions.queues):
             name = f"{self.name}/{_CREATE}"

@@ -176,6 +176,15 @@ class DamagedSegment:
     is_growing: bool
 
 
+class SilentPublisher(NamedTuple):
+    """A publisher that published nothing for longer than it promised."""
+
+    session: str
+    silent_s: float
+    """As far as this node knows: it counts from its start."""
+    limit_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     stream: str
@@ -198,6 +207,7 @@ class NodeSnapshot:
     configured: frozenset[str] = frozenset()
     """Fields of the replicated configuration that this node's settings set. REST cannot change them."""
     clients: tuple[Client, ...] = ()
+    silent: tuple[SilentPublisher, ...] = ()
     counts: Counts = Counts()
 
     @property

@@ -32,8 +32,8 @@ from sequencer.rest.views.admin_views import (
     reset_report,
 )
 from sequencer.rest.views.context import RequestContext, Response, joined
-from sequencer.state.apply_result import CommandRejected, Outcome, RunFenced, SegmentsTrimmed
-from sequencer.state.commands import Configure, Operation, ReleaseHold, TrimSegments
+from sequencer.state.apply_result import CommandRejected, GroupReset, Outcome, RunFenced, SegmentsTrimmed
+from sequencer.state.commands import Configure, Operation, ReleaseHold, ResetGroup, TrimSegments
 from sequencer.state.session_commands import CloseSession
 from sequencer.state.state import CONFIGURABLE
 
@@ -83,6 +83,14 @@ class TrimReport(Answer):
     holds_overridden: Annotated[list[str], doc("Subscribers whose holds were overridden.")]
 
 
+class ResetGroupReport(Answer):
+    """The positions of a group after a reset."""
+
+    group: Annotated[str, doc("Name of the group.")]
+    position: Annotated[Count | None, doc("Where all its partitions are now. Null: they were deleted.")]
+    holds: Annotated[list[str], doc("Names of the positions.")]
+
+
 class ClosedSession(Answer):
     """A session that is being closed."""
 
@@ -94,6 +102,21 @@ class ClosedSession(Answer):
 async def release_hold(acting: ActionContext) -> Response:
     await acting.run(ReleaseHold(acting.body["name"]))
     return holds(RequestContext(acting.snapshot(), acting.identity))
+
+
+async def reset_group(acting: ActionContext) -> Response:
+    return await _reset_group(acting, acting.body["position"], is_deletion=False)
+
+
+async def delete_group(acting: ActionContext) -> Response:
+    return await _reset_group(acting, 0, is_deletion=True)
+
+
+async def _reset_group(acting: ActionContext, position: int, *, is_deletion: bool) -> Response:
+    group = acting.body["group"]
+    outcome = await acting.run(ResetGroup(group, position, time.time_ns(), is_deletion))
+    assert isinstance(outcome, GroupReset), outcome
+    return Response(ResetGroupReport(group, outcome.position, list(outcome.names)))
 
 
 async def configure(acting: ActionContext) -> Response:
@@ -187,6 +210,30 @@ ACTIONS: Final[tuple[Action, ...]] = (
         release_hold,
         (hold_of("name", "Name of the hold: of a subscriber, or of a group's position."),),
         list[HoldReport],
+    ),
+    Action(
+        "/reset-group",
+        "Moves all positions of a group, also back, but not before the first message that is kept. Refused "
+        "while it has members.",
+        reset_group,
+        (
+            name_of("group", "Name of the group.", "group"),
+            whole(
+                "position",
+                "The next position for all its partitions.",
+                low=0,
+                high=NUMBER_MAX - 1,
+                is_required=True,
+            ),
+        ),
+        ResetGroupReport,
+    ),
+    Action(
+        "/delete-group",
+        "Deletes all positions of a group. Refused while it has members.",
+        delete_group,
+        (name_of("group", "Name of the group.", "group"),),
+        ResetGroupReport,
     ),
     Action(
         "/close-session",

@@ -17,6 +17,7 @@ from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.rest.views.push_stalls import stall_texts, stalls_of
+from sequencer.rest.views.silent_publishers import silence_texts
 from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
 
 _MEND: Final = {
@@ -217,6 +218,8 @@ def _of_lags(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
     stalls = stalls_of(node)
     for text in stall_texts(stalls, node.node):
         yield Alarm("push-stuck", "warning", text)
+    for text in silence_texts(node):
+        yield Alarm("publisher-silent", "warning", text)
     stuck = {client.session for client, _ in stalls}
     for client in node.clients:
         late_s = client.lag_ns / NS_PER_S

@@ -1,7 +1,7 @@
 """Sessions, dedup ids and connected clients. Pure.
 
-Sessions come from the replicated state, so all nodes answer the same, except `isConnected`. Clients are those
-of this node.
+Sessions come from the replicated state, so all nodes answer the same, except `isConnected` and
+`silentSeconds`. Clients are those of this node.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ class SessionReport(Answer):
         Count, doc("Runs that were closed without their last messages, which are lost.")
     ]
     is_connected: Annotated[bool, doc("Whether its publisher is connected to this node.")]
+    max_silence_seconds: Annotated[
+        Amount, doc("Its publisher promised a message at least this often. 0: it promised nothing.")
+    ]
+    silent_seconds: Annotated[
+        Amount, doc("It has given none for this long, if that is longer, as far as this node knows. Else 0.")
+    ]
 
 
 def sessions(asked: RequestContext) -> Response:
@@ -62,10 +68,12 @@ def sessions(asked: RequestContext) -> Response:
         for _, one in sorted(joined(asked.node).sessions.items())
         if asked.query.get("name", one.name) == one.name
     ]
-    return Response([_session(one, connected) for one in page(found, asked.query)])
+    silent = {one.session: one.silent_s for one in asked.node.silent}
+    return Response([_session(one, connected, silent) for one in page(found, asked.query)])
 
 
-def _session(session: Session, connected: set[str | None]) -> SessionReport:
+def _session(session: Session, connected: set[str | None], silent: Mapping[str, float]) -> SessionReport:
+    is_promising = session.silence_ms_max and not session.is_superseded
     return SessionReport(
         id=session.id,
         name=session.name,
@@ -79,6 +87,8 @@ def _session(session: Session, connected: set[str | None]) -> SessionReport:
         last_merged_run=-1 if session.done is None else session.done[0],
         runs_cut_short=session.runs_cut_short,
         is_connected=session.name in connected and not session.is_superseded,
+        max_silence_seconds=session.silence_ms_max / 1000 if is_promising else 0,
+        silent_seconds=round(silent.get(session.name, 0), 1) if is_promising else 0,
     )
 
 

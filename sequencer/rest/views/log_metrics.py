@@ -139,6 +139,12 @@ def of_publishers(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]
         ("reason",),
         {(reason,): reasons.count(reason) for reason in get_args(StallReason)},
     )
+    yield number(
+        "rt_silent_publishers",
+        "Publishers that published nothing for longer than they promised (max_silence).",
+        len(node.silent),
+        unit="publishers",
+    )
     yield Metric("rt_fsync_seconds", "Duration of fsync of session copies.", (), {(): counts.syncs})
 
 

@@ -15,6 +15,7 @@ from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment_table import TrimReason
 from rt.names import LEASE_NAME_BYTES_MAX
+from rt.units import SILENCE_MS_END
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state.command_codec import decode_command, encode_command, reset_of
 from sequencer.state.commands import (
@@ -30,6 +31,7 @@ from sequencer.state.commands import (
     MergeRange,
     ReleaseHold,
     ResetCluster,
+    ResetGroup,
     RestoreDisk,
     Roll,
     SubmitRequest,
@@ -48,6 +50,7 @@ from sequencer.state.session_commands import (
     CloseSession,
     FenceRun,
     Forget,
+    LimitSilence,
     OpenRun,
     OpenSealedRuns,
     SealedRun,
@@ -83,8 +86,12 @@ EXAMPLES: list[Command] = [
     HoldPosition("reader", 1234, 1_700_000_000_000_000_000),
     HoldPosition("reader", 0, 0),
     ReleaseHold("reader"),
+    ResetGroup("workers", 1234, 1_700_000_000_000_000_000),
+    ResetGroup("workers", 0, 1, True),
     CloseSession("feed~backup"),
     Forget((7, 3)),
+    LimitSilence(7, 3, 60_000),
+    LimitSilence(7, 0, 0),
     SubmitRequest(b"Q" * 16, 1, CloseSession("feed")),
     SubmitRequest(b"Q" * 16, 1_700_000_000_000_000_000, Configure(retention_bytes=0)),
     SubmitRequest(b"Q" * 16, 1, TrimSegments(0, TrimReason.REQUEST, 1)),
@@ -165,6 +172,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(FenceRun, UINT32, st.integers(0, 5), LATER),
     st.builds(CloseSession, SESSIONS),
     st.builds(Forget, st.lists(UINT32, min_size=1, max_size=5).map(tuple)),
+    st.builds(LimitSilence, UINT32, UINT32, st.integers(0, SILENCE_MS_END - 1)),
     st.builds(
         CloseRun,
         UINT32,
@@ -385,9 +393,15 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: HoldPosition("a", NUMBER_MAX, 0),
         lambda: HoldPosition("a", 0, -1),
         lambda: ReleaseHold(""),
+        lambda: ResetGroup("a/b", 0, 0),
+        lambda: ResetGroup("a", NUMBER_MAX, 0),
+        lambda: ResetGroup("a", 0, -1),
         lambda: CloseSession("a/b"),
         lambda: Forget(()),
         lambda: Forget((1,) * 1025),
+        lambda: LimitSilence(1, 2**32, 1),
+        lambda: LimitSilence(1, 0, -1),
+        lambda: LimitSilence(1, 0, SILENCE_MS_END),
         lambda: Configure(sessions_max=0),
         lambda: Configure(sessions_per_name_max=0),
         lambda: ResetCluster(False, 0, 0, b"R" * 16),
@@ -412,7 +426,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: ExpireLeases(()),
         lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(71),
+    ids=range(77),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

@@ -1,0 +1,70 @@
+"""Takes a publisher's promise (`max_silence`), and its end, from its directory to the cluster.
+
+For one event loop. The file `.max-silence` says what the publisher promised last: see
+`rt.sidecar.silence_file`. Each stream states it to its node until one node answers that it is committed, or
+that its run is over. A file that is gone after it was stated, here or by an earlier client, means that the
+publisher was closed in order. The client ends only when a node has answered that: otherwise the cluster would
+wait for a publisher that nobody expects.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from replicator.protocol.handshake import PushStart, SilenceLimit
+from rt.errors import RtError
+from rt.log.disk import Disk
+from rt.sidecar.silence_file import read_silence_limit
+
+logger = logging.getLogger("replicator")
+
+
+class SilencePromise:
+    """The promise of the session in `path`, as its streams share it."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._stated: SilenceLimit | None = None
+        """What a node was told last, by this client or an earlier one."""
+        self._settled: SilenceLimit | None = None
+        self._is_supported = False
+        self._warned = ""
+
+    def on_start(self, start: PushStart) -> None:
+        """A node accepted the session, and says what is committed."""
+        if start.silence_limit is not None:
+            self._is_supported = True
+            if start.silence_limit != self._settled:
+                self._settled = None  # A forced reset may have lost it.
+            if start.silence_limit.milliseconds and self._stated is None:
+                self._stated = start.silence_limit
+
+    def state(self) -> SilenceLimit | None:
+        """What to tell a node now; None: nothing, or a node has answered it."""
+        self._stated = self._unsettled() or self._stated
+        return self._unsettled()
+
+    def settle(self, limit: SilenceLimit) -> None:
+        """A node answered."""
+        self._settled = limit
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to tell, or no node can be told."""
+        return not self._is_supported or self._unsettled() is None
+
+    def _unsettled(self) -> SilenceLimit | None:
+        try:
+            written = read_silence_limit(self._disk, self._path)
+        except RtError as error:
+            if str(error) != self._warned:
+                self._warned = str(error)
+                logger.warning("silence_limit_not_read path=%s reason=%s", self._path, error)
+            return None
+        if written is not None:
+            limit = SilenceLimit(*written)
+        elif self._stated is not None:
+            limit = SilenceLimit(self._stated.run, 0)
+        else:
+            return None
+        return None if limit == self._settled else limit

@@ -1,0 +1,102 @@
+"""Commits what publishers promise (`max_silence`), and measures which are silent for longer.
+
+For one event loop. Invariants:
+- That a publisher promised, and that it was closed in order, are facts of the replicated state: see
+  `sequencer.state.run_lifecycle`. Only the time of silence is measured by each node for itself.
+- Time counts only while the node knows a leader and its process runs. So neither an election nor a node that
+  was cut off or paused makes a publisher silent.
+- A node that starts knows nothing of the time before: it reports a publisher one limit after its start.
+- Without promises there is no work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from replicator.protocol.handshake import PushHello, SilenceLimit
+from sequencer.ipc.silence import SilenceDetector
+from sequencer.ipc.state_follower import StateFollower
+from sequencer.rest.base.node_snapshot import SilentPublisher
+from sequencer.state.command_codec import encode_command
+from sequencer.state.run_lifecycle import is_promise_settled
+from sequencer.state.session_commands import LimitSilence
+from sequencer.state.state import Session
+
+GRACE_S: Final = 4.0
+"""A message may take so long from its publisher to here: a program that publishes as often as it promised
+raises no alarm."""
+PROPOSE_AGAIN_S: Final = 1.0
+"""A command that is not applied after this time may have been lost. A peer cannot cause more of them."""
+
+
+class _Silence:
+    def __init__(self) -> None:
+        self.detector = SilenceDetector()
+        self.merged: object = None
+        """How far the session is merged."""
+        self.received_ns = 0
+
+
+class PublisherSilence:
+    """Call `update` about once a second. `propose` sends an encoded command to the leader."""
+
+    def __init__(self, follower: StateFollower, propose: Callable[[bytes], None]) -> None:
+        self._follower, self._propose = follower, propose
+        self._silences: dict[int, _Silence] = {}
+        """By id of the session."""
+        self._proposed_s: dict[int, float] = {}
+
+    def commit(self, hello: PushHello, limit: SilenceLimit) -> SilenceLimit | None:
+        """Have a limit committed. Returns it when nothing is left to commit; None: state it again later."""
+        state = self._follower.joined_state
+        session = state.session_of(hello.session)
+        if session is None or session.incarnation != hello.incarnation:
+            key = hello.session, hello.incarnation
+            return limit if key in state.by_incarnation or key in state.forgotten else None
+        if is_promise_settled(session, limit.run, limit.milliseconds):
+            return limit
+        now_s = asyncio.get_running_loop().time()
+        is_due = now_s >= self._proposed_s.get(session.id, 0.0) + PROPOSE_AGAIN_S
+        if session.last_run == limit.run and is_due:
+            self._proposed_s[session.id] = now_s
+            self._propose(encode_command(LimitSilence(session.id, limit.run, limit.milliseconds)))
+        return None
+
+    def update(self, now_s: float, get_received_ns: Callable[[], Mapping[str, int]]) -> None:
+        """`get_received_ns` returns, by session, when bytes of it were last received here."""
+        if self._proposed_s:
+            recent = self._proposed_s.items()
+            self._proposed_s = {one: at for one, at in recent if now_s < at + PROPOSE_AGAIN_S}
+        state = self._follower.state
+        if state is None or not (state.promising or self._silences):
+            return
+        is_led = bool(self._follower.standing.leader)
+        received_ns = get_received_ns()
+        silences = {one: self._silences.get(one) or _Silence() for one in state.promising}
+        for session_id, silence in silences.items():
+            session = state.sessions[session_id]
+            merged = session.last_run, session.consumed, session.done
+            received = received_ns.get(session.name, 0)
+            silence.detector.update(now_s)
+            if not is_led or merged != silence.merged or received > silence.received_ns:
+                silence.detector.record_message()
+            silence.merged, silence.received_ns = merged, max(received, silence.received_ns)
+        self._silences = silences
+
+    def silent(self) -> tuple[SilentPublisher, ...]:
+        """The publishers that are silent for longer than they promised, by session."""
+        state = self._follower.state
+        if state is None:
+            return ()
+        known = ((state.sessions.get(one), silence) for one, silence in self._silences.items())
+        found = (_silent(session, silence) for session, silence in known if session is not None)
+        return tuple(sorted((one for one in found if one is not None), key=lambda one: one.session))
+
+
+def _silent(session: Session, silence: _Silence) -> SilentPublisher | None:
+    limit_s, silent_s = session.silence_ms_max / 1000, silence.detector.silent_s
+    if not limit_s or silent_s < limit_s + GRACE_S:
+        return None
+    return SilentPublisher(session.name, silent_s, limit_s)
