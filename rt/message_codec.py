@@ -61,6 +61,7 @@ class MessageCodec(Generic[_Value]):
         # Most fields are scalars, which are copied together.
         self._names, self._places = tuple(scalars), tuple(scalars.values())
         self._get_names, self._get_places = _getter(self._names), _getter(self._places)
+        self._is_in_order = self._names == _names(kind)
 
     def encode(self, value: _Value) -> dict[str, Any]:
         """The arguments that make the message."""
@@ -71,6 +72,8 @@ class MessageCodec(Generic[_Value]):
 
     def decode(self, message: Any) -> _Value:
         """The value, which checks itself when it is made."""
+        if self._is_in_order:
+            return self.kind(*self._get_places(message))
         values = dict(zip(self._names, self._get_places(message), strict=True))
         for name, field in self._others:
             values[name] = field.decode(message)

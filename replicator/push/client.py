@@ -123,7 +123,12 @@ class PushClient:
             )
             opened.callback(lock.close)
             watched = opened.enter_context(self._hub.watching(self.directory))
-            self._source = log = SessionSource(self.directory, self._stream, disk=self._disk)
+            self._source = log = SessionSource(
+                self.directory,
+                self._stream,
+                listen=lambda to_writes: self._hub.listen(watched, to_writes=to_writes),
+                disk=self._disk,
+            )
             opened.callback(log.close)
             if self._is_finishing:
                 log.wake(is_last=True)

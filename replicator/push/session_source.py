@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 
 from replicator.protocol.epoch_check import check_epoch, check_line
@@ -46,9 +47,19 @@ _MAGIC = b"RTCLUSTR"
 
 
 class SessionSource:
-    """One incarnation of a session. For one event loop; the caller holds the push client's lock."""
+    """One incarnation of a session. For one event loop; the caller holds the push client's lock.
 
-    def __init__(self, path: str, stream: str, *, disk: Disk = REAL) -> None:
+    `listen` says whether `wake` must be called for each write.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        stream: str,
+        *,
+        listen: Callable[[bool], None] = lambda _: None,
+        disk: Disk = REAL,
+    ) -> None:
         self.path = path
         self.disk = disk
         identity = read_identity(disk, path)
@@ -67,7 +78,9 @@ class SessionSource:
         """Set when a node refused the session; after `is_ending` also when there may be nothing left."""
         self.ending = asyncio.Event()
         """Set when the publisher has ended: what is there now is all."""
-        self._pacer = SendPacer(self._start_round, self._waiting_bytes, asyncio.get_running_loop())
+        self._pacer = SendPacer(
+            self._start_round, self._waiting_bytes, asyncio.get_running_loop(), listen=listen
+        )
         self._changed: list[asyncio.Event] = []
         self._sent: dict[str, LogOffset] = {}  # Up to where each running stream has sent, by its node.
         self._epoch = 0  # The latest epoch of a node: see `rt.cluster_epoch`.

@@ -4,6 +4,8 @@ Invariants:
 - A reader that takes `version`, then reads the directory, then awaits `changed(version)`, misses no change.
 - Waiting costs nothing until something changes. But if the system has no inotify instance or watch left, the
   directory is polled.
+- The only user of a directory may stop listening to writes for a while: then only files that appear,
+  disappear or are renamed are changes.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class WatchedDirectory:
         self.path = path
         self.version = 0
         self.users = 0
+        self.watch: int | None = None  # None if it is polled.
         self._changed = asyncio.Event()
         self._poll_state: LogPoll | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,6 +86,8 @@ class WatchHub:
         watched = self._watched.get(path)
         if watched is None:
             watched = self._start(path)
+        else:
+            self.listen(watched, to_writes=True)
         watched.users += 1
         try:
             yield watched
@@ -94,6 +99,30 @@ class WatchHub:
     def wake(self, path: str) -> None:
         if path in self._watched:
             self._watched[path].mark_changed()
+
+    def listen(self, watched: WatchedDirectory, *, to_writes: bool) -> None:
+        """Whether writes to files are changes. They stay so if the directory has another user, or is polled.
+
+        The caller looks for itself for what was written before it listens again.
+        """
+        watch = watched.watch
+        if watch is None or watch not in self._by_watch or self._inotify is None:
+            return
+        if not to_writes and (watched.users > 1 or len(self._by_watch[watch]) > 1):
+            return
+        mask = flags.ONLYDIR | (_CHANGES if to_writes else _CHANGES & ~flags.MODIFY)
+        try:
+            found = self._inotify.add_watch(watched.path, mask)  # Of the same directory it changes the watch.
+        except OSError:
+            watched.mark_changed()  # It was removed: its user finds out.
+            return
+        if found == watch:
+            return
+        watched.mark_changed()  # It was replaced by another directory.
+        if found in self._by_watch:
+            self._inotify.add_watch(watched.path, _CHANGES | flags.ONLYDIR)
+        else:
+            self._inotify.rm_watch(found)
 
     def _start(self, path: str) -> WatchedDirectory:
         watched = WatchedDirectory(path)
@@ -116,6 +145,7 @@ class WatchHub:
             asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read_events)
         watch = self._inotify.add_watch(watched.path, _CHANGES | flags.ONLYDIR)
         self._by_watch.setdefault(watch, []).append(watched)
+        watched.watch = watch
 
     def _stop(self, watched: WatchedDirectory) -> None:
         watched.close()

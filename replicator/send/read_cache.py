@@ -10,6 +10,7 @@ Streams at the same offset stay together. Reads end at the same offsets wherever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from replicator.protocol.codec import encode_push_request
@@ -38,10 +39,18 @@ class ReadCache:
         self._encoded: dict[tuple[LogOffset, int], bytes] = {}
         self._encoded_bytes = 0
         self._sizes: dict[SegmentId, int] = {}
+        self._table_head: tuple[bytes | None] | None = None  # None: not read in this round.
 
     def start_round(self) -> None:
-        """Forget the sizes of segments, so that new bytes are seen."""
+        """Forget the sizes of segments and the table, so that what is new is seen."""
         self._sizes.clear()
+        self._table_head = None
+
+    def table_head(self, read: Callable[[], bytes | None], *, is_fresh: bool) -> bytes | None:
+        """The first bytes of the table when a stream last needed them in this round, or now if `is_fresh`."""
+        if self._table_head is None or is_fresh:
+            self._table_head = (read(),)
+        return self._table_head[0]
 
     def size(self, segment: SegmentId, file: File) -> int:
         """The size of a segment when a stream first asked in this round."""

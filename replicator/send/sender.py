@@ -69,7 +69,7 @@ class Sender:
         self._run_number: int | None = None
         self._trimmed: LogTrimmed | None = None
         with storage_errors(self.path, "opening a log to send it"):
-            self._view = SourceView(disk, self.path)
+            self._view = SourceView(disk, self.path, shared)
 
     @property
     def identity(self) -> LogIdentity:
@@ -135,9 +135,9 @@ class Sender:
             return self._open_next(found)
         return self._at_end(self._reader, found)
 
-    def _poll(self, found: list[Item]) -> bool:
+    def _poll(self, found: list[Item], *, is_fresh: bool = False) -> bool:
         """Whether the table changed. Trims of a merged log that it shows are emitted at once."""
-        if not self._view.poll():
+        if not self._view.poll(is_fresh=is_fresh):
             return False
         if self.identity.kind is not LogKind.SESSION:
             trimmed = self._view.trimmed()
@@ -246,7 +246,7 @@ class Sender:
 
     def _check_missing(self, segment: SegmentId, found: list[Item], error: OSError | None = None) -> bool:
         """A segment is missing: `rt.Corrupt` unless the table now says that it was trimmed."""
-        if self._poll(found) or self._view.is_trimmed(segment):
+        if self._poll(found, is_fresh=True) or self._view.is_trimmed(segment):
             return True
         raise Corrupt(
             "a segment that was not trimmed is missing",

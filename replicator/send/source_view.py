@@ -13,6 +13,7 @@ from bisect import bisect_left
 from operator import attrgetter
 
 from replicator.protocol.messages import LogTrimmed
+from replicator.send.read_cache import ReadCache
 from rt.errors import Corrupt
 from rt.log.disk import Disk
 from rt.log.format.segment import SegmentId
@@ -28,16 +29,21 @@ _TABLE_HEAD_BYTES = 64
 class SourceView:
     """The segments of one directory. `rt.LogNotFound` if there is no log; `OSError` as the disk raises it."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, cache: ReadCache | None = None) -> None:
         self.path = path
         self._disk = disk
+        self._cache = cache
         self.identity: LogIdentity = read_identity(disk, path)
         self.table: SegmentTable | None = None
         self._head: bytes | None = b""
 
-    def poll(self) -> bool:
-        """Whether the table has changed since the last poll. Call it once before anything else."""
-        head = self._read_head()
+    def poll(self, *, is_fresh: bool = False) -> bool:
+        """Whether the table has changed since the last poll. Call it once before anything else.
+
+        With a cache, views of one round see the table that the first one saw, except if `is_fresh`.
+        """
+        cache = self._cache
+        head = self._read_head() if cache is None else cache.table_head(self._read_head, is_fresh=is_fresh)
         if head == self._head:
             return False
         self._head = head

@@ -12,6 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Final
 
 from rt.client.session_log import SessionLog
 from rt.client.settings import PublisherSettings
@@ -28,6 +31,11 @@ from rt.log.write.batcher import (
 )
 
 logger = logging.getLogger("rt.client.publisher")
+
+PAUSE_SECONDS_MIN: Final = 0.01
+PAUSE_LINGERS: Final = 10
+"""After this number of times `linger_ms` without a write, more messages are not expected soon enough to wait
+for them."""
 
 
 class BatchWriter:
@@ -54,6 +62,10 @@ class BatchWriter:
         self._batch_bytes = settings.batch_bytes
         self._lock = lock
         self._wake = wake
+        self._written_s = monotonic()
+        self._pause_s = max(PAUSE_SECONDS_MIN, PAUSE_LINGERS * settings.linger_ms / 1000)
+        if settings.fsync == "batch":
+            self._pause_s = inf  # A call that collects a message does not wait for a sync.
 
     @property
     def has_ended(self) -> bool:
@@ -80,6 +92,20 @@ class BatchWriter:
         if not self.batch.has_room(topic, size, self._batch_bytes, headers):
             self.write_batch()
         return self.batch, self.batch.add_topic(topic) | self.batch.add_headers(headers)
+
+    def start_lingering(self) -> None:
+        """The pending batch has got its first messages. After a pause write them at once, else have them
+        written when they have lingered.
+
+        On `rt.DiskFull` they stay pending, and the next call raises it.
+        """
+        if monotonic() - self._written_s >= self._pause_s:
+            try:
+                self.write_batch()
+            except DiskFull:
+                self._wake()
+        else:
+            self._wake()
 
     def add_each(
         self, values: list[bytes], topic: str, stamps: list[int], headers: list[Headers], first: int
@@ -111,8 +137,10 @@ class BatchWriter:
                     done = self.batch.first - first
             if done < len(many.values):
                 batch, index = self.make_room(many.topic, many.cost(done))
+                is_first = not batch.values
                 batch.add_many(*many.rest(done), index, many.cost(done))
-                self._wake()
+                if is_first:
+                    self.start_lingering()
         except DiskFull as error:
             error.accepted = range(first, self.batch.end)
             raise
@@ -204,6 +232,7 @@ class BatchWriter:
                 self._log.schedule_sync()
             raise
         self.pending_error = None
+        self._written_s = monotonic()
         self._log.schedule_sync()
 
 

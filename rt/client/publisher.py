@@ -77,10 +77,11 @@ class Publisher:
     `<path>/<stream>/sessions/<session>`. Each opening starts a new run with the next message number.
     Publishers that send the same messages under the same numbers share a `dedup_id`.
 
-    Messages are collected into batches of up to `batch_bytes`. A batch is written when it is full or
-    `linger_ms` old. Segments roll at `roll_bytes`. `fsync` says when written batches are synced besides
-    `flush`: after each ("batch"), at least every 100 ms ("interval"), or when a segment is sealed ("never").
-    `compression` is None or "zstd".
+    Messages are collected into batches of up to `batch_bytes`, or a 16th more for the rest of a
+    `publish_many`. A batch is written when it is full or `linger_ms` old, and the first one after a pause at
+    once. Segments roll at `roll_bytes`. `fsync` says when written batches are synced besides `flush`: after
+    each ("batch"), at least every 100 ms ("interval"), or when a segment is sealed ("never"). `compression`
+    is None or "zstd".
 
     With `endpoints` ("host:port" of each node) and `tls`, a separate process, shared by publishers, pushes
     the session to the nodes. It continues after this process has ended, until all is pushed. A sealed segment
@@ -245,7 +246,7 @@ class Publisher:
             batch.bytes += size
             count = len(values)
             if count == 1:
-                self._wake.put(None)
+                writer.start_lingering()
             return batch.first + count - 1
 
     def publish_many(

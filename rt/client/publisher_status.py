@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -168,6 +169,8 @@ class PublisherMonitor:
         """The next numbers of `run`, which began at `first`, to be replicated and merged."""
         if self.replication is None:
             return first, first
+        with contextlib.suppress(OSError):
+            self.replication.poll()  # It is read for nobody else as often as it is written.
         replicated, merged = self.replication.replicated, self.replication.merged
         return (
             max(replicated.number, first) if replicated.run == run else first,

@@ -38,7 +38,7 @@ logger = logging.getLogger("rt.client.publisher")
 
 WaitLevel: TypeAlias = Literal["replicated", "merged"]
 OnProgress: TypeAlias = Callable[[ProgressRecord], None]
-"""Called with each new record, in the thread that polls for all publishers. It must not block."""
+"""Called with each new record, in any thread, by one at a time. It must not block."""
 
 SILENT_SECONDS: Final = 2.0
 """How long `linger` waits before it logs for what."""
@@ -82,6 +82,9 @@ class WaitHandle:
         self._notifier: MergeNotifier | None = None
         self._is_leaving = False
         self._record = ProgressRecord(incarnation, NO_LEVEL, NO_LEVEL)
+        self._reading = threading.Lock()
+        """Held while the file is read and its record is noted, so that no older one comes after it. Lock
+        order: this, then `_changed`."""
         self._data = b""
         """The record that was read last."""
         path = os.path.join(directory, PROGRESS_FILE)
@@ -215,7 +218,8 @@ class WaitHandle:
 
     def disown(self) -> None:
         """In a forked child: the push processes belong to the parent."""
-        self._changed, self._pushing = threading.Condition(), push_pool.shared()
+        self._changed, self._reading = threading.Condition(), threading.Lock()
+        self._pushing = push_pool.shared()
         if not self._is_leaving:
             self._is_leaving = True
             self.release()
@@ -237,8 +241,16 @@ class WaitHandle:
     def is_awaited(self) -> bool:
         return self._waiting > 0
 
+    @property
+    def is_heard(self) -> bool:
+        return bool(self._listeners)
+
     def poll(self) -> bool:
-        """Read `.progress`. Returns whether it changed."""
+        """Read `.progress`. Returns whether it changed. In any thread."""
+        with self._reading:
+            return self._fd >= 0 and self._poll()
+
+    def _poll(self) -> bool:
         data = os.pread(self._fd, PROGRESS_BYTES, 0)
         if data == self._data:
             return False
@@ -269,7 +281,9 @@ class WaitHandle:
             self._notify()
 
     def release(self) -> None:
-        os.close(self._fd)
+        with self._reading:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
     def _note(self, record: ProgressRecord | None) -> bool:
         """Record the progress if it is of this incarnation. Returns whether it is new."""

@@ -1,7 +1,8 @@
 """The push processes of this process's publishers, and the one thread that supervises them.
 
 The thread also reads the sessions' `.progress` files: at once if a call waits for one, else all that were
-written within `GATHER_SECONDS` together. It ends when no process is left, and starts again with the next
+written within `GATHER_SECONDS` together, or `UNHEARD_SECONDS` if no function is called with the progress. It
+ends when no process is left, and starts again with the next
 publisher.
 
 Invariants:
@@ -32,7 +33,9 @@ from rt.sidecar.push_protocol import PushReported, PushRequested
 logger = logging.getLogger("rt.client.publisher")
 
 GATHER_SECONDS: Final = 0.01
-"""How old `replicated` and `merged` may be while no call waits: each read takes time from publishers."""
+"""How late a function learns of progress while no call waits: each read takes time from publishers."""
+UNHEARD_SECONDS: Final = 0.1
+"""How late merged segments are deleted, if nothing else depends on the progress."""
 _EXIT_SECONDS: Final = 5.0
 """Longest time that the exit of the interpreter waits until the push processes have their requests."""
 
@@ -43,6 +46,10 @@ class Follower(Protocol):
     @property
     def is_awaited(self) -> bool:
         """Whether a call waits for its progress."""
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a function is called with its progress."""
 
     @property
     def directory(self) -> str: ...
@@ -227,11 +234,15 @@ class PushPool:
                 self._written.discard(number)
                 self._poll_one(number)
                 if is_due:
-                    self._poll_written_at = now + GATHER_SECONDS
+                    self._poll_written_at = now + self._gather_seconds()
         if self._watch.polled and now >= self._poll_unwatched_at:
             are_changed = [self._poll_one(number) for number in self._watch.polled]
             self._watch.pace.record(is_changed=any(are_changed))
             self._poll_unwatched_at = now + self._watch.pace.seconds
+
+    def _gather_seconds(self) -> float:
+        is_heard = any(follower.is_heard for follower in self._followers.values())
+        return GATHER_SECONDS if is_heard else UNHEARD_SECONDS
 
     def _poll_one(self, number: int) -> bool:
         follower = self._followers[number]

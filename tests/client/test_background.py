@@ -72,7 +72,7 @@ class FakeFollower:
         self.path = directory / PROGRESS_FILE
         self.path.write_bytes(b"")
         self.directory = str(directory)
-        self.is_awaited = False
+        self.is_awaited = self.is_heard = False
         self.seen: list[bytes] = []
         self.reports: list[PushReported] = []
         self.is_released = False

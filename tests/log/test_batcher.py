@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.log.format.batch import BatchDraft
+from rt.log.format.constants import BATCH_BYTES_MAX
 from rt.log.format.headers import SETS_MAX
 from rt.log.scan.header_table import read_headers
-from rt.log.write.batcher import MESSAGE_COST_BYTES, TOPIC_COST_BYTES, BulkMessages, PendingBatch
+from rt.log.write.batcher import (
+    MESSAGE_COST_BYTES,
+    TOPIC_COST_BYTES,
+    BulkMessages,
+    PendingBatch,
+    rest_bytes,
+)
 
 BATCH_BYTES = 4096
 TOPICS = st.sampled_from(["", "a", "trade" * 40])
@@ -54,14 +61,47 @@ def test_cut_values_follow_the_pending_ones_in_order_and_fill_their_batch(
     wanted = before + [(value, 1000 + number, topic) for number, value in enumerate(values)]
     assert [message for draft in drafts for message in messages(draft)] == wanted[: len(before) + done]
     assert not (after is batch and batch.values)
+    for draft in drafts:
+        cost_bytes = sum(len(value) + MESSAGE_COST_BYTES for value, _, _ in messages(draft))
+        assert draft.message_count == 1 or cost_bytes <= BATCH_BYTES + rest_bytes(BATCH_BYTES)
     if done < len(values):
         assert many.cost(done) <= BATCH_BYTES
     if before:
         joined = len(messages(drafts[0])) - len(before)
         cost = 0 if topic in batch.topics else len(topic) + TOPIC_COST_BYTES
         room = BATCH_BYTES - held_bytes - cost
-        assert joined == 0 or many.cost(0) - many.cost(joined) <= room
+        is_whole = joined == len(values) and many.cost(0) <= room + rest_bytes(BATCH_BYTES)
+        assert joined == 0 or is_whole or many.cost(0) - many.cost(joined) <= room
         assert joined == len(values) or many.cost(0) - many.cost(joined + 1) > room
+
+
+def cut(sizes: list[int], *, after: PendingBatch, batch_bytes: int) -> list[int]:
+    """How many messages each batch has; the rest is not cut."""
+    many = BulkMessages([bytes(size) for size in sizes], "", np.zeros(len(sizes), np.int64))
+    return [
+        draft.message_count
+        for draft in many.cut(0, after=after, batch_bytes=batch_bytes, together_bytes=2**30)
+    ]
+
+
+def test_calls_with_as_many_bytes_of_values_as_a_batch_make_a_batch_each() -> None:
+    sizes = [1024] * 256
+    assert cut(sizes, after=PendingBatch(0), batch_bytes=2**18) == [256]
+    few = PendingBatch(0)
+    few.add_many([bytes(10)], [0], few.add_topic(""), 10 + MESSAGE_COST_BYTES)
+    assert cut(sizes, after=few, batch_bytes=2**18) == [257]
+    assert cut(sizes * 3, after=PendingBatch(0), batch_bytes=2**18) == [251, 251, 266]
+
+
+def test_a_rest_that_is_larger_is_collected() -> None:
+    assert cut([1024] * 270, after=PendingBatch(0), batch_bytes=2**18) == [251]
+
+
+def test_no_batch_exceeds_what_every_reader_accepts() -> None:
+    assert rest_bytes(BATCH_BYTES_MAX) == 0
+    size = 2**16 - MESSAGE_COST_BYTES
+    count, *_ = cut([size] * 257, after=PendingBatch(0), batch_bytes=BATCH_BYTES_MAX)
+    assert count * 2**16 < BATCH_BYTES_MAX
 
 
 def test_as_many_different_headers_as_a_batch_may_have_are_accepted_beside_a_message_without_any() -> None:

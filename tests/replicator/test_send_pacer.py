@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from replicator.protocol.messages import LogOffset
-from replicator.push.send_pacer import FULL_BYTES, QUIET_SECONDS, WAIT_SECONDS_MAX, SendPacer
+from replicator.push.send_pacer import (
+    CHECK_SECONDS,
+    FULL_BYTES,
+    QUIET_SECONDS,
+    SMALL_BYTES,
+    SMALL_ROUNDS_MIN,
+    WAIT_SECONDS_MAX,
+    SendPacer,
+)
 
 
 class _Timer:
@@ -41,6 +49,10 @@ class Clock:
     def call_later(self, delay: float, act: Callable[[], None]) -> _Timer:
         return self.call_at(self.now + delay, act)
 
+    @property
+    def pending(self) -> int:
+        return sum(not timer.is_cancelled for timer in self._timers)
+
     def advance(self, seconds: float) -> None:
         until = self.now + seconds
         while self._timers and self._timers[0].at <= until:
@@ -57,15 +69,31 @@ class Paced:
     def __init__(self) -> None:
         self.clock = Clock()
         self.looks = 0
+        self.sent = 1000
         loop: Any = self.clock
-        self.rounds = SendPacer(self._look, lambda _: self.waiting, loop)
+        self.rounds = SendPacer(self._look, lambda _: self.waiting, loop, listen=self._listen)
         self.waiting: int | None = 100
+        self.listens = True
 
     def want(self, *, is_urgent: bool = False) -> None:
         self.rounds.request(is_urgent=is_urgent)
 
+    def send(self, *, round_bytes: int = 1) -> None:
+        """A round of this size is sent, and not merged yet."""
+        if self.listens:
+            self.want()
+        self.sent += round_bytes
+        self.rounds.record_sent(at(self.sent))
+
+    def merge(self) -> None:
+        self.rounds.record_merged(at(self.sent))
+
     def _look(self) -> None:
         self.looks += 1
+
+    def _listen(self, to_writes: bool) -> None:
+        assert to_writes is not self.listens, "told twice"
+        self.listens = to_writes
 
 
 def at(offset: int) -> LogOffset:
@@ -154,3 +182,103 @@ def test_behind_close_nothing_is_looked_at(paced: Paced) -> None:
     paced.rounds.record_merged(at(1000))
     paced.clock.advance(100)
     assert paced.looks == 1
+
+
+@pytest.fixture
+def slow(paced: Paced) -> Paced:
+    """Small rounds followed each other, and one is on its way: nobody listens. `looks` counts from now on."""
+    paced.waiting = 0
+    paced.merge()  # The first small one.
+    for _ in range(1, SMALL_ROUNDS_MIN):
+        paced.send()
+        assert paced.listens
+        paced.merge()
+    paced.send()
+    assert not paced.listens
+    paced.looks = 0
+    return paced
+
+
+def test_what_was_written_unheard_is_looked_at_when_the_round_is_merged(slow: Paced) -> None:
+    slow.waiting = 100
+    slow.merge()
+    assert (slow.looks, slow.listens) == (1, False)
+    slow.send()
+    slow.merge()
+    assert (slow.looks, slow.listens) == (2, False)
+
+
+def test_one_listens_again_when_a_round_is_merged_and_nothing_waits(slow: Paced) -> None:
+    slow.waiting = 0
+    slow.merge()
+    assert (slow.looks, slow.listens) == (0, True)
+    slow.want()
+    assert slow.looks == 1
+
+
+def test_bytes_written_just_before_one_listens_again_are_looked_at(slow: Paced) -> None:
+    looked = iter([0, 100])  # When the round is merged, and after listening has begun.
+    slow.rounds._waiting_bytes = lambda _: next(looked)
+    slow.merge()
+    assert (slow.looks, slow.listens) == (1, True)
+
+
+@pytest.mark.parametrize("waiting", [FULL_BYTES, None])
+def test_what_fills_a_message_unheard_waits_for_the_next_check_only(slow: Paced, waiting: int | None) -> None:
+    slow.clock.advance(3 * CHECK_SECONDS / 2)
+    assert (slow.looks, slow.listens) == (0, False)
+    slow.waiting = waiting
+    slow.clock.advance(CHECK_SECONDS)
+    assert (slow.looks, slow.listens) == (1, True)
+
+
+def test_nothing_waits_unheard_longer_than_the_bound_of_all(slow: Paced) -> None:
+    slow.waiting = 1
+    slow.clock.advance(WAIT_SECONDS_MAX * 0.9)
+    assert (slow.looks, slow.listens) == (0, False)
+    slow.clock.advance(WAIT_SECONDS_MAX * 0.2)
+    assert (slow.looks, slow.listens) == (1, True)
+
+
+def test_while_nodes_are_silent_and_nothing_is_written_no_timer_runs(slow: Paced) -> None:
+    slow.waiting = 0
+    slow.clock.advance(QUIET_SECONDS + WAIT_SECONDS_MAX)
+    assert slow.listens
+    assert slow.clock.pending == 0
+
+
+def test_bytes_that_never_make_a_batch_do_not_keep_one_from_listening(slow: Paced) -> None:
+    slow.waiting = 100  # A torn tail.
+    slow.merge()
+    assert (slow.looks, slow.listens) == (1, False)
+    slow.clock.advance(2 * CHECK_SECONDS)
+    assert (slow.looks, slow.listens) == (2, True)
+    slow.clock.advance(QUIET_SECONDS + WAIT_SECONDS_MAX)
+    assert slow.clock.pending == 0
+
+
+def test_a_new_segment_is_heard_and_waits_for_the_merge_of_the_round(slow: Paced) -> None:
+    slow.waiting = 0
+    slow.want()
+    assert slow.looks == 0
+    slow.merge()
+    assert slow.looks == 1
+
+
+@pytest.mark.parametrize("large_round", range(SMALL_ROUNDS_MIN + 1))
+def test_a_fast_publisher_is_listened_to(paced: Paced, large_round: int) -> None:
+    """One large round among the small ones is enough."""
+    paced.send(round_bytes=SMALL_BYTES)
+    paced.merge()
+    for number in range(SMALL_ROUNDS_MIN + 1):
+        paced.send(round_bytes=SMALL_BYTES if number == large_round else 1)
+        assert paced.listens
+        paced.waiting = 0
+        paced.merge()
+
+
+def test_behind_close_no_check_runs(slow: Paced) -> None:
+    slow.waiting = FULL_BYTES
+    slow.rounds.close()
+    slow.clock.advance(100)
+    assert slow.looks == 0

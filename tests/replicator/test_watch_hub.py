@@ -140,3 +140,106 @@ def test_without_inotify_directories_are_looked_at(tmp_path: Path, monkeypatch: 
         polled.__exit__(None, None, None)
 
     run(test())
+
+
+def test_while_nobody_listens_to_writes_only_new_removed_and_renamed_files_are_changes(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        hub = WatchHub()
+        (one,) = directories(tmp_path, 1)
+        (one / "log.0.0").touch()
+        with hub.watching(str(one)) as watched:
+            hub.listen(watched, to_writes=False)
+            for changing in (
+                lambda: (one / "log.0.1").touch(),
+                lambda: (one / "log.0.1").rename(one / "log.0.2"),
+                lambda: (one / "log.0.2").unlink(),
+            ):
+                (one / "log.0.0").write_bytes(b"unheard")
+                (before,) = await quiet(watched)
+                changing()
+                await watched.changed(before)
+            (unheard,) = await quiet(watched)
+            (one / "log.0.0").write_bytes(b"more")
+            assert await quiet(watched) == [unheard]
+            hub.listen(watched, to_writes=True)
+            (one / "log.0.0").write_bytes(b"heard")
+            await watched.changed(unheard)
+
+    run(test())
+
+
+def test_a_directory_with_another_user_is_listened_to(tmp_path: Path) -> None:
+    async def test() -> None:
+        hub = WatchHub()
+        (one,) = directories(tmp_path, 1)
+        (tmp_path / "link").symlink_to(one)
+        for other in (str(one), str(tmp_path / "link")):
+            with hub.watching(str(one)) as watched:
+                hub.listen(watched, to_writes=False)  # Until there is another.
+                with hub.watching(other) as again:
+                    hub.listen(watched, to_writes=False)
+                    before = again.version
+                    (one / "log.0.0").write_bytes(b"x")
+                    await again.changed(before)
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_who_stops_to_listen_learns_that_the_directory_was_removed(
+    tmp_path: Path, *, is_made_again: bool
+) -> None:
+    async def test() -> None:
+        hub = WatchHub()
+        (one,) = directories(tmp_path, 1)
+        with hub.watching(str(one)) as watched:
+            one.rename(tmp_path / "moved")
+            if is_made_again:
+                one.mkdir()
+            (before,) = await quiet(watched)
+            hub.listen(watched, to_writes=False)
+            assert watched.version == before + 1
+            with hub.watching(str(tmp_path / "moved")) as moved:
+                (before,) = await quiet(watched)
+                (one.with_name("moved") / "log.0.0").write_bytes(b"x")
+                await moved.changed(0)
+
+    run(test())
+
+
+def test_a_directory_that_took_the_place_of_another_is_not_silenced_by_its_user(tmp_path: Path) -> None:
+    async def test() -> None:
+        hub = WatchHub()
+        (one,) = directories(tmp_path, 1)
+        with hub.watching(str(one)) as old:
+            one.rename(tmp_path / "moved")
+            one.mkdir()
+            await old.changed(0)
+            with hub.watching(str(one)) as new:
+                assert new is not old
+                hub.listen(old, to_writes=False)
+                (one / "log.0.0").touch()
+                (before,) = await quiet(new)
+                (one / "log.0.0").write_bytes(b"x")
+                await new.changed(before)
+
+    run(test())
+
+
+def test_a_polled_directory_is_polled_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(**_: object) -> INotify:
+        raise OSError(errno.EMFILE, "too many")
+
+    monkeypatch.setattr(directory_watch, "INotify", exhausted)
+
+    async def test() -> None:
+        (one,) = directories(tmp_path, 1)
+        hub = WatchHub()
+        with hub.watching(str(one)) as watched:
+            hub.listen(watched, to_writes=False)
+            (one / "log.0.0").write_bytes(b"x")
+            await watched.changed(0)
+
+    run(test())

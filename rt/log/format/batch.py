@@ -66,6 +66,7 @@ passes the scan and fails the decoding is a bad message: no disk is at fault. No
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -151,15 +152,18 @@ class UnknownCodec(BadBatch):
 
 
 class BatchDraft(NamedTuple):
-    """Messages to encode; `offsets` as in the diagram. Without `topic_index` all have the same topic."""
+    """Messages to encode; `offsets` as in the diagram. Without `topic_index` all have the same topic.
+
+    A column is a numpy array or an `array.array`, with items of the width in the diagram.
+    """
 
     values: bytes
-    offsets: npt.NDArray[np.int32]
-    timestamps_ns: Int64s
+    offsets: npt.NDArray[np.int32] | array[int]
+    timestamps_ns: Int64s | array[int]
     timestamp_low_ns: int
     timestamp_high_ns: int
     topics: Sequence[bytes]
-    topic_index: npt.NDArray[np.uint16] | None = None
+    topic_index: npt.NDArray[np.uint16] | array[int] | None = None
     headers: bytes = b""
     """As `rt.log.format.headers.encode_headers` made them; empty if no message has any."""
 

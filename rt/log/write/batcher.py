@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import itertools
 import operator
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from rt.errors import InvalidMessage, InvalidOption, MessageTooLarge, TopicTooLong
 from rt.log.format.batch import BatchDraft, Int64s
-from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
 from rt.log.format.headers import (
     COPIES_BYTES_MAX,
     SECTION_COST_BYTES,
@@ -35,6 +37,17 @@ TOGETHER_BYTES: Final = 2**20
 """Batches cut from one call are written together up to this size: large writes are faster."""
 TOGETHER_MOST: Final = 256
 """And up to this many, each of up to three buffers: a write takes at most 1,024 buffers."""
+
+
+_REST_SHARE: Final = 16
+
+
+def rest_bytes(batch_bytes: int) -> int:
+    """By how much the last batch of a call may exceed `batch_bytes`.
+
+    Calls of `batch_bytes` of values would each leave a small batch, whose costs are those of a large one.
+    """
+    return min(batch_bytes // _REST_SHARE, BATCH_BYTES_MAX - batch_bytes)
 
 
 class PendingBatch:
@@ -111,12 +124,16 @@ class PendingBatch:
         del self.stamps[count:], self.indices[count:]
 
     def draft(self) -> BatchDraft:
-        """The batch, ready to be encoded."""
+        """The batch, ready to be encoded.
+
+        Most are small and written by a thread that has slept, where numpy takes several times as long.
+        """
         assert len(self.values) == len(self.stamps) == len(self.indices), "columns of different lengths"
         return _draft(
             self.values,
-            offsets_of(self.values),
-            np.array(self.stamps, np.int64),
+            array("i", itertools.accumulate(map(len, self.values), initial=0)),
+            array("q", self.stamps),
+            (min(self.stamps), max(self.stamps)),
             self.topics,
             self.indices,
             self.sets,
@@ -141,7 +158,8 @@ class BulkMessages:
         self, start: int, *, after: PendingBatch, batch_bytes: int, together_bytes: int
     ) -> list[BatchDraft]:
         """Batches of up to `batch_bytes`, to be written together: `after`, filled up with the values from
-        `start` on, unless it is empty; then batches of the following values alone.
+        `start` on, unless it is empty; then batches of the following values alone. A small rest joins the
+        last one.
 
         Empty if `after` is, and the rest fits into one batch.
         """
@@ -152,13 +170,16 @@ class BulkMessages:
             drafts.append(self._join(after, start, joined))
             start += joined
         places = [start]
+        rest = rest_bytes(batch_bytes)
         while (
             self.cost(places[-1]) > room
             and costs[places[-1]] - costs[start] < together_bytes
             and len(places) <= TOGETHER_MOST
         ):
             stop = int(costs.searchsorted(costs[places[-1]] + room, "right")) - 1
-            places.append(max(stop, places[-1] + 1))
+            stop = max(stop, places[-1] + 1)
+            is_whole = self.cost(places[-1]) <= room + rest
+            places.append(len(self.values) if is_whole else stop)
         return drafts + [self._draft(*place) for place in itertools.pairwise(places)]
 
     def rest(self, start: int) -> tuple[list[bytes], list[int]]:
@@ -169,7 +190,10 @@ class BulkMessages:
         cost = 0 if self.topic in batch.topics else len(self.topic.encode()) + TOPIC_COST_BYTES
         if cost and len(batch.topics) == TOPICS_MAX:
             return 0
-        limit = self._costs[start] + batch_bytes - batch.bytes - cost
+        room = batch_bytes - batch.bytes - cost
+        if room < self.cost(start) <= room + rest_bytes(batch_bytes):
+            return len(self.values) - start
+        limit = self._costs[start] + room
         return max(int(self._costs.searchsorted(limit, "right")) - 1 - start, 0)
 
     def _join(self, batch: PendingBatch, start: int, count: int) -> BatchDraft:
@@ -183,46 +207,53 @@ class BulkMessages:
         index = topics.setdefault(self.topic, len(topics))
         return _draft(
             batch.values + self.values[start : start + count],
-            np.concatenate([own, added + own[-1]]),
+            np.concatenate([own, added + own[-1]]).astype(np.int32),
             stamps,
+            _range(stamps),
             topics,
             batch.indices + [index] * count if len(topics) > 1 or batch.sets else (),
             batch.sets,
         )
 
     def _draft(self, start: int, stop: int) -> BatchDraft:
-        offsets = self._offsets[start : stop + 1] - self._offsets[start]
-        return _draft(self.values[start:stop], offsets, self.stamps[start:stop], {self.topic: 0}, ())
+        offsets = (self._offsets[start : stop + 1] - self._offsets[start]).astype(np.int32)
+        stamps = self.stamps[start:stop]
+        return _draft(self.values[start:stop], offsets, stamps, _range(stamps), {self.topic: 0}, ())
 
 
 def _draft(
     values: list[bytes],
-    offsets: Int64s,
-    stamps: Int64s,
+    offsets: npt.NDArray[np.int32] | array[int],
+    stamps: Int64s | array[int],
+    times: tuple[int, int],
     topics: Mapping[str, int],
     indices: Sequence[int],
     sets: Mapping[Headers, int] = MappingProxyType({}),
 ) -> BatchDraft:
-    """`indices` may be empty if there is only one topic and there are no headers."""
+    """`times` is the range of `stamps`. `indices` may be empty if there is only one topic and there are no
+    headers.
+    """
     if len(topics) > len(values):
         topics, indices = _used_topics(topics, indices)
-    is_one_time = stamps.strides == (0,)
-    headers, topic_index = b"", None
+    headers = b""
     if sets:
-        combined = np.array(indices, np.int64)
-        headers, topic_index = _headers(sets, combined >> 16), (combined & 0xFFFF).astype(np.uint16)
-    elif len(topics) > 1:
-        topic_index = np.array(indices, np.uint16)
+        headers = _headers(sets, np.array(indices, np.int64) >> 16)
+        indices = [index & 0xFFFF for index in indices]
     return BatchDraft(
         b"".join(values),
-        offsets.astype(np.int32),
+        offsets,
         stamps,
-        int(stamps[0] if is_one_time else stamps.min()),
-        int(stamps[0] if is_one_time else stamps.max()),
+        *times,
         [topic.encode() for topic in topics],
-        topic_index if len(topics) > 1 else None,
+        array("H", indices) if len(topics) > 1 else None,
         headers,
     )
+
+
+def _range(stamps: Int64s) -> tuple[int, int]:
+    if stamps.strides == (0,):  # All are one.
+        return int(stamps[0]), int(stamps[0])
+    return int(stamps.min()), int(stamps.max())
 
 
 def _used_topics(topics: Mapping[str, int], indices: Sequence[int]) -> tuple[dict[str, int], list[int]]:

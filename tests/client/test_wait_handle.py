@@ -1,0 +1,119 @@
+"""The progress of a publisher, as calls of the publisher itself read it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from rt.client.replication_problem import ReplicationProblem
+from rt.client.wait_handle import WaitHandle
+from rt.net.tls import TLS
+from rt.sidecar import push_pool
+from rt.sidecar.progress_file import NO_LEVEL, Level, ProgressFile, ProgressRecord
+from rt.sidecar.push_protocol import PushRequested
+
+INCARNATION = bytes(range(16))
+SOON_SECONDS = 60
+
+
+class IdlePool:
+    """Starts nothing, and never reads."""
+
+    def start(self, session: PushRequested, follower: WaitHandle) -> int:
+        assert session.directory == follower.directory
+        return 1
+
+    def finish(self, number: int) -> None:
+        assert number == 1
+
+
+@pytest.fixture
+def records() -> list[ProgressRecord]:
+    return []
+
+
+@pytest.fixture
+def handle(
+    tmp_path: Path, records: list[ProgressRecord], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WaitHandle]:
+    pool = IdlePool()
+    monkeypatch.setattr(push_pool, "shared", lambda: pool)
+    made = WaitHandle(
+        str(tmp_path),
+        "s",
+        ["localhost:1"],
+        cast(TLS, SimpleNamespace(ca="ca", cert="cert", key="key")),
+        incarnation=INCARNATION,
+        on_progress=records.append,
+        problem=ReplicationProblem(str(tmp_path), None),
+    )
+    yield made
+    if made._fd >= 0:
+        made.release()
+
+
+@pytest.fixture
+def file(handle: WaitHandle) -> Iterator[ProgressFile]:
+    made = ProgressFile(handle.directory, INCARNATION)
+    yield made
+    made.close()
+
+
+def test_what_was_written_is_read_on_demand_and_told_once(
+    handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
+) -> None:
+    file.write(replicated=Level(0, 7), merged=Level(0, 5))
+    assert (handle.poll(), handle.poll()) == (True, False)
+    assert (handle.replicated, handle.merged) == (Level(0, 7), Level(0, 5))
+    assert [record.merged for record in records] == [NO_LEVEL, Level(0, 5)]
+
+
+def test_threads_that_read_at_once_never_see_a_level_go_back(
+    handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
+) -> None:
+    count = 2000
+
+    def read() -> None:
+        seen = 0
+        while seen < count:
+            handle.poll()
+            now = handle.merged.number
+            assert now >= seen
+            seen = now
+
+    readers = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(1, count + 1):
+        file.write(replicated=Level(0, number), merged=Level(0, number))
+    for reader in readers:
+        reader.join(SOON_SECONDS)
+        assert not reader.is_alive()
+    told = [record.merged for record in records]
+    assert told == sorted(told)
+    assert told[-1] == Level(0, count)
+
+
+def test_after_its_release_no_other_file_is_read_in_its_place(handle: WaitHandle, file: ProgressFile) -> None:
+    handle.release()
+    file.write(replicated=Level(0, 7), merged=Level(0, 5))
+    other = os.open(
+        os.path.join(handle.directory, ".progress"), os.O_RDONLY
+    )  # The system gives it the first free number.
+    try:
+        assert not handle.poll()
+    finally:
+        os.close(other)
+    assert handle.merged == NO_LEVEL
+
+
+def test_it_is_heard_from_the_first_listener_on(handle: WaitHandle) -> None:
+    assert not handle.is_heard
+    handle.listen(lambda: None)
+    assert handle.is_heard
