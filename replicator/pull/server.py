@@ -214,7 +214,7 @@ class PullServicer:
                 refusal, pull.rejection = pull.rejection, None
                 await context.write(encode_pull_reply(refusal))
             grant = await hold.acquire(READ_BYTES_MAX if is_behind else TAIL_BYTES)
-            if is_behind and (is_costly or not source.is_recent):
+            if is_behind and (is_costly or not source.is_recent(grant)):
                 items = await run_to_end(self._pool, partial(source.items, grant))
             else:
                 begun_s = time.thread_time()

@@ -41,7 +41,7 @@ _BEYOND: Final = LogOffset(2**32, 0, 0)  # After every offset: the end of a rang
 
 
 RECENT_BYTES: Final = 256 * 2**20
-"""The end of the merged log that is in memory: the last seconds of a full load."""
+"""The end of the merged log that the event loop reads: the last seconds of a full load."""
 
 
 class LogProvider(Protocol):
@@ -123,13 +123,13 @@ class PullSource:
         """Whether no more bytes of the log are needed."""
         return self.end_offset is not None and self.sender.next_offset >= self.end_offset
 
-    @property
-    def is_recent(self) -> bool:
-        """Whether the next bytes were just merged, so that they are in memory.
+    def is_recent(self, grant: BudgetGrant) -> bool:
+        """Whether the next bytes were just merged and are in memory.
 
         Then the event loop reads them: in a thread each system call waits for the interpreter lock.
         """
-        return self.filtering is None and self.overtaking is not None and self.sender.is_within(RECENT_BYTES)
+        is_plain = self.filtering is None and self.overtaking is not None
+        return is_plain and self.sender.is_recent(RECENT_BYTES, grant.read_bytes)
 
     def items(self, grant: BudgetGrant) -> list[Item | LogOutline]:
         """The next items, as much as is granted; with `is_idle`, nothing more before the log changes."""

@@ -111,10 +111,10 @@ class SegmentReader:
     def is_deleted(self) -> bool:
         return self._file.size() == 0 or not self._file.is_linked()
 
-    @property
-    def left_bytes(self) -> int:
-        """Of the file, after `next_offset`."""
-        return self._file.size() - self._offset
+    def is_near_end(self, bytes_max: int, read_bytes: int) -> bool:
+        """Whether at most `bytes_max` are left of the file, and the next `read_bytes` are in memory."""
+        left = self._file.size() - self._offset
+        return left <= bytes_max and self._file.is_cached(self._offset, min(left, read_bytes))
 
     @property
     def is_inside_frame(self) -> bool:

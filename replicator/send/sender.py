@@ -80,13 +80,15 @@ class Sender:
         """Where the next chunk begins, unless its segment ends there."""
         return self._reader.next_offset if self._reader else self._resume_at
 
-    def is_within(self, size: int) -> bool:
-        """Whether what comes next is among the last `size` bytes of the segment that is written now."""
+    def is_recent(self, bytes_max: int, read_bytes: int) -> bool:
+        """Whether what comes next is among the last `bytes_max` bytes of the segment that is written now, and
+        the next `read_bytes` are in memory.
+        """
         reader = self._reader
         if reader is None or self._view.sealed(reader.header.id) is not None:
             return False
         with storage_errors(self.path, "reading a log to send it"):
-            return reader.left_bytes <= size
+            return reader.is_near_end(bytes_max, read_bytes)
 
     @property
     def is_inside_frame(self) -> bool:

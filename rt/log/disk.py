@@ -55,6 +55,9 @@ class File(Protocol):
     def uncache(self, offset: int, size: int) -> None:
         """Hint: these bytes are not expected to be read, so synced pages of them may leave memory."""
 
+    def is_cached(self, offset: int, size: int) -> bool:
+        """Guess whether these bytes can be read without waiting for the medium."""
+
     def size(self) -> int: ...
 
     def is_linked(self) -> bool:
@@ -156,6 +159,15 @@ class _RealFile:
     def uncache(self, offset: int, size: int) -> None:
         with contextlib.suppress(OSError):
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+
+    def is_cached(self, offset: int, size: int) -> bool:
+        byte = bytearray(1)
+        try:
+            for at in (offset, max(offset, offset + size - 1)):
+                os.preadv(self._fd, [byte], at, os.RWF_NOWAIT)
+        except OSError:  # Not in memory, or the file system cannot tell.
+            return False
+        return True
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -44,14 +44,6 @@ def test_all_before_a_place_is_given_up_in_steps_and_nothing_behind_it(places: l
     assert reached == active.cached_from
 
 
-def is_cached(path: Path, offset: int) -> bool:
-    with path.open("rb") as file:
-        try:
-            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except BlockingIOError:
-            return False
-
-
 def file_system(path: Path) -> str:
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     return max((point, kind) for point, kind in mounts if path.is_relative_to(point))[1]
@@ -67,9 +59,11 @@ def test_a_real_file_keeps_its_bytes_and_gives_up_the_memory_of_those_that_are_s
     assert path.read_bytes()[8 * 2**20 :] == content[8 * 2**20 :]
     if file_system(tmp_path) in {"ext4", "xfs", "btrfs"}:
         deadline = time.monotonic() + 120
-        while is_cached(path, 2**20):  # The kernel keeps what it has in hand just then.
+        while file.is_cached(2**20, 1):  # The kernel keeps what it has in hand just then.
             assert time.monotonic() < deadline
             file.uncache(0, 8 * 2**20)
+        assert file.is_cached(len(content) - 2**20, 2**20)
     assert file.pread(len(content), 0) == content
     file.close()
+    assert not file.is_cached(0, 1)
     file.uncache(0, 1)  # A hint to a closed file is none.

@@ -40,6 +40,9 @@ class WrappedFile:
     def uncache(self, offset: int, size: int) -> None:
         self._file.uncache(offset, size)
 
+    def is_cached(self, offset: int, size: int) -> bool:
+        return self._file.is_cached(offset, size)
+
     def size(self) -> int:
         return self._file.size()
 
