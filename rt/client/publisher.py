@@ -78,10 +78,9 @@ class Publisher:
     Publishers that send the same messages under the same numbers share a `dedup_id`.
 
     Messages are collected into batches of up to `batch_bytes`, or a 16th more for the rest of a
-    `publish_many`. A batch is written when it is full or `linger_ms` old, and the first one after a pause at
-    once. Segments roll at `roll_bytes`. `fsync` says when written batches are synced besides `flush`: after
-    each ("batch"), at least every 100 ms ("interval"), or when a segment is sealed ("never"). `compression`
-    is None or "zstd".
+    `publish_many`. A batch is written when it is full or `linger_ms` old; the first after a pause, at once.
+    Segments roll at `roll_bytes`. `fsync` says when batches are synced besides `flush`: after each ("batch"),
+    every 100 ms ("interval"), or when a segment is sealed ("never"). `compression` is None or "zstd".
 
     With `endpoints` ("host:port" of each node) and `tls`, a separate process, shared by publishers, pushes
     the session to the nodes. It continues after this process has ended, until all is pushed. A sealed segment
@@ -98,9 +97,9 @@ class Publisher:
     this run to be merged, when it has grown. What it raises is logged. Both are called in threads of their
     own and may call the publisher.
 
-    `max_silence` promises a message at least this often, in seconds. If the nodes get none for longer, also
-    because this program was killed, they raise the alarm `publisher-silent` until one comes, the session is
-    opened again, or an operator closes it. `close` ends the promise; so does a `with` block without error.
+    `max_silence` promises a message at least this often, in seconds. If none comes for longer, as when this
+    program was killed, the nodes raise the alarm `publisher-silent` until one comes, the session is opened
+    again, or an operator closes it. `close`, or a `with` block without error, ends the promise.
 
     Thread-safe. Not usable in a forked child: open a new one there.
     """

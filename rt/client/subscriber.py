@@ -362,22 +362,16 @@ class Subscriber:
             self._check()
             if (start := self._start()) is not None:
                 self._requested_start = start
-                if self._has_opened_reader():
+                try:
+                    self._open_reader()
                     return
+                except Corrupt as error:
+                    if not self._has_mended(error):
+                        raise
             left = seconds_left(deadline)
             if left is not None and left <= 0:
                 return
             self._watch.wait(_LOOK_AGAIN_SECONDS if left is None else min(left, _LOOK_AGAIN_SECONDS))
-
-    def _has_opened_reader(self) -> bool:
-        """Open the reader. False while a corrupt segment must be repaired first."""
-        try:
-            self._open_reader()
-        except Corrupt as error:
-            if not self._has_mended(error):
-                raise
-            return False
-        return True
 
     def _start(self) -> CheckedPlace | None:
         """Where reading starts; None while that is unknown."""

@@ -84,8 +84,7 @@ class Merger:
         self._is_closed = False
         self._is_paused = False
         self._is_idle = False
-        """No thread executes a plan. The one that clears it may, until it sets it again. The merger's thread
-        begins with it."""
+        """No thread executes a plan. The one that clears it may, until it sets it. The merger's begins."""
         self._awaits_input = False
         self._inputs = 0
         """How often input arrived. Only the event loop changes it; it is read without the lock."""
@@ -157,7 +156,8 @@ class Merger:
     def _may_execute_now(self, plan: WritePlan) -> bool:
         """Whether the event loop may execute a plan: it is the only work there is, and quick."""
         return (
-            self._is_running()
+            not self._must_stop()
+            and self.failure is None
             and self._may_merge()
             and self._plans[0] is plan
             and is_quick(plan, self._output.place)
@@ -172,9 +172,8 @@ class Merger:
         try:
             with contextlib.suppress(RtError):
                 done = self._quick_executor.execute(plan, chain)
-        except Exception as error:
-            logger.critical("merge_failed", exc_info=error)
-            self._fail(self._interrupted(error))
+        except Exception as error:  # noqa: BLE001 - it stops the merger
+            self._fail_unexpectedly(error)
         if done is not None:
             self.missing = None
             self._on_executed(plan, done)
@@ -324,9 +323,8 @@ class Merger:
             except RtError as error:
                 self._fail(error)
                 return
-            except Exception as error:
-                logger.critical("merge_failed", exc_info=error)
-                self._fail(self._interrupted(error))
+            except Exception as error:  # noqa: BLE001 - it stops the merger
+                self._fail_unexpectedly(error)
                 return
             if plan is not None and done is not None:
                 self._on_executed(plan, done)
@@ -348,12 +346,9 @@ class Merger:
             return False  # The event loop executes a plan.
         if self._is_closed or self.failure is not None:
             return True
-        return self._is_running() and (
+        return not self._must_stop() and (
             self._may_merge() or bool(self._removed) or bool(self._output.to_trim())
         )
-
-    def _is_running(self) -> bool:
-        return not self._must_stop() and self.failure is None
 
     def _may_merge(self) -> bool:
         return bool(self._plans) and self.gap is None
@@ -369,8 +364,9 @@ class Merger:
             self._changed.notify_all()
         self._on_failed()
 
-    def _interrupted(self, error: Exception) -> Closed:
-        return Closed(f"the merger was interrupted: {error!r}", where=self._output.path)
+    def _fail_unexpectedly(self, error: Exception) -> None:
+        logger.critical("merge_failed", exc_info=error)
+        self._fail(Closed(f"the merger was interrupted: {error!r}", where=self._output.path))
 
     def _trim(self) -> None:
         """Trim sealed segments; `rt.DiskFull` if the table cannot be written."""
