@@ -90,7 +90,7 @@ def test_the_metrics_are_as_prometheus_reads_them_and_as_they_are_documented() -
     assert all(sample.labels["queue"] == "q" for family in families for sample in family.samples)
     table = DOCS.read_text()
     for metric in metrics_of("p", "h1", []):
-        labels = "".join(f"`{label}`" for label in metric.labels[3:])
+        labels = ", ".join(f"`{label}`" for label in metric.labels[3:])
         assert f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |" in table
 
 

@@ -138,6 +138,29 @@ def test_a_consumer_that_raises_is_retried_alone() -> None:
     run(program, deliver_for_s=5)
 
 
+class Panic(BaseException):
+    """As extension modules raise it."""
+
+
+def test_a_consumer_that_raises_no_exception_but_a_base_exception_is_retried_and_given_up() -> None:
+    async def panic(batch: EventBatch) -> None:
+        if 2 in batch.events:
+            raise Panic("of an extension module")
+
+    async def program(provider: StreamProvider) -> None:
+        good, bad = Collector(), Collector(act=panic)
+        await subscribe_all(provider, [good, bad, good])
+        await publish_to_all(provider, 3, 1)
+        await publish_to_all(provider, 3, 2)
+        await until(lambda: bad.errors)
+        assert "Panic" in str(bad.errors[0])
+        assert bad.events == [1]
+        assert bad.closed == 1
+        assert sorted(good.events) == [1, 1, 2, 2]
+
+    run(program, deliver_for_s=5)
+
+
 def test_a_consumer_that_is_no_coroutine_is_retried_alone() -> None:
     class Sync(StreamObserver):
         calls = 0
@@ -237,6 +260,93 @@ def test_a_consumer_that_cancels_its_task_cancels_no_other() -> None:
     run(program)
 
 
+def test_a_consumer_that_takes_back_a_cancellation_disturbs_no_other() -> None:
+    """After `uncancel` the task still raises `CancelledError` where it waits next."""
+    calls = 0
+
+    async def cancel_and_take_back(_: EventBatch) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        task.uncancel()
+
+    async def wait(_: EventBatch) -> None:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.01)
+
+    async def program(provider: StreamProvider) -> None:
+        got = [Collector(act=act) for act in (wait, *[cancel_and_take_back] * 3, wait, wait)]
+        await subscribe_all(provider, got)
+        await publish_to_all(provider, len(got), 1)
+        await until(lambda: all(each.events == [1] for each in got))
+        assert calls == 3
+
+    run(program)
+
+
+class CancelsItself(Collector):
+    """Cancels its task whenever it is asked where it is."""
+
+    asked = 0
+    asked_after_close = 0
+
+    async def last_token(self) -> SequenceToken | None:
+        self.asked += 1
+        self.asked_after_close += self.closed
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return None
+
+
+def test_a_consumer_that_cancels_its_task_is_not_called_after_its_end() -> None:
+    """Its stream has no events for longer than `inactive_s`, and then the provider stops."""
+    made: list[CancelsItself] = []
+
+    def make(_: StreamId) -> CancelsItself:
+        made.append(CancelsItself())
+        return made[-1]
+
+    async def main() -> None:
+        options = StreamOptions(inactive_s=5)
+        async with StreamProvider("p", MemoryQueues(1), options=options) as provider:
+            taken = Collector()
+            provider.implicit("first", "n/*", lambda _: taken)
+            await provider.stream("n", "a").publish([1])
+            await until(lambda: taken.events)
+            provider.implicit("second", "n/*", make)
+            await until(lambda: made)
+            await asyncio.sleep(300)
+        assert [each.closed for each in made] == [1]
+        await asyncio.sleep(300)
+        assert made[0].asked > 10
+        assert made[0].asked_after_close == 0
+
+    virtual_time.run(main())
+
+
+def test_a_consumer_that_goes_back_without_end_starves_no_other() -> None:
+    calls = 0
+
+    async def to_and_fro(batch: EventBatch) -> SequenceToken:
+        nonlocal calls
+        calls += 1
+        if calls > 10_000:
+            raise ConsumerGone("nothing else runs")
+        return SequenceToken(9 if batch.first < SequenceToken(9) else 2)
+
+    async def program(provider: StreamProvider) -> None:
+        good, bad = Collector(), Collector(act=to_and_fro)
+        provider.implicit("all", "n/*", lambda stream: bad if stream.key == "0" else good)
+        while len(good.events) < 10:
+            await asyncio.sleep(0)
+        assert calls < 10_000
+
+    run(program, many_streams(2, 20), batch_events_max=1)
+
+
 def test_a_task_that_waited_serves_no_other_consumer() -> None:
     async def program(provider: StreamProvider) -> None:
         fast, slow = [Task() for _ in range(20)], [Task(slow_s=0.01) for _ in range(20)]
@@ -272,6 +382,27 @@ def test_no_consumer_sees_the_context_variables_of_another() -> None:
         assert set(seen) == {"of the program"}
 
     MARK.set("of the program")
+    run(program)
+
+
+def test_no_consumer_sees_an_equal_but_other_value_of_another() -> None:
+    """Two empty lists are equal, but what is added to one is not in the other."""
+    bag: ContextVar[list[int]] = ContextVar("bag")
+    seen: list[list[int]] = []
+
+    async def replace(_: EventBatch) -> None:
+        seen.append(bag.get())
+        bag.set([])
+
+    async def program(provider: StreamProvider) -> None:
+        got = [Collector(act=replace) for _ in range(5)]
+        await subscribe_all(provider, got)
+        await publish_to_all(provider, len(got), 1)
+        await until(lambda: all(each.events == [1] for each in got))
+        assert all(each is of_the_program for each in seen)
+
+    of_the_program: list[int] = []
+    bag.set(of_the_program)
     run(program)
 
 

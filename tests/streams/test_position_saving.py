@@ -66,6 +66,48 @@ def test_a_kill_repeats_only_what_was_accepted_within_save_every_s_and_two_commi
     assert accepted[-1][1] > 1000
 
 
+class Lingering(Collector):
+    """Needs a long time to close."""
+
+    async def on_close(self) -> None:
+        await super().on_close()
+        await asyncio.sleep(1e6)
+
+
+def test_streams_that_end_slowly_do_not_delay_saving() -> None:
+    """Their consumers hang in `on_close` after they had no events for `inactive_s`."""
+    accepted: list[tuple[float, int]] = []
+    idle: list[Lingering] = []
+    disk = Disk()
+
+    def first_one_only(_: QueueId, number: int) -> tuple[StreamId, Any]:
+        return StreamId("n", "one" if number else "idle"), number
+
+    def lingering(_: StreamId) -> Lingering:
+        idle.append(Lingering())
+        return idle[-1]
+
+    async def note(batch: EventBatch) -> None:
+        accepted.append((asyncio.get_running_loop().time(), batch.last.sequence_number))
+
+    async def main() -> None:
+        options = StreamOptions(inactive_s=20)
+        queues = GeneratorQueues(first_one_only, events=None, rate_per_s=100)
+        provider = StreamProvider("p", queues, stores=disk.opened, options=options)
+        provider.implicit("idle", "n/idle", lingering)
+        async with provider:
+            held = Collector(act=note)
+            subscription = await provider.stream("n", "one").subscribe(held)
+            for _ in range(100):
+                await asyncio.sleep(0.37)
+                old = asyncio.get_running_loop().time() - options.save_every_s - 0.01
+                must = max((number for at, number in accepted if at <= old), default=-1)
+                assert disk.place(subscription.id) > SequenceToken(must)
+            assert [each.closed for each in idle] == [1]
+
+    virtual_time.run(main())
+
+
 def test_saving_leaves_the_event_loop_time_for_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """If preparing a commit takes long, commits are less frequent than `save_every_s`."""
     at: list[float] = []

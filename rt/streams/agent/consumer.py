@@ -228,21 +228,24 @@ class Consumer:
     async def run(self, task: asyncio.Task[None]) -> None:
         """Deliver in `task`, which runs this, until there is nothing left. `ConsumerTasks` calls it.
 
-        If the task is cancelled, but not by `stop`, the consumer runs again in another one.
+        If the task is cancelled, but not by `stop`, the consumer runs again in another one. It stays woken
+        until then, so that it is not taken for idle.
         """
         self._task = task
+        is_again = False
         try:
             await self._run()
         except asyncio.CancelledError as error:
             if not self.is_stopping:
                 self.policy.failed(self.wanted, error)
-                asyncio.get_running_loop().call_later(self.policy.wait_s(), self.wake)
+                is_again = True
+                asyncio.get_running_loop().call_later(self.policy.wait_s(), self._queue.tasks.add, self)
             raise
         except Exception as error:  # noqa: BLE001 - the agent stops, and reports why
             self._queue.fail(error)
         finally:
             self._task = None
-            self._is_woken = False
+            self._is_woken = is_again
 
     async def _run(self) -> None:
         try:
@@ -301,6 +304,7 @@ class Consumer:
         if wanted < self.wanted:
             self._went_back_at = batch.first
             self.go_to(wanted)
+            await asyncio.sleep(0)  # It may go back without end, and never wait.
         else:
             self._went_back_at = None
             self._move(wanted, len(batch.events))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context, copy_context
+from operator import is_
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,6 +30,16 @@ TURN_CONSUMERS: Final = 1000
 """The most consumers of a turn."""
 _TASKS_MAX: Final = 1024
 """The most new tasks of a turn."""
+
+
+class _SharedTask(asyncio.Task[None]):
+    """A task for several consumers, while `is_fit`: until one cancels it, even if it takes that back."""
+
+    is_fit = True
+
+    def cancel(self, msg: object = None) -> bool:
+        self.is_fit = False
+        return super().cancel(msg)
 
 
 class ConsumerTasks:
@@ -69,25 +80,30 @@ class ConsumerTasks:
         loop = asyncio.get_running_loop()
         for _ in range(min(self._width, len(self._woken))):
             # Not `create_task`: a task factory may start a task at once.
-            asyncio.Task(self._run(), loop=loop, context=self._context.copy())
+            _SharedTask(self._run(), loop=loop, context=self._context.copy())
         loop.call_soon(self._begin_turn, context=self._context)
 
     async def _run(self) -> None:
         """Run woken consumers in this task, until one of them has made it unfit for others."""
         task, turn, context = asyncio.current_task(), self._turn, copy_context()
-        assert task is not None
+        assert isinstance(task, _SharedTask)
+        values = tuple(context.values())
         while self._woken and self._left:
             self._left -= 1
             await self._woken.popleft().run(task)
-            if self._turn != turn or task.cancelling() or not _is_unchanged(context):
+            if self._turn != turn or not task.is_fit or not _is_unchanged(context, values):
                 return
         if not self._woken:
             self._width, self._left = 1, 0
 
 
-def _is_unchanged(before: Context) -> bool:
-    """Whether the variables of the current context have their values of `before`."""
+def _is_unchanged(before: Context, values: tuple[object, ...]) -> bool:
+    """Whether the variables of the current context are those of `before`, and their values the same objects.
+
+    Equal values are not enough: a list that one consumer has set is not for another one.
+    """
+    now = copy_context()
     try:
-        return copy_context() == before
+        return now == before and (not values or all(map(is_, now.values(), values)))
     except Exception:  # noqa: BLE001 - values that cannot be compared differ
         return False

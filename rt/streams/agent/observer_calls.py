@@ -1,6 +1,7 @@
 """Calls of one observer, which may raise, hang, be cancelled, or change its own subscription.
 
-Invariant: a call raises the observer's error, or `CancelledError` if the task that makes it must end.
+Invariant: a call raises an `Exception` for any error of the observer, or `CancelledError` if the task that
+makes it must end.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class ObserverCalls:
             if task is not None and task.cancelling():
                 raise
             raise DeliveryFailed("the consumer's own task was cancelled") from None
+        except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # Such as a panic of an extension module.
+            raise DeliveryFailed(f"the consumer raised {type(error).__name__}", got=str(error)) from error
         finally:
             self._call = None
             _CALL.reset(token)

@@ -4,8 +4,9 @@ Invariants:
 - The queue is acknowledged only up to what every subscription has, served here or not, and only after that is
   durable.
 - What a consumer has accepted is durable after `save_every_s` and two commits, however long they wait for the
-  disk. So a kill repeats no older events. It takes longer in two cases: commits of changed subscriptions add
-  their time, and so does a save that keeps the event loop for more than a tenth of `save_every_s`.
+  disk. So a kill repeats no older events. It takes longer in three cases: commits of changed subscriptions
+  add their time, and so do a save that keeps the event loop for more than a tenth of `save_every_s`, and an
+  acknowledgement that takes longer than `save_every_s`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from rt.streams.agent.consumer import Consumer
 from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.agent.subscription_store import SubscriptionStore
 from rt.streams.agent.subscription_table import SubscriptionTable
@@ -37,20 +39,31 @@ class PositionSaver:
         self._receiver = receiver
         self._acknowledged: SequenceToken | None = None
         self._is_saving = asyncio.Lock()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Save again and again, and remove the streams that had no events for `inactive_s`."""
         now, options = self._queue.now, self._queue.options
         save_at, look_for_idle_at = now() + options.save_every_s, now() + options.inactive_s / 10
-        while True:
-            await asyncio.sleep(max(0.0, save_at - now()))
-            before = now()
-            if before >= look_for_idle_at:
-                look_for_idle_at = before + options.inactive_s / 10
-                idle = self._table.forget_idle(options.inactive_s)
-                await asyncio.gather(*(consumer.close() for consumer in idle))
-            busy_s = await self.save()
-            save_at = max(before + options.save_every_s, now() + _REST * busy_s)
+        try:
+            while True:
+                await asyncio.sleep(max(0.0, save_at - now()))
+                before = now()
+                if before >= look_for_idle_at:
+                    look_for_idle_at = before + options.inactive_s / 10
+                    self._close(self._table.forget_idle(options.inactive_s))
+                busy_s = await self.save()
+                save_at = max(before + options.save_every_s, now() + _REST * busy_s)
+        finally:
+            for closing in self._closing:
+                closing.cancel()
+
+    def _close(self, consumers: list[Consumer]) -> None:
+        """Do not wait for them: some may need seconds."""
+        for consumer in consumers:
+            closing = asyncio.create_task(consumer.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def save(self) -> float:
         """Save and acknowledge. Returns for how many seconds it kept the event loop from other work."""
