@@ -32,12 +32,15 @@ class SilencePromise:
 
     def on_start(self, start: PushStart) -> None:
         """A node accepted the session, and says what is committed."""
-        if start.silence_limit is not None:
-            self._is_supported = True
-            if start.silence_limit != self._settled:
-                self._settled = None  # A forced reset may have lost it.
-            if start.silence_limit.milliseconds and self._stated is None:
-                self._stated = start.silence_limit
+        limit = start.silence_limit
+        if limit is None:
+            return
+        self._is_supported = True
+        if limit != self._settled:
+            self._settled = None  # A forced reset may have lost it.
+        # Another node may be behind, and know only of an earlier run.
+        if limit.milliseconds and (self._stated is None or limit.run > self._stated.run):
+            self._stated = limit
 
     def state(self) -> SilenceLimit | None:
         """What to tell a node now; None: nothing, or a node has answered it."""

@@ -63,6 +63,8 @@ class SessionLog:
         self._roll_bytes = settings.roll_bytes
         self._fsync = settings.fsync
         self._codec = CODECS[settings.compression]
+        self._silence_ms_max = settings.silence_ms_max
+        self._is_promise_due = False
         self._is_pushed = is_pushed
         self._is_closed = False
         self._unsynced_since = 0.0
@@ -86,8 +88,6 @@ class SessionLog:
         log = cls(writer, settings, lock=lock, wake=wake, is_pushed=is_pushed, disk=disk)
         try:
             log.start_run(writer.end)
-            limit = settings.silence_ms_max
-            write_silence_limit(disk, directory, None if limit is None else WrittenLimit(log.run, limit))
         except BaseException:
             writer.close()
             raise
@@ -105,19 +105,32 @@ class SessionLog:
         return sealed if self._synced is None else max(sealed, self._synced.end)
 
     def start_run(self, first: int) -> None:
-        """Start the next run with number `first`."""
+        """Start the next run with number `first`. It makes the promise of `max_silence` again.
+
+        If that fails (storage errors), the run is started, and `append` promises before it writes.
+        """
         last = self.writer.last_id
         run = 0 if last is None else last.run + 1
         with self._syncing:
             self.writer.start(SegmentId(run, 0), first=first, run_id=os.urandom(8))
             self._synced = None
         self.run_first, self.run = first, run
+        self._is_promise_due = True
+        self._promise()
+
+    def _promise(self) -> None:
+        limit = self._silence_ms_max
+        written = None if limit is None else WrittenLimit(self.run, limit)
+        write_silence_limit(self._disk, self.writer.path, written)
+        self._is_promise_due = False
 
     def append(self, drafts: list[BatchDraft], first: int) -> None:
         """Write batches from number `first` on with one system call, in a new segment if this one is full.
 
         On `rt.DiskFull` those that fit stay: `end` says which.
         """
+        if self._is_promise_due:
+            self._promise()
         self._roll_before(sum(len(draft.values) for draft in drafts))
         try:
             self.writer.append(self._frames(drafts, first))

@@ -184,9 +184,10 @@ class HttpServers:
         while True:
             state = self._data.follower.state
             self._services.clients.update(self._services.pull.pulls, 0 if state is None else state.position)
-            self._services.silence.update(loop.time(), self._services.clients.received_ns)
+            control_silent_s = self._data.link.silence.update(loop.time())
+            received_ns = self._services.clients.received_ns
+            self._services.silence.update(loop.time(), received_ns, control_silent_s)
             self._contexts.refresh(loop.time())
-            self._data.link.silence.update(loop.time())
             if self._contexts.loaded.server is not described:
                 described = self._contexts.loaded.server
                 with contextlib.suppress(CertificateError):  # During a rotation.

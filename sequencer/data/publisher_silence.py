@@ -3,8 +3,9 @@
 For one event loop. Invariants:
 - That a publisher promised, and that it was closed in order, are facts of the replicated state: see
   `sequencer.state.run_lifecycle`. Only the time of silence is measured by each node for itself.
-- Time counts only while the node knows a leader and its process runs. So neither an election nor a node that
-  was cut off or paused makes a publisher silent.
+- Time counts only while the node knows a leader and its process runs, and `RECOVERY_S` are left after a time
+  without a leader. So neither an election nor a node that was cut off or paused makes a publisher silent, and
+  elections do not hide one that is.
 - A node that starts knows nothing of the time before: it reports a publisher one limit after its start.
 - Without promises there is no work.
 """
@@ -27,6 +28,10 @@ from sequencer.state.state import Session
 GRACE_S: Final = 4.0
 """A message may take so long from its publisher to here: a program that publishes as often as it promised
 raises no alarm."""
+RECOVERY_S: Final = 30.0
+"""In this time after one without a leader, pushes connect again, and a node that was cut off catches up."""
+CONTROL_SILENT_S: Final = 2.0
+"""A control process that is silent for longer is stopped or gone: it reports every 500 ms."""
 PROPOSE_AGAIN_S: Final = 1.0
 """A command that is not applied after this time may have been lost. A peer cannot cause more of them."""
 
@@ -64,25 +69,35 @@ class PublisherSilence:
             self._propose(encode_command(LimitSilence(session.id, limit.run, limit.milliseconds)))
         return None
 
-    def update(self, now_s: float, get_received_ns: Callable[[], Mapping[str, int]]) -> None:
-        """`get_received_ns` returns, by session, when bytes of it were last received here."""
+    def update(
+        self, now_s: float, get_received_ns: Callable[[], Mapping[str, int]], control_silent_s: float = 0.0
+    ) -> None:
+        """`get_received_ns` returns, by session, when bytes of it were last received here.
+
+        `control_silent_s`: how long this node's control process, which knows the leader, has said nothing.
+        """
         if self._proposed_s:
             recent = self._proposed_s.items()
             self._proposed_s = {one: at for one, at in recent if now_s < at + PROPOSE_AGAIN_S}
         state = self._follower.state
         if state is None or not (state.promising or self._silences):
             return
-        is_led = bool(self._follower.standing.leader)
+        is_led = bool(self._follower.standing.leader) and control_silent_s < CONTROL_SILENT_S
         received_ns = get_received_ns()
         silences = {one: self._silences.get(one) or _Silence() for one in state.promising}
         for session_id, silence in silences.items():
             session = state.sessions[session_id]
             merged = session.last_run, session.consumed, session.done
-            received = received_ns.get(session.name, 0)
+            # Any other time than before: the clock may have been set back.
+            received = received_ns.get(session.name, 0) or silence.received_ns
+            silent_s = silence.detector.silent_s
             silence.detector.update(now_s)
-            if not is_led or merged != silence.merged or received > silence.received_ns:
+            if merged != silence.merged or received != silence.received_ns:
                 silence.detector.record_message()
-            silence.merged, silence.received_ns = merged, max(received, silence.received_ns)
+            elif not is_led:
+                due_s = session.silence_ms_max / 1000 + GRACE_S
+                silence.detector.silent_s = min(silent_s, max(due_s - RECOVERY_S, 0.0))
+            silence.merged, silence.received_ns = merged, received
         self._silences = silences
 
     def silent(self) -> tuple[SilentPublisher, ...]:

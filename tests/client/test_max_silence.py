@@ -17,9 +17,11 @@ from push_node import PushNode
 
 import rt
 import rt.aio
-from replicator.protocol.handshake import PushStatus, SilenceLimit
+from replicator.protocol.handshake import PushStart, PushStatus, SilenceLimit
 from replicator.push.client import PushClient
+from replicator.push.silence_promise import SilencePromise
 from rt.cli.main import cli
+from rt.client import session_log
 from rt.log.disk import REAL
 from rt.sidecar.silence_file import SILENCE_FILE, WrittenLimit, read_silence_limit
 
@@ -98,6 +100,32 @@ def test_a_run_without_a_promise_takes_back_that_of_the_run_before(tmp_path: Pat
     assert promise(directory) is not None
     with publisher_in(tmp_path):
         assert promise(directory) is None
+
+
+def test_a_run_that_begins_at_another_number_makes_the_promise_again(tmp_path: Path) -> None:
+    """The cluster ends a promise when a later run is opened."""
+    with publisher_in(tmp_path, dedup_id="quotes", max_silence=60) as publisher:
+        publisher.publish(b"one", number=100)
+        assert promise(publisher.directory) == (1, 60_000)
+    assert promise(publisher.directory) is None
+
+
+def test_a_promise_that_could_not_be_written_at_the_start_of_a_run_is_made_before_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise rt.DiskFull("no space")
+
+    with publisher_in(tmp_path, dedup_id="quotes", max_silence=60) as publisher:
+        with monkeypatch.context() as full:
+            full.setattr(session_log, "write_silence_limit", fail)
+            with pytest.raises(rt.DiskFull):
+                publisher.publish(b"one", number=100)
+            assert promise(publisher.directory) == (0, 60_000)
+        assert publisher.publish(b"one", number=100) == 100
+        publisher.flush()
+        assert promise(publisher.directory) == (1, 60_000)
+    assert promise(publisher.directory) is None
 
 
 def test_a_late_close_does_not_end_the_promise_of_the_next_publisher(tmp_path: Path) -> None:
@@ -187,6 +215,20 @@ def test_a_push_that_starts_after_the_close_ends_the_promise_that_the_cluster_kn
         await node.stop()
 
     run(play())
+
+
+@pytest.mark.parametrize("runs", [(5, 6), (6, 5)], ids=["behind first", "behind last"])
+def test_a_node_that_is_behind_does_not_hide_the_promise_of_the_last_run(
+    tmp_path: Path, runs: tuple[int, int]
+) -> None:
+    """It knows of an earlier run only, whose end settles nothing."""
+    silence = SilencePromise(REAL, str(tmp_path))
+    for run in runs:
+        start = PushStart(bytes(16), 0, 3, f"n{run}", silence_limit=SilenceLimit(run, 60_000))
+        silence.on_start(start)
+    assert silence.state() == SilenceLimit(6, 0)
+    silence.settle(SilenceLimit(6, 0))
+    assert silence.is_settled
 
 
 def test_a_push_does_not_end_before_the_end_of_the_promise_is_committed(tmp_path: Path) -> None:

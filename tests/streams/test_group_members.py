@@ -145,6 +145,40 @@ def test_a_failure_stops_the_member_and_its_message_is_not_acknowledged(tmp_path
     assert handled == list(range(40))
 
 
+@pytest.mark.parametrize("end", ["stopped", "lost"])
+def test_a_member_whose_leases_ended_acknowledges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its process was paused. An operator may have moved the positions back meanwhile, or deleted them."""
+    world = World(tmp_path, count=1)
+    handled: list[int] = []
+    paused_s = 0.0
+    world.table = LeaseTable(lambda: time.monotonic() + paused_s)
+
+    async def main() -> None:
+        nonlocal paused_s
+        members: list[Member] = []
+        running = asyncio.create_task(
+            world.run(lambda message: handled.append(message.position), members, commit_every_s=0.01)
+        )
+        await until(lambda: set(world.positions.held.values()) == {40})
+        world.positions.failures = 10**9
+        world.publish(40)
+        await until(lambda: len(handled) == 80)
+        paused_s = 3600.0
+        monkeypatch.setattr(world.table, "acquire", lambda *_: 0)  # Another member has them.
+        world.positions.held = dict.fromkeys(world.positions.held, 0)
+        world.positions.failures = 0
+        if end == "lost":
+            await until(lambda: not members[0]._work)
+        members[0].stop()
+        await running
+
+    with world.publisher:
+        asyncio.run(main())
+    assert set(world.positions.held.values()) == {0}
+
+
 def _fullness(member: Member, bound: str) -> int:
     return member.waiting if bound == "buffer_messages" else member.waiting_bytes
 

@@ -3,6 +3,8 @@
 Invariants:
 - A partition is handled only while its lease is valid by the clock, from the position that the cluster has.
 - It is released only after its call under way has ended and its position is acknowledged.
+- Without a valid lease nothing is acknowledged: after a pause of this process an operator may have reset or
+  deleted the positions.
 - The first error that cannot be retried ends the member: it gives up everything it has, then raises.
 
 For one event loop; the subscriber reads in a thread.
@@ -180,6 +182,9 @@ class Member:
         work = await self._close(queue)
         if work is not None and work.lane.done > work.lane.acknowledged:
             name, done = self._partitions.position_name(queue), work.lane.done
+            if not self._is_held(queue):  # The next member handles some messages again.
+                logger.warning("release_not_acknowledged partition=%s error='the lease ended'", queue.name)
+                return
             try:
                 await self._positions.acknowledge({name: done})
             except RtError as error:  # The next member handles some messages again.
@@ -261,8 +266,7 @@ class Member:
 
         def may_handle() -> bool:
             """From any thread."""
-            until_s = self._leases.valid_until_s(lane.queue)
-            return not work.is_stopping and until_s is not None and self._leases.now_s() < until_s
+            return not work.is_stopping and self._is_held(lane.queue)
 
         while not work.is_stopping:
             if not lane.waiting:
@@ -274,6 +278,11 @@ class Member:
             self._room.set()
             if not done and not work.is_stopping:
                 await asyncio.sleep(_LEASE_S)  # It is renewed, or lost and stopped.
+
+    def _is_held(self, queue: QueueId) -> bool:
+        """Whether the lease of a partition is valid by the clock. From any thread."""
+        until_s = self._leases.valid_until_s(queue)
+        return until_s is not None and self._leases.now_s() < until_s
 
     # All partitions
 
@@ -298,7 +307,8 @@ class Member:
     async def _acknowledge_all(self) -> None:
         while True:
             await asyncio.sleep(self._options.commit_every_s)
-            known = self._lanes.unacknowledged()
+            found = self._lanes.unacknowledged().items()
+            known = {name: one for name, one in found if self._is_held(one[0].queue)}
             if not known:
                 continue
             try:

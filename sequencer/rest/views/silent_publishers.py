@@ -47,7 +47,7 @@ def _text(publisher: SilentPublisher, *, is_connected: bool) -> str:
     )
     return (
         f"Session {session} gives no message, and its publisher promised one at least every "
-        f"{publisher.limit_s:g} s. {where} On the publisher's machine: `rt pushes list`, and look at the log "
-        "of the program. Start it again if it is gone. "
+        f"{publisher.limit_s:,.15g} s. {where} On the publisher's machine: `rt pushes list`, and look at the "
+        "log of the program. Start it again if it is gone. "
         f'If it is retired: `rt rest /close-session --data \'{{"session": "{session}"}}\'`.'
     )

@@ -13,7 +13,7 @@ from sequencing import do_merge, do_open, new_state, opening, piece
 from replicator.protocol.handshake import PushHello, SilenceLimit
 from rt.exposition import exposition
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.data.publisher_silence import GRACE_S, PROPOSE_AGAIN_S, PublisherSilence
+from sequencer.data.publisher_silence import GRACE_S, PROPOSE_AGAIN_S, RECOVERY_S, PublisherSilence
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.rest.base.node_snapshot import SilentPublisher
 from sequencer.rest.views.alarms import alarms_of
@@ -96,6 +96,38 @@ def test_a_promise_that_ended_raises_no_alarm_on_a_node_that_learns_of_it_late(e
     assert node.silent == []
 
 
+@pytest.mark.parametrize("before_s", [0, 50, 100, 200], ids=lambda seconds: f"after {seconds} s")
+def test_elections_delay_an_alarm_by_little_and_do_not_hide_it(before_s: int) -> None:
+    node = Watched(promises=False)
+    apply(node.state, LimitSilence(1, 0, 100_000))
+    node.wait(before_s)
+    node.follower.standing = pb.Standing()
+    node.wait(500)
+    assert node.silent == []
+    node.follower.standing = pb.Standing(leader="n2")
+    left_s = max(100 + GRACE_S - before_s, RECOVERY_S)
+    node.wait(left_s - 3)
+    assert node.silent == []
+    node.wait(6)
+    assert node.silent == ["a"]
+    for leader in ("", "n1"):
+        node.follower.standing = pb.Standing(leader=leader)
+        node.wait(1)
+    node.wait(RECOVERY_S)
+    assert node.silent == ["a"]
+
+
+def test_a_control_process_that_is_stopped_makes_no_publisher_silent() -> None:
+    """What it knew last of the leader is out of date, and nothing that is merged is learned."""
+    node = Watched()
+    for second in range(100):
+        node.silence.update(second, dict, float(second))
+    assert node.silent == []
+    node.now_s = 100
+    node.wait(LIMIT_S + GRACE_S)
+    assert node.silent == ["a"]
+
+
 def test_time_without_a_leader_and_time_in_which_the_node_was_stopped_do_not_count() -> None:
     node = Watched()
     node.follower.standing = pb.Standing()
@@ -120,6 +152,18 @@ def test_a_message_that_this_node_has_and_that_is_not_merged_ends_the_silence() 
     node.wait(LIMIT_S + GRACE_S)
     node.received["a"] = 6
     node.wait(1)
+    assert node.silent == ["a"]
+
+
+def test_a_message_that_comes_after_the_clock_was_set_back_ends_the_silence() -> None:
+    node = Watched()
+    node.received["a"] = 3_600_000_000_006
+    node.wait(LIMIT_S + GRACE_S + 1)
+    assert node.silent == ["a"]
+    node.received["a"] = 6
+    node.wait(1)
+    assert node.silent == []
+    node.wait(LIMIT_S + GRACE_S)
     assert node.silent == ["a"]
 
 
@@ -186,6 +230,8 @@ def test_the_alarm_names_the_session_its_promise_and_the_next_commands() -> None
     assert '`rt rest /close-session --data \'{"session": "feed~2"}\'`' in text
     assert "rt_silent_publishers 1" in exposition(metrics_of(node_view(silent=silences("feed~2"))))
     assert texts(()) == []
+    (text,) = texts((SilentPublisher("feed", 3e6, 2_592_000.5),))
+    assert "at least every 2,592,000.5 s" in text
 
 
 def test_many_silent_publishers_of_one_certificate_do_not_hide_those_of_others() -> None:
