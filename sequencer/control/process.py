@@ -269,6 +269,7 @@ class ControlProcess:
         if now_ns >= self._summary_due_ns:
             self._summary_due_ns = now_ns + SUMMARY_NS
             self._on_alive()
+            self._server.accept_again()
             silent_s = self._data_silence.update(now_ns / 1e9) if self._disk else 0.0
             phase = self._phase(now_ns)
             if silent_s >= HUNG_S:

@@ -18,7 +18,8 @@ from rt.errors import FormatError
 from sequencer.ipc.framing import FrameDecoder, frame
 
 UNSENT_BYTES_MAX: Final = 256 << 20
-_READ_BYTES: Final = 256 << 10
+_READ_BYTES: Final = 16 << 10
+"""Read in one round of the consensus thread: it handles that many reports in less than a heartbeat."""
 _SOCKET_BYTES: Final = 4 << 20
 
 logger = logging.getLogger("sequencer")
@@ -44,6 +45,7 @@ class ControlServer:
         self._listener.listen(4)
         self._listener.setblocking(False)
         self._watch: Watch | None = None
+        self._is_accepting = False
         self._peer: socket.socket | None = None
         self._polled = 0
         """The events for which the peer is polled."""
@@ -52,15 +54,26 @@ class ControlServer:
 
     def start(self, watch: Watch) -> None:
         self._watch = watch
-        watch(self._listener.fileno(), select.EPOLLIN, lambda _: self._accept())
+        self.accept_again()
+
+    def accept_again(self) -> None:
+        """Accept connections again if that failed. Call it about twice a second."""
+        if self._watch is not None and not self._is_accepting:
+            self._is_accepting = True
+            self._watch(self._listener.fileno(), select.EPOLLIN, lambda _: self._accept())
 
     def close(self) -> None:
         """End the connection and stop listening. Idempotent."""
         if self._watch is not None:
             self._drop("stopping")
-            self._watch(self._listener.fileno(), 0)
+            self._stop_accepting(self._watch)
             self._watch = None
         self._listener.close()
+
+    def _stop_accepting(self, watch: Watch) -> None:
+        if self._is_accepting:
+            self._is_accepting = False
+            watch(self._listener.fileno(), 0)
 
     def send(self, content: bytes) -> None:
         """Send a message; dropped if no data process is connected. Never waits."""
@@ -80,8 +93,11 @@ class ControlServer:
             del self._unsent[: peer.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:
+        except ConnectionError:
             self._unsent.clear()  # Reading will show the end of the connection.
+        except OSError as error:  # What is not sent must not be missing from a connection that goes on.
+            self._drop(str(error))
+            return
         self._poll(peer)
 
     def _poll(self, peer: socket.socket) -> None:
@@ -93,7 +109,12 @@ class ControlServer:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # No descriptor or no memory is free. The listener would always be ready.
+            logger.error("data_process_not_accepted error=%r", str(error))
+            if self._watch is not None:
+                self._stop_accepting(self._watch)
             return
         self._drop("replaced")
         peer.setblocking(False)

@@ -172,17 +172,17 @@ class Merger:
         try:
             with contextlib.suppress(RtError):
                 done = self._quick_executor.execute(plan, chain)
+            if done is not None:
+                self.missing = None
+                self._on_executed(plan, done)
         except Exception as error:  # noqa: BLE001 - it stops the merger
             self._fail_unexpectedly(error)
-        if done is not None:
-            self.missing = None
-            self._on_executed(plan, done)
-        now_s = time.monotonic()
-        self._quick_after_s = now_s + (now_s - begun_s)
-        with self._changed:
-            self._is_idle = True
-            if self._is_paused or self._may_work():
-                self._changed.notify_all()
+        finally:
+            self._quick_after_s = 2 * time.monotonic() - begun_s
+            with self._changed:
+                self._is_idle = True
+                if self._is_paused or self._may_work():
+                    self._changed.notify_all()
 
     def upcoming(self) -> list[WritePlan]:
         """The next plans, `UPCOMING_MAX` at most."""
@@ -336,8 +336,8 @@ class Merger:
                 plan.instruction, done.chain or 0, plan.total_bytes, plan.end_position
             )
             self._fetched.forget(plan)
-            if self._plans and self._plans[0] is plan:
-                self._plans.popleft()
+            while self._plans and self._plans[0].instruction <= plan.instruction:
+                self._plans.popleft()  # Since it began, `start` may have listed it again.
         self._on_written()
 
     def _may_work(self) -> bool:

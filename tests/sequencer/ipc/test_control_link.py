@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import select
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nodes_bench import wait_until
@@ -108,6 +112,81 @@ def test_garbage_ends_the_connection_and_not_the_link(bench):
     with bench.connected() as peer:
         bench.send(b"on")
         assert read(peer, 1) == [b"on"]
+
+
+class Failing:
+    """A socket whose named method raises an error, a number of times."""
+
+    def __init__(self, sock: socket.socket, name: str, error: OSError, times: int) -> None:
+        self._sock, self._name, self._error, self._times = sock, name, error, times
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return self._fail if name == self._name else getattr(self._sock, name)
+
+    def _fail(self, *arguments: Any) -> Any:
+        self.calls += 1
+        if self.calls <= self._times:
+            raise self._error
+        return getattr(self._sock, self._name)(*arguments)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_without_a_free_descriptor_the_loop_is_not_busy_and_connections_are_taken_later(bench, number):
+    error = OSError(number, os.strerror(number))
+    listener = bench.link._listener = Failing(bench.link._listener, "accept", error, times=1000)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(60)
+        peer.connect(bench.path)
+        wait_until(lambda: listener.calls > 0)
+        for _ in range(20):  # Each call is a turn of the loop.
+            bench.send(b"to nobody")
+        assert listener.calls == 1
+        bench.loop.call(bench.link.accept_again)
+        wait_until(lambda: listener.calls > 1)
+        listener._times = 0
+        peer.sendall(frame(b"hello"))
+        bench.loop.call(bench.link.accept_again)
+        wait_until(lambda: bench.came == [b"hello"])
+        bench.send(b"on")
+        assert read(peer, 1) == [b"on"]
+
+
+def test_one_round_handles_few_messages_of_a_flood_so_that_heartbeats_go_on(tmp_path):
+    path, came, watched = str(tmp_path / "flooded"), list[bytes](), dict[int, Callable[[int], None]]()
+    link = ControlServer(path, came.append)
+    link.start(lambda fd, _, on_ready=print: watched.update({fd: on_ready}))
+    with contextlib.closing(link), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(60)
+        peer.connect(path)
+        watched[link._listener.fileno()](select.EPOLLIN)
+        peer.sendall(frame(b"x") * 10_000)
+        read_one_round = watched[link._peer.fileno()]
+        read_one_round(select.EPOLLIN)
+        assert 0 < len(came) < 4_000
+        while len(came) < 10_000:
+            read_one_round(select.EPOLLIN)
+
+
+def test_a_connection_that_lost_a_message_ends(bench):
+    with bench.connected() as peer:
+        error = OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        bench.link._peer = Failing(bench.link._peer, "send", error, times=1)
+        bench.send(b"lost")
+        bench.send(b"the next one")
+        assert peer.recv(100) == b""
+    with bench.connected() as peer:
+        bench.send(b"on")
+        assert read(peer, 1) == [b"on"]
+
+
+def test_what_a_peer_sent_before_it_closed_is_read_although_sending_to_it_fails(bench):
+    with bench.connected() as peer:
+        peer.sendall(b"".join(frame(b"%d" % n) for n in range(100)))
+        peer.shutdown(socket.SHUT_RDWR)
+        bench.send(b"nobody reads it")
+    wait_until(lambda: len(bench.came) == 101)
+    wait_until(lambda: bench.link._peer is None)
 
 
 def test_only_the_owner_may_connect(bench, tmp_path):

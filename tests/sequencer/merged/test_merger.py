@@ -27,7 +27,7 @@ from replicator.protocol.messages import LogOffset
 from rt.errors import Closed, DiskFull, Diverged, StorageFailed
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
-from rt.log.write.writer import SyncPoint
+from rt.log.write.writer import LogWriter, SyncPoint
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.merged import merger as merger_module
 from sequencer.merged.merge_input import MissingInput
@@ -224,6 +224,31 @@ def test_a_small_plan_that_fails_is_executed_again_by_the_thread_or_stops_the_me
         merger.close()
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_small_plan_that_is_interrupted_leaves_the_merger_to_its_thread(disk, is_begun, monkeypatch):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    merger = open_merger(disk, story)
+    interrupted, name = (LogWriter, "append") if is_begun else (merger._quick_executor, "execute")
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    try:
+        begin(merger, story, story.plans[:1])
+        merger.wait_written(story.plans[0].instruction)
+        monkeypatch.setattr(interrupted, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            add_each(merger, story.plans[1:2])
+        add_each(merger, story.plans[2:])
+        merger.wait_written(story.plans[-1].instruction)
+        assert merger.failure is None
+        assert merged_files(disk) == story.files()
+    finally:
+        merger.close()
+
+
 def test_a_merger_is_held_only_when_a_plan_that_is_being_added_is_executed(disk, monkeypatch):
     story = Story.drawn(roll_bytes=1 << 20)
     story.put_sessions(disk)
@@ -277,6 +302,26 @@ def test_missing_input_is_named_and_waited_for(merger, disk, sources):
     merger.wait_written(LAST)
     assert merger.missing is None
     assert merged_files(disk) == FILES
+
+
+def test_a_snapshot_with_the_plan_that_is_being_executed_does_not_make_the_log_differ(disk):
+    story = Story.drawn(roll_bytes=1 << 20)
+    story.put_sessions(disk)
+    sources = FakeSources(disk, story)
+    sources.hidden.add((2, SegmentId(0, 2)))
+    merger = open_merger(disk, story, sources)
+    try:
+        begin(merger, story)
+        wait_until(lambda: merger.missing is not None)
+        begin(merger, story, [replace(plan) for plan in story.plans])
+        sources.hidden.clear()
+        merger.wake()
+        merger.wait_written(story.plans[-1].instruction)
+        assert merger.failure is None
+        assert merged_files(disk) == story.files()
+        assert merger.sync() == story.reached
+    finally:
+        merger.close()
 
 
 def test_input_with_another_chain_is_never_merged_and_told_once(merger, sources, disk):
