@@ -229,6 +229,11 @@ class DeliveryGate:
             self._changed.notify_all()
             self._wake()
 
+    @property
+    def is_delivering(self) -> bool:
+        """Neither paused nor closed."""
+        return not (self.is_paused or self.is_closed)
+
     def take_call_off(self) -> bool:
         """Whether the wait was called off. Only the first call after it returns True."""
         if not self._is_called_off:

@@ -199,16 +199,16 @@ class Subscriber:
         deadline = _deadline(timeout)
         if max_messages is not None:
             check_count(max_messages, name="max_messages", least=1)
-        try:
-            while True:
-                if not self._gate.wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
+        with contextlib.suppress(Cancelled):
+            while self._gate.wait_while_paused(deadline) and (reader := self._ready(deadline)) is not None:
+                if (batch := reader.next_batch(seconds_left(deadline))) is None:
                     return None
-                batch = reader.next_batch(seconds_left(deadline), max_messages)
-                if batch is None or not self._gate.is_paused:
-                    return None if self._gate.is_closed else batch
-                reader.keep(batch)  # Paused meanwhile: deliver it after `resume`.
-        except Cancelled:
-            return None
+                if self._gate.is_delivering:
+                    return batch if max_messages is None else reader.limit(batch, max_messages)
+                reader.keep(batch)  # Paused meanwhile: deliver it after `resume`. Closed: `position` stays.
+                if self._gate.is_closed:
+                    return None
+        return None
 
     def seek(self, position: Place) -> None:
         """Continue at `position`, before or after what was delivered. For the thread that reads.
@@ -300,7 +300,7 @@ class Subscriber:
         reader = self._reader
         assert reader is not None
         messages = reader.one_by_one(batch)
-        if self._gate.is_paused:
+        if not self._gate.is_delivering:
             reader.hold()
         return messages
 

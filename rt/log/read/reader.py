@@ -117,10 +117,10 @@ class LogReader:
         timeout = check_timeout(timeout)
         try:
             while len(messages) < max_messages:
-                batch = self.next_batch(0.0 if messages else timeout, max_messages - len(messages))
+                batch = self.next_batch(0.0 if messages else timeout)
                 if batch is None:
                     break
-                messages.extend(batch.messages())
+                self._move(batch, messages, max_messages)
         except Exception as error:
             if not messages:
                 raise
@@ -139,10 +139,13 @@ class LogReader:
             batch = self._read(timeout)
             if batch is None:
                 return None
-        if max_messages is not None and len(batch) > max_messages:
-            rest = batch.slice(max_messages, len(batch))
+        return batch if max_messages is None else self.limit(batch, max_messages)
+
+    def limit(self, batch: MessageBatch, max_messages: int) -> MessageBatch:
+        """The first messages of the batch that `next_batch` just returned; its next call returns the rest."""
+        if len(batch) > max_messages:
+            self._delivery.keep(batch.slice(max_messages, len(batch)))
             batch = batch.slice(0, max_messages)
-            self._delivery.keep(rest)
         return batch
 
     def seek(self, position: Place) -> None:
@@ -185,6 +188,18 @@ class LogReader:
     def one_by_one(self, batch: MessageBatch) -> Iterator[Message]:
         """The messages of the batch that `next_batch` just returned; `position` follows each of them."""
         return self._delivery.start(batch)
+
+    def _move(self, batch: MessageBatch, messages: list[Message], max_messages: int) -> None:
+        """Move messages of `batch` to `messages`, until it has `max_messages`. The rest comes next, also of
+        those that there is no memory for.
+        """
+        before = len(messages)
+        try:
+            messages.extend(batch.slice(0, max_messages - before).messages())
+        finally:
+            moved = len(messages) - before
+            if moved < len(batch):
+                self._delivery.keep(batch.slice(moved, len(batch)))
 
     def _drop(self, rest: MessageBatch) -> None:
         """The messages that were read last will not be delivered."""

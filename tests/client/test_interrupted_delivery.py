@@ -1,0 +1,130 @@
+"""A pause, a close or an error at any moment: no message is skipped, and `position` passes none."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.client.follow_reader import DeliveryCounter
+from rt.log.scan.message_batch import MessageBatch
+
+COUNT = 10
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[rt.Publisher]:
+    with rt.Publisher(tmp_path, "stream", publisher_id="feed", linger_ms=0) as publisher:
+        publisher.publish_many([b"%d" % number for number in range(COUNT)])
+        publisher.flush()
+        yield publisher
+
+
+def on_first_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Run `act` when the first batch was read, and is not returned yet."""
+    add = DeliveryCounter.add
+    acts = [act]
+
+    def counted(self: DeliveryCounter, batch: MessageBatch) -> None:
+        add(self, batch)
+        if acts:
+            acts.pop()()
+
+    monkeypatch.setattr(DeliveryCounter, "add", counted)
+
+
+@pytest.mark.parametrize("most", [None, 1, 4, COUNT])
+def test_a_pause_during_a_read_loses_nothing_however_few_messages_are_wanted(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        on_first_read(monkeypatch, subscriber.pause)
+        assert subscriber.next_batch(0, most) is None
+        assert subscriber.position == subscriber.stats().position == subscriber.stats().messages == 0
+        subscriber.resume()
+        got: list[int] = []
+        while (batch := subscriber.next_batch(0, most)) is not None:
+            assert most is None or len(batch) <= most
+            got += batch.numbers.tolist()
+            assert subscriber.position == len(got)
+        assert got == list(range(COUNT))
+
+
+@pytest.mark.parametrize("most", [None, 1, 4, COUNT])
+def test_a_close_during_a_read_passes_over_no_message(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    subscriber = rt.Subscriber(publisher.directory, "stream", name="sub")
+
+    def close() -> None:
+        closer = threading.Thread(target=subscriber.close)
+        closer.start()
+        while not subscriber._gate.is_closed:
+            pass
+        closers.append(closer)
+
+    closers: list[threading.Thread] = []
+    on_first_read(monkeypatch, close)
+    assert subscriber.next_batch(0, most) is None
+    closers[0].join()
+    assert subscriber.position == subscriber.stats().position == subscriber.stats().messages == 0
+    with pytest.raises(rt.InvalidOption, match="not delivered"):
+        subscriber.ack(1)
+    assert subscriber.next_batch(0) is None
+    assert subscriber.position == 0
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], rt.LogReader]:
+    """A reader of messages of a size; the first copy of the value of message 3 fails."""
+    each, fails = MessageBatch._each_value, [True]
+
+    def failing(self: MessageBatch) -> Iterator[bytes]:
+        for value in each(self):
+            if value[0] == 3 and fails and fails.pop():
+                raise MemoryError
+            yield value
+
+    def open_reader(size: int) -> rt.LogReader:
+        with rt.Publisher(tmp_path, "stream", publisher_id="feed") as publisher:
+            publisher.publish_many([bytes([number]) * size for number in range(COUNT)])
+        return rt.LogReader(publisher.directory)
+
+    monkeypatch.setattr(MessageBatch, "_each_value", failing)
+    return open_reader
+
+
+@pytest.mark.parametrize("size", [10_000, 200_000])
+def test_a_message_that_could_not_be_copied_comes_next(
+    large: Callable[[int], rt.LogReader], size: int
+) -> None:
+    """Out of memory, or an interrupt: its copy takes most of the time."""
+    got: list[int] = []
+    with large(size) as reader:
+        messages = iter(reader)
+        with pytest.raises(MemoryError):
+            got.extend(next(messages).number for _ in range(COUNT))  # Those before it are kept.
+        assert reader.position == len(got) == 3
+        got += [message.number for message in messages]
+    assert got == list(range(COUNT))
+
+
+@pytest.mark.parametrize("size", [10_000, 200_000])
+def test_a_poll_without_memory_returns_what_it_has_and_the_rest_comes_next(
+    large: Callable[[int], rt.LogReader], size: int
+) -> None:
+    with large(size) as reader:
+        got, errors = [message.number for message in reader.poll()], 0
+        assert got == [0, 1, 2]
+        while len(got) < COUNT or not errors:
+            assert reader.position == len(got)
+            try:
+                got += [message.number for message in reader.poll(2)]
+            except MemoryError:
+                errors += 1
+        assert got == list(range(COUNT))
+        assert reader.poll() == []
+    assert errors == 1
