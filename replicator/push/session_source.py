@@ -33,7 +33,7 @@ from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import VERSION
-from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind
+from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
 from rt.sidecar.progress_file import ProgressFile, PushState
@@ -207,11 +207,21 @@ class SessionSource:
             event.set()
 
     def _waiting_bytes(self, sent: LogOffset) -> int | None:
-        """Bytes of the segment after `sent`; None if another segment grows."""
+        """Bytes of the segment after `sent`; None if another segment grows.
+
+        A stream that has announced a run sends none of it until the node has opened it.
+        """
+        run, roll = sent.segment
         try:
-            return os.stat(segment_path(self.path, sent.segment)).st_size - sent.offset
+            size = os.stat(segment_path(self.path, sent.segment)).st_size - sent.offset
         except OSError:
             return None
+        if size == 0 and (self._exists(SegmentId(run, roll + 1)) or self._exists(SegmentId(run + 1, 0))):
+            return None
+        return size
+
+    def _exists(self, segment: SegmentId) -> bool:
+        return os.path.exists(segment_path(self.path, segment))
 
     def _write_progress(self, state: PushState) -> None:
         """A full disk is no reason to stop pushing: what is merged may be deleted."""

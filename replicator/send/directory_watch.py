@@ -54,8 +54,10 @@ class WatchedDirectory:
         changed.set()
 
     def start_polling(self) -> None:
-        self._poll_state = LogPoll(self.path)
-        self._schedule_poll()
+        """Also poll the directory from now on."""
+        if self._poll_state is None:
+            self._poll_state = LogPoll(self.path)
+            self._schedule_poll()
 
     def close(self) -> None:
         if self._timer is not None:
@@ -111,14 +113,16 @@ class WatchHub:
         if not to_writes and (watched.users > 1 or len(self._by_watch[watch]) > 1):
             return
         mask = flags.ONLYDIR | (_CHANGES if to_writes else _CHANGES & ~flags.MODIFY)
-        try:
+        found: int | None = None
+        with contextlib.suppress(OSError):
             found = self._inotify.add_watch(watched.path, mask)  # Of the same directory it changes the watch.
-        except OSError:
-            watched.mark_changed()  # It was removed: its user finds out.
-            return
         if found == watch:
             return
-        watched.mark_changed()  # It was replaced by another directory.
+        watched.mark_changed()  # It was removed, or replaced by another: its user finds out.
+        if to_writes:
+            watched.start_polling()  # Or it is back by then, or could not be watched for another reason.
+        if found is None:
+            return
         if found in self._by_watch:
             self._inotify.add_watch(watched.path, _CHANGES | flags.ONLYDIR)
         else:

@@ -97,12 +97,13 @@ class BatchWriter:
         """The pending batch has got its first messages. After a pause write them at once, else have them
         written when they have lingered.
 
-        On `rt.DiskFull` they stay pending, and the next call raises it.
+        If that fails they stay pending, because they are accepted. The background thread tries again, and the
+        next call raises what it finds.
         """
         if monotonic() - self._written_s >= self._pause_s:
             try:
                 self.write_batch()
-            except DiskFull:
+            except Exception:  # noqa: BLE001 - as in the background thread, which reports it
                 self._wake()
         else:
             self._wake()
@@ -116,11 +117,10 @@ class BatchWriter:
                 size = len(value) + MESSAGE_COST_BYTES
                 batch, index = self.make_room(topic, size, own)
                 batch.add_many([value], [stamp], index, size)
-        except DiskFull as error:
-            error.accepted = range(first, self.batch.end)
-            raise
-        finally:
             self._wake()
+        except BaseException as error:
+            self._leave(error, first)
+            raise
 
     def add_values(self, many: BulkMessages, first: int) -> None:
         """Add a few values to the batch. Of many, fill it up and write it with batches of the next ones; the
@@ -141,9 +141,18 @@ class BatchWriter:
                 batch.add_many(*many.rest(done), index, many.cost(done))
                 if is_first:
                     self.start_lingering()
-        except DiskFull as error:
-            error.accepted = range(first, self.batch.end)
+        except BaseException as error:
+            self._leave(error, first)
             raise
+
+    def _leave(self, error: BaseException, first: int) -> None:
+        """A call that added values from number `first` on ends with `error`. Have written what it added.
+
+        The next call does not know whether the batch began with them.
+        """
+        if isinstance(error, DiskFull):
+            error.accepted = range(first, self.batch.end)
+        self._wake()
 
     def write_batch(self) -> None:
         """Write the pending batch. On `rt.DiskFull` it stays pending, and the next call retries."""

@@ -1,7 +1,7 @@
 """Delete merged segments of a publisher's own log.
 
-`on_progress` is called by the thread that polls for all publishers of the process, `run` by the background
-thread, which may wait for disks. `trimmable` is pure.
+`on_progress` is called by the threads that read the progress, one at a time, `run` by the background thread,
+which may wait for disks. `trimmable` is pure.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ class LocalRetention:
     ) -> None:
         self._segments, self._persistence_ns = segments, persistence_ns
         self._delete, self._wake = delete, wake
-        self._deletable = NO_LEVEL
+        self._deletable = self._told = NO_LEVEL
         self._due = inf
         """When to check next for segments to delete."""
 
     def on_progress(self, record: ProgressRecord) -> None:
         """Wake `run` if more may be deleted."""
-        if record.deletable != self._deletable:
+        if record.deletable != self._told:
             self._deletable = record.deletable
             if self._trimmable() != NOTHING_TRIMMABLE:
                 self._due = 0.0
                 self._wake()
+            self._told = record.deletable  # Last: the caller's thread may be interrupted, and call again.
 
     def run(self, now: float) -> float | None:
         """Delete merged segments. Returns the seconds until there may be more; None: not before progress."""

@@ -239,13 +239,14 @@ class Publisher:
                 batch.indices.append(index)
                 batch.stamps.append(timestamp_ns)
                 values.append(value)
+                batch.bytes += size
+                count = len(values)
+                if count == 1:
+                    writer.start_lingering()
             except BaseException:
                 batch.realign()
+                self._wake.put(None)  # The next call does not know that the batch began here.
                 raise
-            batch.bytes += size
-            count = len(values)
-            if count == 1:
-                writer.start_lingering()
             return batch.first + count - 1
 
     def publish_many(

@@ -254,14 +254,14 @@ class WaitHandle:
         data = os.pread(self._fd, PROGRESS_BYTES, 0)
         if data == self._data:
             return False
-        self._data = data
         try:
             record = decode_progress(data)
         except UnknownVersion as error:
             logger.warning("progress_not_read path=%s reason=%s", self.directory, error)
-            return False
+            record = None
         if self._note(record):
             self._on_progress(self._record)
+        self._data = data  # Last: a call that is interrupted before has it read and told again.
         return True
 
     def record_report(self, report: PushReported) -> None:
@@ -286,8 +286,8 @@ class WaitHandle:
             os.close(fd)
 
     def _note(self, record: ProgressRecord | None) -> bool:
-        """Record the progress if it is of this incarnation. Returns whether it is new."""
-        if record is None or record.incarnation != self._incarnation or record == self._record:
+        """Record the progress, if it is of this incarnation. Returns whether it is."""
+        if record is None or record.incarnation != self._incarnation:
             return False
         with self._changed:
             self._record = record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -201,9 +202,14 @@ def test_the_sync_interval_runs_while_a_long_linger_does() -> None:
     publisher.close()
 
 
-def test_a_background_thread_that_fails_is_told_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pause_s", [0, math.inf])
+def test_a_background_thread_that_fails_is_told_to_the_caller(
+    monkeypatch: pytest.MonkeyPatch, pause_s: float
+) -> None:
+    """Also if the call itself tried to write before: its message was accepted, and is not to be repeated."""
     disk = MemoryDisk()
     publisher = on_memory(disk, linger_ms=0)
+    publisher._writer._pause_s = pause_s
     with monkeypatch.context() as patch:
         patch.setattr(rt.client.session_log, "encode_batch", fail_to_encode)
         publisher.publish(b"x")

@@ -6,16 +6,17 @@ import contextlib
 import functools
 import itertools
 import linecache
+import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 from disks import MemoryDisk
-from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read
+from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read, wait_until
 
 import rt
 import rt.log.write.sealed_segments
@@ -166,3 +167,43 @@ def test_an_interrupt_just_after_the_table_lists_a_segment_as_sealed_harms_nothi
     found = numbers(disk)
     assert found == list(range(len(found)))
     assert len(found) >= 6
+
+
+def publish_one(publisher: rt.Publisher) -> None:
+    publisher.publish(b"interrupted")
+
+
+def publish_few(publisher: rt.Publisher) -> None:
+    publisher.publish_many([b"interrupted"])
+
+
+def publish_with_headers(publisher: rt.Publisher) -> None:
+    publisher.publish_many([b"interrupted"], headers={"key": b"value"})
+
+
+@pytest.mark.parametrize("publish", [publish_one, publish_few, publish_with_headers])
+@pytest.mark.parametrize("is_after_pause", [False, True])
+def test_what_follows_an_interrupted_call_does_not_linger_for_longer(
+    publish: Callable[[rt.Publisher], None], *, is_after_pause: bool
+) -> None:
+    """Nobody else has the background thread write the batch that the interrupted call began."""
+    for line in itertools.count(1):
+        publisher = on_memory(MemoryDisk(), linger_ms=0)
+        publisher._writer._pause_s = 0 if is_after_pause else math.inf
+        interrupter = Interrupter(line)
+        before = sys.gettrace()
+        sys.settrace(interrupter)
+        try:
+            publish(publisher)
+        except Interrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        publisher._writer._pause_s = math.inf
+        with contextlib.suppress(rt.StorageFailed):  # It was interrupted while it wrote.
+            number = publisher.publish(b"after")
+            wait_until(lambda number=number, publisher=publisher: publisher.progress.written > number)
+        pull_the_plug(publisher)
+        if not interrupter.where:
+            break
+    assert line > 10

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -117,3 +120,51 @@ def test_it_is_heard_from_the_first_listener_on(handle: WaitHandle) -> None:
     assert not handle.is_heard
     handle.listen(lambda: None)
     assert handle.is_heard
+
+
+class Interrupt(KeyboardInterrupt):
+    pass
+
+
+def interrupted_at(line: int, call: Callable[[], object]) -> bool:
+    """Whether the call came to this line of the reading of progress, and was interrupted there."""
+    left = line
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        name = frame.f_code.co_filename
+        if not name.endswith(("rt/client/wait_handle.py", "rt/client/local_retention.py")):
+            return None
+        source = linecache.getline(name, frame.f_lineno).strip()
+        if event == "line" and source != "try:" and not source.startswith("with self._"):
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_progress_that_a_call_was_interrupted_in_reading_is_read_again(
+    handle: WaitHandle, file: ProgressFile, records: list[ProgressRecord]
+) -> None:
+    heard: list[int] = []
+    handle.listen(lambda: heard.append(handle.merged.number))
+    for line in itertools.count(1):
+        reached = Level(0, line)
+        file.write(replicated=reached, merged=reached)
+        was_interrupted = interrupted_at(line, handle.poll)
+        handle.poll()
+        assert (handle.merged, records[-1].merged, heard[-1]) == (reached, reached, line)
+        if not was_interrupted:
+            break
+    assert line > 5

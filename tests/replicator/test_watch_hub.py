@@ -209,6 +209,25 @@ def test_who_stops_to_listen_learns_that_the_directory_was_removed(
     run(test())
 
 
+def test_who_listens_again_while_the_directory_is_away_hears_what_is_written_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        hub = WatchHub()
+        (one,) = directories(tmp_path, 1)
+        (one / "log.0.0").touch()
+        with hub.watching(str(one)) as watched:
+            hub.listen(watched, to_writes=False)
+            one.rename(tmp_path / "moved")
+            hub.listen(watched, to_writes=True)
+            (tmp_path / "moved").rename(one)
+            (before,) = await quiet(watched)
+            (one / "log.0.0").write_bytes(b"x")
+            await watched.changed(before)
+
+    run(test())
+
+
 def test_a_directory_that_took_the_place_of_another_is_not_silenced_by_its_user(tmp_path: Path) -> None:
     async def test() -> None:
         hub = WatchHub()
