@@ -161,6 +161,10 @@ class FollowReader(LogReader):
         batch, left = rest
         return rest, int(batch.positions[len(batch) - left])
 
+    def limit(self, batch: MessageBatch, max_messages: int) -> MessageBatch:
+        """The first messages of the batch that `next_batch` just returned; its next call returns the rest."""
+        return self._limit(batch, max_messages)
+
     def keep(self, batch: MessageBatch) -> None:
         """The next `next_batch` returns the batch that the last one returned."""
         self._delivery.keep(batch)

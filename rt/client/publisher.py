@@ -205,11 +205,10 @@ class Publisher:
     ) -> int:
         """Append one message and return its number.
 
-        `timestamp_ns` (default: now, never below the last default) is in ns since the Unix epoch. `number`
-        must be `next_number`; the first message of a dedup session may set it. `headers` is a mapping, or
-        pairs of a key and bytes. Durable after `flush`. Raises `rt.MessageTooLarge`, `rt.TopicTooLong`,
-        `rt.InvalidHeader`, `rt.DiskFull`, `rt.StorageFailed`, `rt.Closed` or what blocks replication; then
-        the message was not accepted.
+        `timestamp_ns` (default: now, never below the last default) is in ns since 1970. `number` must be
+        `next_number`; the first message of a dedup session may set it. `headers` is a mapping, or pairs of a
+        key and bytes. Durable after `flush`. Not accepted if it raises: `rt.MessageTooLarge`, `rt.DiskFull`,
+        `rt.TopicTooLong`, `rt.InvalidHeader`, `rt.StorageFailed`, `rt.Closed`, or what blocks replication.
         """
         if type(value) is not bytes:
             value = as_bytes(value)

@@ -139,10 +139,10 @@ class LogReader:
             batch = self._read(timeout)
             if batch is None:
                 return None
-        return batch if max_messages is None else self.limit(batch, max_messages)
+        return batch if max_messages is None else self._limit(batch, max_messages)
 
-    def limit(self, batch: MessageBatch, max_messages: int) -> MessageBatch:
-        """The first messages of the batch that `next_batch` just returned; its next call returns the rest."""
+    def _limit(self, batch: MessageBatch, max_messages: int) -> MessageBatch:
+        """The first messages of the batch that was just read. The next read returns the rest."""
         if len(batch) > max_messages:
             self._delivery.keep(batch.slice(max_messages, len(batch)))
             batch = batch.slice(0, max_messages)
