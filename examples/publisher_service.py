@@ -17,6 +17,7 @@ parser.add_argument(
     "--name", default="feed1", help="The session: unique in the stream, the certificate's name."
 )
 parser.add_argument("--topic", default="")
+parser.add_argument("--max-silence", type=float, help="Promise a line at least this often, in seconds.")
 parser.add_argument("--endpoints", help="host:port of each node, separated by commas.")
 parser.add_argument("--ca")
 parser.add_argument("--cert")
@@ -28,7 +29,9 @@ if options.endpoints:
     tls = rt.TLS(ca=options.ca, cert=options.cert, key=options.key)
     cluster = {"endpoints": options.endpoints.split(","), "tls": tls}
 
-with rt.Publisher(options.path, options.stream, publisher_id=options.name, **cluster) as publisher:
+with rt.Publisher(
+    options.path, options.stream, publisher_id=options.name, max_silence=options.max_silence, **cluster
+) as publisher:
     number = None
     for line in sys.stdin.buffer:
         while True:

@@ -33,7 +33,7 @@ def prices(tmp_path: Path) -> Path:
     """A directory where the publisher service has published five prices."""
     lines = "99\n101\n102\n90\n103\n"
     assert "published 5 messages" in run(
-        "publisher_service", "--topic", "trades/IBM", cwd=tmp_path, stdin=lines
+        "publisher_service", "--topic", "trades/IBM", "--max-silence", "60", cwd=tmp_path, stdin=lines
     )
     return tmp_path
 
