@@ -6,7 +6,7 @@ Invariants:
   and the less each byte costs. Overlapping rounds would share the processors, and each be later.
 - Nothing waits longer than `WAIT_SECONDS_MAX`. What fills a message does not wait, or at most
   `CHECK_SECONDS` if the rounds before were small.
-- While a round of a slow publisher is on its way, nobody listens to writes: each would be a wake-up that
+- While a round of a slow publisher is on its way, writes are not listened to: each would be a wake-up that
   changes nothing. When listening begins again, what was written meanwhile is looked for.
 - One more round follows the last one: it finds nothing, or what is wrong.
 """
@@ -29,7 +29,7 @@ SMALL_BYTES: Final = FULL_BYTES // 8
 SMALL_ROUNDS_MIN: Final = 2
 """This many small rounds in series are of a slow publisher. One may be the start of a burst, or its rest."""
 CHECK_SECONDS: Final = 0.01
-"""How often to check whether enough waits to fill a message, while nobody listens."""
+"""How often to check whether enough waits to fill a message, while writes are not listened to."""
 
 
 class SendPacer:
@@ -129,7 +129,7 @@ class SendPacer:
                 self._start_round()
 
     def _when_unheard(self) -> None:
-        """Nobody listens, or did not until now."""
+        """Writes are not listened to, or were not until now."""
         self._check = None
         if self._is_listening:
             return

@@ -4,7 +4,7 @@ For one event loop. The file `.max-silence` says what the publisher promised las
 `rt.sidecar.silence_file`. Each stream states it to its node until one node answers that it is committed, or
 that its run is over. A file that is gone after it was stated, here or by an earlier client, means that the
 publisher was closed in order. The client ends only when a node has answered that: otherwise the cluster would
-wait for a publisher that nobody expects.
+wait for a publisher that has ended.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class PublisherMonitor:
         if self.replication is None:
             return first, first
         with contextlib.suppress(OSError):
-            self.replication.poll()  # It is read for nobody else as often as it is written.
+            self.replication.poll()  # The pool reads it less often than it is written.
         replicated, merged = self.replication.replicated, self.replication.merged
         return (
             max(replicated.number, first) if replicated.run == run else first,

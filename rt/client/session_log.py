@@ -190,7 +190,7 @@ class SessionLog:
                 self.writer.trim(before, TrimReason.MERGED)
 
     def end_promise(self) -> None:
-        """The publisher is closed in order: nobody expects messages any more. Storage errors."""
+        """The publisher is closed in order: no more messages are expected. Storage errors."""
         with self._syncing:
             if not self._is_closed:
                 write_silence_limit(self._disk, self.writer.path, None)

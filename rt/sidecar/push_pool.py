@@ -2,8 +2,7 @@
 
 The thread also reads the sessions' `.progress` files: at once if a call waits for one, else all that were
 written within `GATHER_SECONDS` together, or `UNHEARD_SECONDS` if no function is called with the progress. It
-ends when no process is left, and starts again with the next
-publisher.
+ends when no process is left, and starts again with the next publisher.
 
 Invariants:
 - There are at most as many processes as processor cores, whatever the number of publishers.

@@ -152,7 +152,7 @@ class _Stage:
         last, received = self.publisher.ask("counts"), self.consumer.ask("counts")["received"] - received
         lasted_s = time.monotonic() - begun
         published = self._drain() - before["published"]
-        servers_s, clients_s = (now - then for now, then in zip(self._cpu_s(), cpu, strict=True))
+        servers_s, clients_s = (after - before for after, before in zip(self._cpu_s(), cpu, strict=True))
         acknowledged = last["acknowledged"] - first["acknowledged"]
         return _Flood(lasted_s, acknowledged, received, published, servers_s, clients_s)
 
