@@ -39,7 +39,7 @@ from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
 from rt.sidecar.error_report import ErrorReported
 from rt.sidecar.pull_protocol import PullReport
-from rt.systemd_notify import run_as_service
+from rt.sidecar.systemd_notify import run_as_service
 
 
 @click.command()

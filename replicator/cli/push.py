@@ -18,7 +18,7 @@ from rt.cli.options import DIRECTORY, STREAM_NAME, option
 from rt.cli.signals import run_until_signal
 from rt.log.disk import REAL
 from rt.log.scan.directory import is_log_directory
-from rt.systemd_notify import run_as_service
+from rt.sidecar.systemd_notify import run_as_service
 
 
 def _run_attached(ctx: click.Context, _parameter: click.Parameter, is_attached: bool) -> None:

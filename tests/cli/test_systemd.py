@@ -15,7 +15,7 @@ import pytest
 import yaml
 from service_manager import ServiceManager
 
-from rt.cli.commands.systemd import UNITS
+from rt.cli.commands.deployment import UNITS
 from rt.cli.main import main
 from sequencer.config.restart_policy import ExitStatus, RestartTimes
 from sequencer.ipc.silence import HUNG_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from service_manager import ServiceManager
 
-from rt.systemd_notify import READY, STOPPING, WATCHDOG, ServiceNotifier, run_as_service
+from rt.sidecar.systemd_notify import READY, STOPPING, WATCHDOG, ServiceNotifier, run_as_service
 
 
 def test_fields_arrive_at_the_socket_that_the_environment_names() -> None:
