@@ -9,7 +9,7 @@
     │   └── InvalidHeader
     ├── Timeout (TimeoutError)         a deadline passed; the outcome may be unknown
     ├── Closed                         used after close, or in a forked child
-    ├── Fenced                         a newer run or incarnation of this session took over
+    ├── Fenced                         a newer run of this session, or owner of this store, took over
     ├── ProtocolViolation              a peer sent something that the protocol does not allow
     ├── Gap                            expected messages are not available; `event` says which
     ├── UndecodableValue               a message's value is not what its serializer expects
@@ -140,7 +140,10 @@ class Closed(RtError):
 
 
 class Fenced(RtError):
-    """A newer run or incarnation of this session took over. The cluster rejects all data of this one."""
+    """A newer run or incarnation of this session took over, or a newer owner of this store.
+
+    All data of this one is rejected.
+    """
 
     grpc_status = "FAILED_PRECONDITION"
 

@@ -10,7 +10,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # Settings of whoever runs the tests are no part of them.
 for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KEY", "PROFILE"):
     os.environ.pop(f"RT_{_name}", None)
+_ENVIRONMENT = dict(os.environ)
 TESTDATA = Path(__file__).parent / "testdata"
 
 # How long the draws take and how large they are by chance fails no test.
@@ -103,6 +104,18 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
         return [record.getMessage() for record in own if f"{record.name}.".startswith(f"{name}.")]
 
     return messages
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL server that the tests of this process share, each with schemas of its own."""
+    from postgres_server import PostgresServer, missing
+
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    server = PostgresServer(_ENVIRONMENT)
+    yield server
+    server.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from replicator.protocol.handshake import (
@@ -70,7 +70,7 @@ _Result = TypeVar("_Result")
 class RemoteLog:
     """The merged log of `stream`, from the nodes at `endpoints` ("host:port" each). For one thread.
 
-    It is a `rt.spark.source.log_source.LogSource`, whose methods are described there.
+    It is a `rt.log.read.log_source.LogSource`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
     operator. `connect_seconds` None: as long as `patience_seconds`.
     """
@@ -129,7 +129,7 @@ class RemoteLog:
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
-    ) -> Iterator[MessageBatch]:
+    ) -> Generator[MessageBatch]:
         position, trial = start, self._attempt()
         while position < end and not interest.is_nothing:
             call = self._call(position, PullRange(end), trial)

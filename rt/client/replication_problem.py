@@ -52,7 +52,8 @@ class ReplicationProblem:
                 return
             if self.error is not None and (type(error), error.what) == (type(self.error), self.error.what):
                 return
-            self.error = self.unraised = self.last = self._with_hint(error)
+            # In this order: whoever sees, without the lock, that replication is blocked has something raised.
+            self.last = self.unraised = self.error = self._with_hint(error)
             self.count += 1
         if self._on_error is not None:
             name = f"rt-publisher-error-{type(error).__name__}"

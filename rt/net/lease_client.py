@@ -1,4 +1,4 @@
-"""Client of the nodes' services `rt.v1.Leases` and `rt.v1.Groups`, over gRPC.
+"""Client of the nodes' services `rt.v1.Leases`, `rt.v1.Tables` and `rt.v1.Groups`, over gRPC.
 
 If a node cannot answer now, the next one is asked, in rounds, until the time is over. Concurrent calls do
 their rounds independently, so none waits for a node that others skip.
@@ -28,6 +28,7 @@ from rt.v1 import groups_pb2
 from rt.v1 import leases_pb2 as pb
 
 LEASE_SERVICE: Final = "rt.v1.Leases"
+TABLE_SERVICE: Final = "rt.v1.Tables"
 GROUP_SERVICE: Final = "rt.v1.Groups"
 POSITIONS_PER_CALL_MAX: Final = 256
 REQUEST_ID_BYTES: Final = 16
@@ -49,12 +50,75 @@ class LeaseRow(NamedTuple):
     token: int
 
 
+class TablePart(NamedTuple):
+    """A part of a commit to a lease's table: deletes prefixes, then keys, then writes rows."""
+
+    commit: int
+    """The number of the commit: one more than the table had commits."""
+    request: bytes
+    """Identifies the attempt: `request_id`. All parts of it have the same one."""
+    part: int
+    is_last: bool
+    clears: Sequence[str] = ()
+    deletes: Sequence[str] = ()
+    puts: Sequence[tuple[str, bytes]] = ()
+
+
+class TableContent(NamedTuple):
+    """A lease's table as others see it. `owner`: of the lease; None if it is free."""
+
+    owner: LeaseRow | None
+    commits: int
+    rows: Mapping[str, bytes]
+
+
+class OwnerRequest(NamedTuple):
+    """A request to the owner of a lease. It is not carried out after `until_ns`, by the nodes' clocks."""
+
+    id: bytes
+    content: bytes
+    until_ns: int
+
+
+class OwnerAnswer(NamedTuple):
+    """What became of a request: "waiting", "answered", "unknown", "no-table" or "no-room". `owner`: of the
+    lease now; empty: none.
+    """
+
+    state: str
+    content: bytes
+    owner: str
+
+
+class LogEpoch(NamedTuple):
+    """Which resets a merged log has seen."""
+
+    number: int
+    """Of the cluster's epoch: see `rt.cluster_epoch`."""
+    forced: bytes
+    """Identifies the last forced reset; empty if there was none."""
+    runs: Mapping[int, int]
+    """By run number, ascending: the first position of the run. Hard and forced resets begin one, with the
+    number of the epoch.
+    """
+
+
+_ATTEMPTS: Final = itertools.count(1)
+
+
+def request_id() -> bytes:
+    """The id of an attempt to change a table. Later ones of this process are greater."""
+    return next(_ATTEMPTS).to_bytes(8, "big") + os.urandom(REQUEST_ID_BYTES - 8)
+
+
 class GroupProgress(NamedTuple):
     """By name: the position below which everything is handled. And the range of the merged log."""
 
     positions: Mapping[str, int]
     log_start: int
     log_end: int
+    epoch: LogEpoch | None = None
+    """Set if positions were only read, and the node says it."""
 
 
 class LeaseCalls:
@@ -97,6 +161,98 @@ class LeaseCalls:
         except DecodeError as error:
             raise ProtocolViolation("a node's answer is not a list of leases") from error
 
+    async def write_table(
+        self, lease: LeaseRow, part: TablePart, *, timeout_s: float = TIMEOUT_S
+    ) -> tuple[str, int]:
+        """Send a part of a commit. Returns "written", "not-owner", "out-of-order" or "no-room", and the
+        number of commits of the table then. Durable on return. After an error, send the same part again.
+        """
+        request = pb.TableWrite(
+            lease=_rows([lease])[0],
+            commit=part.commit,
+            request=part.request,
+            part=part.part,
+            is_last=part.is_last,
+            clears=part.clears,
+            deletes=part.deletes,
+            puts=[pb.TableRow(key=key, value=value) for key, value in part.puts],
+        )
+        data = await self._ask("Write", request.SerializeToString(), timeout_s, TABLE_SERVICE)
+        try:
+            reply = pb.TableWriteReply.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolation("a node's answer is not about a table") from error
+        return reply.answer, reply.commits
+
+    async def read_table(
+        self, lease: LeaseRow, page: int = 0, *, timeout_s: float = TIMEOUT_S
+    ) -> tuple[int, list[tuple[str, bytes]], int]:
+        """The table's number of commits, rows of some pages from `page` on, and the next page; 0 at the end.
+
+        `rt.Fenced`: the lease is not held with its token any more.
+        """
+        request = pb.TableRead(lease=_rows([lease])[0], page=page)
+        data = await self._ask("Read", request.SerializeToString(), timeout_s, TABLE_SERVICE)
+        try:
+            reply = pb.TableRows.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolation("a node's answer is not the rows of a table") from error
+        return reply.commits, [(row.key, row.value) for row in reply.rows], reply.next_page
+
+    async def inspect_table(self, lease: str, *, timeout_s: float = TIMEOUT_S) -> TableContent:
+        """The table of a lease that this client need not hold. Large tables change while they are read: then
+        some rows are of a later commit than others.
+        """
+        rows, page = dict[str, bytes](), 0
+        while True:
+            request = pb.TableRead(lease=pb.LeaseRow(name=lease), page=page)
+            data = await self._ask("Inspect", request.SerializeToString(), timeout_s, TABLE_SERVICE)
+            try:
+                reply = pb.TableRows.FromString(data)
+            except DecodeError as error:
+                raise ProtocolViolation("a node's answer is not the rows of a table") from error
+            rows.update((row.key, row.value) for row in reply.rows)
+            page, held = reply.next_page, reply.lease
+            if not page:
+                owner = LeaseRow(held.name, held.owner, held.token) if held.owner else None
+                return TableContent(owner, reply.commits, rows)
+
+    async def post_request(
+        self, lease: str, request: bytes, content: bytes, wait_s: float, *, timeout_s: float = TIMEOUT_S
+    ) -> OwnerAnswer:
+        """Leave a request for the owner of `lease`, durably, which may carry it out within `wait_s`.
+
+        After an error, post it again with the same id: it is carried out once.
+        """
+        wait_ms = max(1, round(wait_s * 1000))
+        return await self._about_request(
+            "Post", pb.TableRequest(lease=lease, id=request, wait_ms=wait_ms, content=content), timeout_s
+        )
+
+    async def find_request(self, lease: str, request: bytes, *, timeout_s: float = TIMEOUT_S) -> OwnerAnswer:
+        """What became of a request, as the node that answers knows it."""
+        return await self._about_request("Find", pb.TableRequest(lease=lease, id=request), timeout_s)
+
+    async def _about_request(self, method: str, asked: pb.TableRequest, timeout_s: float) -> OwnerAnswer:
+        data = await self._ask(method, asked.SerializeToString(), timeout_s, TABLE_SERVICE)
+        try:
+            reply = pb.TableRequestReply.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolation("a node's answer is not about a request") from error
+        return OwnerAnswer(reply.answer, reply.content, reply.owner)
+
+    async def waiting_requests(self, lease: LeaseRow, *, timeout_s: float = TIMEOUT_S) -> list[OwnerRequest]:
+        """The requests that wait for this owner, the oldest first. `rt.Fenced`: it does not hold the lease.
+
+        A node that is behind may return some that this owner has answered.
+        """
+        data = await self._ask("Waiting", _rows([lease])[0].SerializeToString(), timeout_s, TABLE_SERVICE)
+        try:
+            reply = pb.TableRequests.FromString(data)
+        except DecodeError as error:
+            raise ProtocolViolation("a node's answer is not a list of requests") from error
+        return [OwnerRequest(one.id, one.content, one.until_ns) for one in reply.requests]
+
     async def acknowledge(
         self, positions: Mapping[str, int], *, timeout_s: float = TIMEOUT_S
     ) -> GroupProgress:
@@ -113,7 +269,11 @@ class LeaseCalls:
         except DecodeError as error:
             raise ProtocolViolation("a node's answer is not a list of positions") from error
         found = {row.name: row.position for row in answer.positions}
-        return GroupProgress(found, answer.log_start, answer.log_end)
+        epoch = None
+        if answer.HasField("epoch"):
+            runs = {each.run: each.first for each in answer.epoch.runs}
+            epoch = LogEpoch(answer.epoch.number, answer.epoch.forced, runs)
+        return GroupProgress(found, answer.log_start, answer.log_end, epoch)
 
     async def close(self) -> None:
         channels, self._channels = list(self._channels.values()), {}

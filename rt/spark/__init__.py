@@ -4,7 +4,7 @@ streams.
 - `options`: what the options of reading and of writing have in common. `kafka_names`: the names here of
   Kafka's options. Both are pure. `plain_errors` keeps our own calls out of what a user sees.
 - `source/`: options, columns, filter pushdown and partitioning are pure. `table` keeps a table's options.
-  `log_source` is the interface to a log, `local_log` its implementation on a directory. `batch_reader` and
+  `log_source` opens a log, `local_log` is one in a directory. `batch_reader` and
   `stream_reader` implement Spark's interfaces.
 - `sink/`: options and `row_order` are pure. `spool`, `ledger` and `partition_publisher` do I/O. `writer`
   implements Spark's interface.

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rt/v1/groups.proto\x12\x05rt.v1\"]\n\x0eGroupPositions\x12\'\n\tpositions\x18\x01 \x03(\x0b\x32\x14.rt.v1.GroupPosition\x12\x11\n\tlog_start\x18\x02 \x01(\x04\x12\x0f\n\x07log_end\x18\x03 \x01(\x04\"/\n\rGroupPosition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x32\x45\n\x06Groups\x12;\n\x0b\x41\x63knowledge\x12\x15.rt.v1.GroupPositions\x1a\x15.rt.v1.GroupPositionsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rt/v1/groups.proto\x12\x05rt.v1\"}\n\x0eGroupPositions\x12\'\n\tpositions\x18\x01 \x03(\x0b\x32\x14.rt.v1.GroupPosition\x12\x11\n\tlog_start\x18\x02 \x01(\x04\x12\x0f\n\x07log_end\x18\x03 \x01(\x04\x12\x1e\n\x05\x65poch\x18\x04 \x01(\x0b\x32\x0f.rt.v1.LogEpoch\"G\n\x08LogEpoch\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06\x66orced\x18\x02 \x01(\x0c\x12\x1b\n\x04runs\x18\x03 \x03(\x0b\x32\r.rt.v1.LogRun\"$\n\x06LogRun\x12\x0b\n\x03run\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\"/\n\rGroupPosition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x32\x45\n\x06Groups\x12;\n\x0b\x41\x63knowledge\x12\x15.rt.v1.GroupPositions\x1a\x15.rt.v1.GroupPositionsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rt.v1.groups_pb2', _globals
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GROUPPOSITIONS']._serialized_start=29
-  _globals['_GROUPPOSITIONS']._serialized_end=122
-  _globals['_GROUPPOSITION']._serialized_start=124
-  _globals['_GROUPPOSITION']._serialized_end=171
-  _globals['_GROUPS']._serialized_start=173
-  _globals['_GROUPS']._serialized_end=242
+  _globals['_GROUPPOSITIONS']._serialized_end=154
+  _globals['_LOGEPOCH']._serialized_start=156
+  _globals['_LOGEPOCH']._serialized_end=227
+  _globals['_LOGRUN']._serialized_start=229
+  _globals['_LOGRUN']._serialized_end=265
+  _globals['_GROUPPOSITION']._serialized_start=267
+  _globals['_GROUPPOSITION']._serialized_end=314
+  _globals['_GROUPS']._serialized_start=316
+  _globals['_GROUPS']._serialized_end=385
 # @@protoc_insertion_point(module_scope)

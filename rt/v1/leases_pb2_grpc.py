@@ -224,3 +224,297 @@ class Leases:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TablesStub:
+    """Tables of leases: rows in the cluster that only a lease's owner changes, and that its next owner finds.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Write = channel.unary_unary(
+                '/rt.v1.Tables/Write',
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableWrite.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableWriteReply.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_unary(
+                '/rt.v1.Tables/Read',
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableRows.FromString,
+                _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/rt.v1.Tables/Inspect',
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableRows.FromString,
+                _registered_method=True)
+        self.Post = channel.unary_unary(
+                '/rt.v1.Tables/Post',
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableRequest.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableRequestReply.FromString,
+                _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/rt.v1.Tables/Find',
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableRequest.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableRequestReply.FromString,
+                _registered_method=True)
+        self.Waiting = channel.unary_unary(
+                '/rt.v1.Tables/Waiting',
+                request_serializer=rt_dot_v1_dot_leases__pb2.LeaseRow.SerializeToString,
+                response_deserializer=rt_dot_v1_dot_leases__pb2.TableRequests.FromString,
+                _registered_method=True)
+
+
+class TablesServicer:
+    """Tables of leases: rows in the cluster that only a lease's owner changes, and that its next owner finds.
+    """
+
+    def Write(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Inspect(self, request, context):
+        """for others: only the name of the lease counts
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Post(self, request, context):
+        """a request to the owner, whoever it is
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Find(self, request, context):
+        """what became of it: only lease and id count
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Waiting(self, request, context):
+        """for the owner
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TablesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Write': grpc.unary_unary_rpc_method_handler(
+                    servicer.Write,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableWrite.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableWriteReply.SerializeToString,
+            ),
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableRead.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableRows.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableRead.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableRows.SerializeToString,
+            ),
+            'Post': grpc.unary_unary_rpc_method_handler(
+                    servicer.Post,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableRequest.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableRequestReply.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableRequest.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableRequestReply.SerializeToString,
+            ),
+            'Waiting': grpc.unary_unary_rpc_method_handler(
+                    servicer.Waiting,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.LeaseRow.FromString,
+                    response_serializer=rt_dot_v1_dot_leases__pb2.TableRequests.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rt.v1.Tables', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rt.v1.Tables', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Tables:
+    """Tables of leases: rows in the cluster that only a lease's owner changes, and that its next owner finds.
+    """
+
+    @staticmethod
+    def Write(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Write',
+            rt_dot_v1_dot_leases__pb2.TableWrite.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableWriteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Read',
+            rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRows.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Inspect',
+            rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRows.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Post(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Post',
+            rt_dot_v1_dot_leases__pb2.TableRequest.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRequestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Find',
+            rt_dot_v1_dot_leases__pb2.TableRequest.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRequestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Waiting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rt.v1.Tables/Waiting',
+            rt_dot_v1_dot_leases__pb2.LeaseRow.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRequests.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,3 +1,4 @@
+from rt.v1 import leases_pb2 as _leases_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -7,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group", "write_table", "delete_table", "post_request")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +33,9 @@ class Command(_message.Message):
     OPEN_SEALED_FIELD_NUMBER: _ClassVar[int]
     LIMIT_SILENCE_FIELD_NUMBER: _ClassVar[int]
     RESET_GROUP_FIELD_NUMBER: _ClassVar[int]
+    WRITE_TABLE_FIELD_NUMBER: _ClassVar[int]
+    DELETE_TABLE_FIELD_NUMBER: _ClassVar[int]
+    POST_REQUEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -56,7 +60,10 @@ class Command(_message.Message):
     open_sealed: OpenSealed
     limit_silence: LimitSilence
     reset_group: ResetGroup
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ...) -> None: ...
+    write_table: WriteTable
+    delete_table: DeleteTable
+    post_request: PostRequest
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ..., write_table: _Optional[_Union[WriteTable, _Mapping]] = ..., delete_table: _Optional[_Union[DeleteTable, _Mapping]] = ..., post_request: _Optional[_Union[PostRequest, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -348,6 +355,50 @@ class IdleLease(_message.Message):
     renewals: int
     def __init__(self, name: _Optional[str] = ..., token: _Optional[int] = ..., renewals: _Optional[int] = ...) -> None: ...
 
+class WriteTable(_message.Message):
+    __slots__ = ("lease", "owner", "token", "commit", "request", "part", "is_last", "clears", "deletes", "puts")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    CLEARS_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    PUTS_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    owner: str
+    token: int
+    commit: int
+    request: bytes
+    part: int
+    is_last: bool
+    clears: _containers.RepeatedScalarFieldContainer[str]
+    deletes: _containers.RepeatedScalarFieldContainer[str]
+    puts: _containers.RepeatedCompositeFieldContainer[_leases_pb2.TableRow]
+    def __init__(self, lease: _Optional[str] = ..., owner: _Optional[str] = ..., token: _Optional[int] = ..., commit: _Optional[int] = ..., request: _Optional[bytes] = ..., part: _Optional[int] = ..., is_last: _Optional[bool] = ..., clears: _Optional[_Iterable[str]] = ..., deletes: _Optional[_Iterable[str]] = ..., puts: _Optional[_Iterable[_Union[_leases_pb2.TableRow, _Mapping]]] = ...) -> None: ...
+
+class DeleteTable(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    def __init__(self, lease: _Optional[str] = ...) -> None: ...
+
+class PostRequest(_message.Message):
+    __slots__ = ("lease", "id", "at_ns", "until_ns", "content")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_NS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    id: bytes
+    at_ns: int
+    until_ns: int
+    content: bytes
+    def __init__(self, lease: _Optional[str] = ..., id: _Optional[bytes] = ..., at_ns: _Optional[int] = ..., until_ns: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+
 class Reset(_message.Message):
     __slots__ = ("is_hard", "epoch", "at_ns", "request", "forced_by")
     IS_HARD_FIELD_NUMBER: _ClassVar[int]
@@ -363,7 +414,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "released", "closed", "forgotten", "runs_cut_short")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "released", "closed", "forgotten", "runs_cut_short", "tables", "pages")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +440,8 @@ class SequencerState(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -414,23 +467,61 @@ class SequencerState(_message.Message):
     closed: _containers.RepeatedScalarFieldContainer[int]
     forgotten: bytes
     runs_cut_short: int
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., released: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[LeaseTable]
+    pages: _containers.RepeatedCompositeFieldContainer[TablePage]
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., released: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LeaseTable, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[TablePage, _Mapping]]] = ...) -> None: ...
+
+class LeaseTable(_message.Message):
+    __slots__ = ("lease", "commits", "request", "staged_token", "staged_request", "staged")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STAGED_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STAGED_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    commits: int
+    request: bytes
+    staged_token: int
+    staged_request: bytes
+    staged: _containers.RepeatedCompositeFieldContainer[StagedPart]
+    def __init__(self, lease: _Optional[str] = ..., commits: _Optional[int] = ..., request: _Optional[bytes] = ..., staged_token: _Optional[int] = ..., staged_request: _Optional[bytes] = ..., staged: _Optional[_Iterable[_Union[StagedPart, _Mapping]]] = ...) -> None: ...
+
+class StagedPart(_message.Message):
+    __slots__ = ("clears", "deletes", "puts")
+    CLEARS_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    PUTS_FIELD_NUMBER: _ClassVar[int]
+    clears: _containers.RepeatedScalarFieldContainer[str]
+    deletes: _containers.RepeatedScalarFieldContainer[str]
+    puts: _containers.RepeatedCompositeFieldContainer[_leases_pb2.TableRow]
+    def __init__(self, clears: _Optional[_Iterable[str]] = ..., deletes: _Optional[_Iterable[str]] = ..., puts: _Optional[_Iterable[_Union[_leases_pb2.TableRow, _Mapping]]] = ...) -> None: ...
+
+class TablePage(_message.Message):
+    __slots__ = ("lease", "rows")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    rows: _containers.RepeatedCompositeFieldContainer[_leases_pb2.TableRow]
+    def __init__(self, lease: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_leases_pb2.TableRow, _Mapping]]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals")
+    __slots__ = ("name", "owner", "token", "duration_ms", "request", "renewals", "attempt")
     NAME_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RENEWALS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     name: str
     owner: str
     token: int
     duration_ms: int
     request: bytes
     renewals: int
-    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., token: _Optional[int] = ..., duration_ms: _Optional[int] = ..., request: _Optional[bytes] = ..., renewals: _Optional[int] = ...) -> None: ...
+    attempt: int
+    def __init__(self, name: _Optional[str] = ..., owner: _Optional[str] = ..., token: _Optional[int] = ..., duration_ms: _Optional[int] = ..., request: _Optional[bytes] = ..., renewals: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Cleared(_message.Message):
     __slots__ = ("epoch", "position", "session_id", "run")

@@ -23,7 +23,7 @@ from sequencer.state.apply_result import ClusterReset, CommandRejected, Outcome,
 from sequencer.state.command_codec import decode_command
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState
-from sequencer.state.state_codec import decode_state, encode_state
+from sequencer.state.state_codec import decode_state, encode_state, frozen_state
 from sequencer.state.write_plan import WritePlan, decode_write_plan, encode_write_plan
 
 _LENGTH: Final = struct.Struct("<I")
@@ -89,8 +89,8 @@ class SequencerStateMachine:
             self.tail.popleft()
 
     def snapshot(self) -> Callable[[], bytes]:
-        state, tail = encode_state(self.state), list(self.tail)
-        return lambda: b"".join(_pieces(state, tail))
+        encode, tail = frozen_state(self.state), list(self.tail)
+        return lambda: b"".join(_pieces(encode(), tail))
 
     def digest(self) -> bytes:
         """See `StateMachine.digest`. It excludes the tail, which differs between nodes."""
@@ -107,7 +107,7 @@ class SequencerStateMachine:
 
     def _decode(self, data: bytes) -> SequencerState:
         pieces = _split(data)
-        state = decode_state(next(pieces))
+        state = decode_state(next(pieces), keeps_pages=True)
         for content in pieces:
             self.tail.append(TailEntry(decode_write_plan(content), content))
         return state

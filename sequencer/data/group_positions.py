@@ -21,7 +21,8 @@ from typing import Final
 from rt.errors import Overloaded, ProtocolViolation, RtError, Timeout
 from sequencer.state.apply_result import CommandRejected, HoldMoved, Outcome
 from sequencer.state.commands import Command, HoldPosition
-from sequencer.state.leases import TOKEN_END, HeldLease, ReleaseLeases
+from sequencer.state.leases.leases import TOKEN_END, HeldLease, ReleaseLeases
+from sequencer.state.resets import run_starts
 from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0
@@ -77,6 +78,13 @@ class GroupPositions:
         """The start and end of the merged log."""
         state = self._state()
         return state.log_start, state.position
+
+    @property
+    def resets(self) -> tuple[int, bytes, dict[int, int]]:
+        """The number of the epoch, the id of the last forced reset (empty: none), and `run_starts`."""
+        state = self._state()
+        epoch = 0 if state.last_reset is None else state.last_reset.epoch
+        return epoch, b"" if state.force is None else state.force.request, run_starts(state)
 
     async def catch_up(self) -> None:
         """Return when this node has applied what was committed before. `rt.Timeout`: no majority was seen."""

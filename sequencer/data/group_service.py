@@ -65,7 +65,12 @@ class GroupService:
             found = self._positions.positions(f"{identity.name}~")
             start, end = self._positions.log_range
         rows = (pb.GroupPosition(name=name, position=at) for name, at in sorted(found.items()))
-        return pb.GroupPositions(positions=rows, log_start=start, log_end=end).SerializeToString()
+        reply = pb.GroupPositions(positions=rows, log_start=start, log_end=end)
+        if not requested:
+            epoch, forced, runs = self._positions.resets
+            begun = (pb.LogRun(run=run, first=first) for run, first in runs.items())
+            reply.epoch.CopyFrom(pb.LogEpoch(number=epoch, forced=forced, runs=begun))
+        return reply.SerializeToString()
 
 
 def _decode(data: bytes) -> dict[str, int]:

@@ -266,6 +266,7 @@ def _copy(state: SequencerState) -> SequencerState:
         segments=state.segments.copy(),
         holds=dict(state.holds),
         leases=dict(state.leases),
+        tables=state.tables.copy(),
         closed=dict(state.closed),
         forgotten=ForgottenSessions(),
     )

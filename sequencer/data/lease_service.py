@@ -21,7 +21,7 @@ from rt.net.identity import LEASE_ROLES, Identity, Role
 from rt.net.lease_client import LEASE_SERVICE
 from rt.v1 import leases_pb2 as pb
 from sequencer.data.lease_manager import LeaseCommand, LeaseManager
-from sequencer.state.leases import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
+from sequencer.state.leases.leases import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
 
 # isort: split
 import grpc
@@ -77,7 +77,7 @@ class LeaseService:
                 "leases are listed by a prefix", got=repr(prefix)[:200], expected="<group>/…"
             )
         identity = self._identify()
-        _check_groups(identity, [prefix])
+        check_groups(identity, [prefix])
         with self._caps.counted(identity):
             leases = self._leases.state().leases
             found = sorted(name for name in leases if name.startswith(prefix))
@@ -86,14 +86,7 @@ class LeaseService:
 
     async def _run(self, asked: pb.LeaseRequest, make: Callable[[], LeaseCommand]) -> bytes:
         identity = self._identify()
-        _check_groups(identity, [one.name for one in asked.leases])
-        check_lease_owner(asked.owner)
-        if session_owner(asked.owner) != identity.name:
-            raise CertificateError(
-                "a lease's owner is the name in its certificate, or that with a suffix",
-                got=asked.owner,
-                expected=f"{identity.name} or {identity.name}~suffix",
-            )
+        check_owner(identity, asked.owner, [one.name for one in asked.leases])
         try:
             command = make()
         except InvalidName:
@@ -105,7 +98,20 @@ class LeaseService:
         return pb.LeaseReply(tokens=leased.tokens).SerializeToString()
 
 
-def _check_groups(identity: Identity, names: Iterable[str]) -> None:
+def check_owner(identity: Identity, owner: str, names: Iterable[str]) -> None:
+    """Check that the certificate is for these leases and this owner."""
+    check_groups(identity, names)
+    check_lease_owner(owner)
+    if session_owner(owner) != identity.name:
+        raise CertificateError(
+            "a lease's owner is the name in its certificate, or that with a suffix",
+            got=owner,
+            expected=f"{identity.name} or {identity.name}~suffix",
+        )
+
+
+def check_groups(identity: Identity, names: Iterable[str]) -> None:
+    """Check that the certificate is for the groups of these leases."""
     strange = sorted({lease_group(name) for name in names} - identity.lease_groups)
     if strange:
         raise CertificateError(

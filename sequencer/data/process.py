@@ -37,6 +37,7 @@ from sequencer.data.lease_service import LEASE_METHOD_ROLES, LeaseService
 from sequencer.data.phase_reporter import PhaseReporter
 from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.data.reset_service import ResetService
+from sequencer.data.table_service import TABLE_METHOD_ROLES, TableService
 from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
@@ -177,9 +178,10 @@ class DataProcess:
                 replication_service(push=push.push, pull=partial(self._pull, pull)),
                 rest_service(lambda: None if self.rest is None else self.rest.answering["rest"]),
                 LeaseService(self.lease_manager).register,
+                TableService(self.lease_manager).register,
                 GroupService(self.group_positions).register,
             ],
-            roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES, **GROUP_METHOD_ROLES},
+            roles={**ROLES, **TUNNEL_ROLES, **LEASE_METHOD_ROLES, **TABLE_METHOD_ROLES, **GROUP_METHOD_ROLES},
             tls=self._tls,
         )
         self.tasks.keep(MemoryGuard(self.server.calls, self.replicas.unfinished.make_room).run())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from sequencer.state.leases import LEASES_PER_COMMAND_MAX, ExpireLeases, IdleLease
+from sequencer.state.leases.leases import LEASES_PER_COMMAND_MAX, ExpireLeases, IdleLease
 from sequencer.state.state import SequencerState
 
 POLL_NS: Final = 250 * 10**6

@@ -22,7 +22,7 @@ from sequencer.state.commands import (
     Roll,
     TrimSegments,
 )
-from sequencer.state.leases import ExpireLeases
+from sequencer.state.leases.leases import ExpireLeases
 from sequencer.state.session_commands import CloseRun, FenceRun, Forget
 
 REPEAT_NS: Final = 3 * 10**9

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from rt.systemd_notify import READY, STOPPING, WATCHDOG, ServiceNotifier
+from rt.sidecar.systemd_notify import READY, STOPPING, WATCHDOG, ServiceNotifier
 from sequencer.node.health_answers import health_answer
 from sequencer.node.health_port import HealthPort
 from sequencer.node.heartbeats import ChildState, Heartbeats

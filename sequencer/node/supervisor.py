@@ -23,7 +23,7 @@ from typing import Any, Final
 from rt.child_process import ChildProcess
 from rt.errors import StorageError
 from rt.log.disk import REAL, Lock, storage_errors
-from rt.systemd_notify import ServiceNotifier
+from rt.sidecar.systemd_notify import ServiceNotifier
 from sequencer.config.config import NodeConfig
 from sequencer.config.restart_policy import (
     FINAL,

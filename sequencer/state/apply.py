@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from sequencer.state import leases
 from sequencer.state.apply_result import (
     CommandRejected,
     ConfigurationChanged,
@@ -35,7 +34,10 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
-from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.leases import leases, requests, tables
+from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.leases.requests import PostRequest
+from sequencer.state.leases.tables import DeleteTable, WriteTable
 from sequencer.state.merge import merge, roll
 from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
@@ -104,6 +106,12 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return leases.release(state, command)
         case ExpireLeases():
             return leases.expire(state, command)
+        case WriteTable():
+            return tables.write_table(state, command)
+        case DeleteTable():
+            return tables.delete_table(state, command)
+        case PostRequest():
+            return requests.post_request(state, command)
         case SubmitRequest():
             return ask(state, command)
         case DecideRequest():

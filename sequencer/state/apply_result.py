@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from rt.log.format.segment_table import TrimReason
@@ -122,6 +123,48 @@ class LeasesExpired:
     names: tuple[str, ...]
 
 
+class TableAnswer(Enum):
+    """What became of a part of a commit to a lease's table."""
+
+    WRITTEN = "written"
+    NOT_OWNER = "not-owner"
+    """The lease is not held with that token: another owner may have it."""
+    OUT_OF_ORDER = "out-of-order"
+    """The table has another number of commits, or an earlier part is missing."""
+    NO_ROOM = "no-room"
+
+
+@dataclass(frozen=True, slots=True)
+class TableWritten:
+    id: tuple[bytes, int]
+    answer: TableAnswer
+    commits: int
+    """Number of commits of the table now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDeleted:
+    lease: str
+
+
+class PostAnswer(Enum):
+    """What became of a request to the owner of a lease."""
+
+    WAITING = "waiting"
+    ANSWERED = "answered"
+    UNKNOWN = "unknown"
+    """It was never posted, or it is forgotten."""
+    NO_TABLE = "no-table"
+    """The lease has no table: it never had an owner that kept something."""
+    NO_ROOM = "no-room"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPosted:
+    id: bytes
+    answer: PostAnswer
+
+
 @dataclass(frozen=True, slots=True)
 class RequestWaits:
     """A request of an operator waits for the leader, or is known already."""
@@ -180,6 +223,9 @@ Outcome: TypeAlias = (
     | GroupReset
     | LeasesGranted
     | LeasesExpired
+    | TableWritten
+    | TableDeleted
+    | RequestPosted
     | RequestWaits
     | RequestLapsed
     | ClusterReset

@@ -13,8 +13,9 @@ from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
 from rt.message_codec import Field, MessageCodec, UnionCodec, inlined
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.state import commands, leases, session_commands
+from sequencer.state import commands, session_commands
 from sequencer.state.commands import Command, Operation, ResetCluster
+from sequencer.state.leases import leases, requests, tables
 from sequencer.state.state import End
 
 VERSION: Final = 1
@@ -93,4 +94,11 @@ _COMMAND: Final = UnionCodec[Command](
     renew_leases=leases.RenewLeases,
     release_leases=leases.ReleaseLeases,
     expire_leases=leases.ExpireLeases,
+    write_table=MessageCodec(
+        tables.WriteTable,
+        pb.WriteTable,
+        by=inlined(MessageCodec(tables.TablePart, pb.WriteTable)),
+    ),
+    delete_table=tables.DeleteTable,
+    post_request=requests.PostRequest,
 )

@@ -13,7 +13,9 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
 from rt.names import check_hold_name, check_name
-from sequencer.state.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
+from sequencer.state.leases.requests import PostRequest
+from sequencer.state.leases.tables import DeleteTable, WriteTable
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
@@ -202,7 +204,7 @@ class ResetGroup:
             raise ValueError(f"a group at position {self.position}, {self.at_ns} ns")
 
 
-Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | ResetGroup | CloseSession
+Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | ResetGroup | DeleteTable | CloseSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,4 +282,6 @@ Command: TypeAlias = (
     | RenewLeases
     | ReleaseLeases
     | ExpireLeases
+    | WriteTable
+    | PostRequest
 )

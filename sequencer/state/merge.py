@@ -160,7 +160,7 @@ def _plan(
     return WritePlan(
         command.number,
         command.sequenced_ns,
-        merged.segment or _segment_behind(state, None),
+        merged.segment or segment_after(state, None),
         offset,
         first_position,
         state.position,
@@ -187,7 +187,7 @@ def _begin_segment(state: SequencerState, sequenced_ns: int) -> None:
     merged, last = state.merged, state.merged.segment
     seal_active(state, sequenced_ns)
     state.merged = MergedEnd(
-        segment=_segment_behind(state, last),
+        segment=segment_after(state, last),
         first=state.position,
         created_ns=sequenced_ns,
         chain=merged.chain,
@@ -206,8 +206,8 @@ def seal_active(state: SequencerState, sealed_ns: int) -> None:
         )
 
 
-def _segment_behind(state: SequencerState, last: SegmentId | None) -> SegmentId:
-    """The next merged segment: hard and forced resets raise its run number."""
+def segment_after(state: SequencerState, last: SegmentId | None) -> SegmentId:
+    """The merged segment after the active one, `last`: hard and forced resets raise its run number."""
     if last is None:
         return SegmentId(state.merged.next_run if state.cleared is None else state.cleared.run, 0)
     next_run = state.merged.next_run

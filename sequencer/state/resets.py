@@ -23,7 +23,7 @@ from rt.cluster_epoch import epoch_of, generation_of
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.state.apply_result import ClusterReset, Outcome
 from sequencer.state.commands import ResetCluster
-from sequencer.state.merge import seal_active
+from sequencer.state.merge import seal_active, segment_after
 from sequencer.state.state import (
     BEGIN,
     ClearedRange,
@@ -54,6 +54,20 @@ def reset(state: SequencerState, command: ResetCluster) -> Outcome:
     if command.is_hard:
         _drop(state, command)
     return ClusterReset(command.is_hard, command.epoch)
+
+
+def run_starts(state: SequencerState) -> dict[int, int]:
+    """By run number of the merged segments: the first position of the run, ascending. The last one is that of
+    the next segment, which may be empty. Runs whose segments were trimmed long ago are missing.
+    """
+    found = dict[int, int]()
+    for sealed in state.segments:
+        found.setdefault(sealed.id.run, sealed.first)
+    active = state.merged.segment
+    if active is not None:
+        found.setdefault(active.run, state.merged.first)
+    found.setdefault(segment_after(state, active).run, state.position)
+    return found
 
 
 def _token_before(command: ResetCluster) -> int:

@@ -15,6 +15,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.names import session_owner
 from sequencer.state.forgotten_sessions import ForgottenSessions
+from sequencer.state.leases.table_rows import LeaseTables
 
 ROLL_BYTES: Final = 1 << 30
 ROLL_MINUTES: Final = 0
@@ -199,6 +200,8 @@ class LeaseState(NamedTuple):
     """It expires if it is not renewed for this time."""
     request: bytes
     renewals: int
+    attempt: int = 0
+    """Earlier attempts of the owner to change the lease's table are refused. A new owner starts at 0."""
 
 
 class LastReset(NamedTuple):
@@ -309,6 +312,8 @@ class SequencerState:
     """The last token that was granted. It never decreases."""
     released: deque[bytes] = field(default_factory=lambda: deque(maxlen=RELEASED_MAX))
     """The last requests of which a lease was released or expired: they are granted no more."""
+    tables: LeaseTables = field(default_factory=LeaseTables)
+    """The tables of leases, held or not."""
     closed: dict[int, None] = field(default_factory=dict)
     """Sessions without an open or waiting run, in the order in which they were closed."""
     forgotten: ForgottenSessions = field(default_factory=ForgottenSessions)

@@ -7,6 +7,7 @@ follow the other fields.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Final
 
@@ -16,8 +17,10 @@ from rt.errors import FormatError, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
 from rt.log.format.segment import SegmentId
 from rt.message_codec import Field, MessageCodec, inlined, keyed
+from rt.v1 import leases_pb2
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state.forgotten_sessions import ForgottenSessions
+from sequencer.state.leases.table_rows import EncodedPage, LeaseTable, LeaseTables, PagedRows
 from sequencer.state.state import (
     RELEASED_MAX,
     ActiveRun,
@@ -38,13 +41,26 @@ VERSION: Final = 1
 
 
 def encode_state(state: SequencerState) -> bytes:
+    return frozen_state(state)()
+
+
+def frozen_state(state: SequencerState) -> Callable[[], bytes]:
+    """A function that encodes the state as it is now, in any thread. It does most of the work for tables, of
+    which every page may have changed.
+    """
     message = pb.SequencerState(version=VERSION, **_STATE.encode(state))
     sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
-    return b"".join([message.SerializeToString(deterministic=True), *sessions])
+    head = b"".join([message.SerializeToString(deterministic=True), *sessions])
+    pages = [*_encoded_pages(state.tables)]
+    return lambda: b"".join([head, *(page.content for page in pages)])
 
 
-def decode_state(data: bytes) -> SequencerState:
-    """Decode a state; `rt.FormatError`, `rt.UnknownVersion`."""
+def decode_state(data: bytes, *, keeps_pages: bool = False) -> SequencerState:
+    """Decode a state; `rt.FormatError`, `rt.UnknownVersion`.
+
+    `keeps_pages`: remember the encoded pages of tables. A process that makes snapshots would otherwise need
+    seconds for its first one.
+    """
     try:
         message = pb.SequencerState.FromString(data)
     except DecodeError as error:
@@ -56,6 +72,7 @@ def decode_state(data: bytes) -> SequencerState:
         )
     try:
         state = _STATE.decode(message)
+        _fill_tables(state.tables, message, keeps_pages=keeps_pages)
         if {*state.closed} != {session.id for session in state.sessions.values() if not session.active_runs}:
             raise ValueError(f"{len(state.closed)} sessions are said to be closed")
         state.index()
@@ -71,6 +88,35 @@ def _encoded_session(state: SequencerState, session: Session) -> bytes:
         field = pb.SequencerState(sessions=[pb.Session(**_SESSION.encode(session))])
         known = state.encoded[session.id] = session, field.SerializeToString(deterministic=True)
     return known[1]
+
+
+def _encoded_pages(tables: LeaseTables) -> Iterator[EncodedPage]:
+    """The rows of all tables as fields of the state, a page each."""
+    for lease in sorted(tables.by_lease):
+
+        def encode(rows: list[tuple[str, bytes]], lease: str = lease) -> bytes:
+            page = pb.TablePage(
+                lease=lease, rows=[leases_pb2.TableRow(key=key, value=value) for key, value in rows]
+            )
+            return pb.SequencerState(pages=[page]).SerializeToString(deterministic=True)
+
+        yield from tables.by_lease[lease].rows.encoded(encode)
+
+
+def _fill_tables(tables: LeaseTables, message: pb.SequencerState, *, keeps_pages: bool) -> None:
+    for page in message.pages:
+        table = tables.get(page.lease)
+        if table is None:
+            raise ValueError(f"rows of a table that does not exist: {page.lease!r}")
+        before = table.size_bytes
+        found = [(row.key, row.value) for row in page.rows]
+        if keeps_pages:
+            page.DiscardUnknownFields()
+            table.rows.adopt(found, pb.SequencerState(pages=[page]).SerializeToString(deterministic=True))
+        else:
+            for key, value in found:
+                table.rows.put(key, value)
+        tables.resized(page.lease, before)
 
 
 _CONSUMED: Final = MessageCodec(ConsumedEnd, pb.Session, end=inlined(MessageCodec(End, pb.Session)))
@@ -93,6 +139,11 @@ _SESSION: Final = MessageCodec(
 )
 _MERGED_SEGMENT: Final = MessageCodec(
     MergedSegment, pb.MergedSegment, id=inlined(MessageCodec(SegmentId, pb.MergedSegment))
+)
+_TABLE: Final = MessageCodec(
+    LeaseTable,
+    pb.LeaseTable,
+    rows=Field(lambda _: {}, lambda _: PagedRows()),  # They follow: see `_encoded_pages`.
 )
 _STATE: Final = MessageCodec(
     SequencerState,
@@ -129,6 +180,14 @@ _STATE: Final = MessageCodec(
     leases=keyed("leases", "name", MessageCodec(LeaseState, pb.Lease)),
     released=Field(
         lambda released: {"released": released}, lambda message: deque(message.released, RELEASED_MAX)
+    ),
+    tables=Field(
+        lambda tables: {
+            "tables": [
+                {"lease": one, **_TABLE.encode(table)} for one, table in sorted(tables.by_lease.items())
+            ]
+        },
+        lambda message: LeaseTables({one.lease: _TABLE.decode(one) for one in message.tables}),
     ),
     closed=Field(lambda closed: {"closed": closed}, lambda message: dict.fromkeys(message.closed)),
     forgotten=Field(

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from receiving_node import make_pki
 from rest_node import Served, at, serving
 
-from rt.cli.commands import groups as module
+from rt.cli import log_goals
 from rt.cli.commands.groups import groups
 from rt.cli.formats.group_table import groups_in, list_lines
 from rt.net.grpc_channel import serve
@@ -89,7 +89,7 @@ class NodesLog:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> NodesLog:
     log = NodesLog()
-    monkeypatch.setattr(module, "entry_points", lambda **_: (log,))
+    monkeypatch.setattr(log_goals, "entry_points", lambda **_: (log,))
     return log
 
 

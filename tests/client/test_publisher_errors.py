@@ -486,6 +486,22 @@ def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
     assert above(segments, Level(2, 0)) == (0, 0)
 
 
+def test_whoever_sees_that_replication_is_blocked_has_something_raised() -> None:
+    """`status` reads the error, and `publish` what it raises, without the lock."""
+    seen = []
+
+    class Watched(ReplicationProblem):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "error" and value is not None:
+                seen.append(self.unraised)
+
+    problem = Watched("/session", None)
+    problem.record(rt.CertificateError("refused"))
+    assert seen == [problem.error]
+    assert problem.error is not None
+
+
 def test_a_problem_that_is_mended_before_a_call_is_not_raised() -> None:
     problem = ReplicationProblem("/session", None)
     problem.record(rt.CertificateError("refused"))

@@ -34,6 +34,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/configuration": {"rollBytes": "1Gi"},
     "/trim": {"position": 200},
     "/release-hold": {"name": "sub"},
+    "/delete-lease-table": {"lease": "app/queue/gone"},
     "/reset-group": {"group": "workers", "position": 200},
     "/delete-group": {"group": "workers"},
     "/close-session": {"session": "feed"},

@@ -300,6 +300,17 @@ def test_a_subscriber_sees_its_own_hold_alone(identity: Identity | None, wanted:
     assert [one["name"] for one in body(admin_views.holds(asked(None, identity)))] == wanted
 
 
+def test_tables_are_told_with_their_owner_and_size() -> None:
+    node = asked().node
+    told = body(admin_views.lease_tables(RequestContext(node, OPERATOR)))
+    row = {"name": "app/queue/gone", "owner": "", "commits": 3, "rows": 1, "bytes": 135}
+    assert told == [row]
+    assert node.state is not None
+    node.state.leases["app/queue/gone"] = LeaseState("h1~a", 7, 1000, b"", 0)
+    told = body(admin_views.lease_tables(RequestContext(node, OPERATOR)))
+    assert told == [{**row, "owner": "h1~a"}]
+
+
 def test_leases_are_told_by_name_with_owner_and_token() -> None:
     node = asked().node
     assert node.state is not None

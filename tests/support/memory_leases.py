@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,6 +116,14 @@ class MemoryLeases:
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
         """See `LeaseProvider.held`."""
         return self._table.held(prefix)
+
+    def reach(self) -> Mapping[str, frozenset[str]]:
+        """See `LeaseProvider.reach`."""
+        return {}
+
+    def away(self) -> Collection[str]:
+        """See `LeaseProvider.away`."""
+        return ()
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -17,6 +17,9 @@ from rest_node import node_view
 
 from rt.cli.main import cli
 from rt.exposition import Metric
+from rt.query.monitoring.checkpoint_stats import CheckpointStats
+from rt.query.monitoring.metrics import metrics_of as metrics_of_queries
+from rt.query.monitoring.status import EngineStatus
 from rt.streams.core.metrics import metrics_of as stream_metrics_of
 from sequencer.config.config import NodeConfig
 from sequencer.config.config_loader import KEYS
@@ -29,6 +32,8 @@ from sequencer.state.state import Configuration
 
 NOTE: Final = "<!-- Generated from the code by `pytest tests/docs/test_reference_pages.py --rewrite`. -->"
 Lines = Iterator[str]
+
+NO_QUERIES = EngineStatus("running", None, (), (), (), (), CheckpointStats(), 0, 0, 0.0)
 
 
 def _page(title: str, lines: Iterable[str]) -> str:
@@ -420,7 +425,20 @@ def metrics_page() -> str:
         A host of `rt.streams` answers `GET /metrics` if it calls `serve_metrics`. All metrics have the labels
         `provider`, `host` and `queue`.
     """
-    return _page("Metrics", [*lines, *_dedented(hosts), "", *_stream_metrics()])
+    engines = """
+        ## Engines of queries
+
+        A program with `rt.query` answers `GET /metrics` if it calls `serve_status`. All metrics have the
+        label `engine`. Those of single queries begin with `rt_query_`, and can be left out.
+    """
+    found = metrics_of_queries("", NO_QUERIES)
+    return _page(
+        "Metrics",
+        [
+            *(*lines, *_dedented(hosts), "", *_stream_metrics()),
+            *("", *_dedented(engines), "", *_metrics_table(found)),
+        ],
+    )
 
 
 def _stream_metrics() -> Lines:

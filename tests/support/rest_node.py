@@ -36,6 +36,7 @@ from sequencer.sessions.sync_timing import Durations
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Operation
+from sequencer.state.leases.table_rows import LeaseTable, LeaseTables, PagedRows
 from sequencer.state.state import (
     ActiveRun,
     ConsumedEnd,
@@ -107,6 +108,7 @@ def history() -> SequencerState:
         wanted={"d1": 40, "d2": 7},
         runs_cut_short=3,
         holds={"sub": SubscriberHold(250, at(35)), "late": SubscriberHold(50, at(20))},
+        tables=LeaseTables({"app/queue/gone": LeaseTable(commits=3, rows=PagedRows([("places", b"7")]))}),
     )
     state.index()
     return state

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from importlib.metadata import entry_points
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any
 
 import click
 
@@ -22,32 +20,9 @@ from rt.cli.formats.group_table import (
     reset_lines,
     reset_object,
 )
+from rt.cli.log_goals import Goal, GoalType, position_of
 from rt.cli.options import connect_timeout_option, json_option, option
 from rt.errors import RtError
-from rt.log.read.start_position import StartTime
-from rt.units import parse_since
-
-Goal: TypeAlias = int | Literal["earliest", "latest"] | StartTime
-
-
-class _GoalType(click.ParamType):  # type: ignore[type-arg]
-    """A position, an end of the log, or a time."""
-
-    name = "position"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Goal:
-        match value:
-            case "earliest" | "latest":
-                return cast(Goal, value)
-            case str() if value.isascii() and value.isdecimal():
-                return int(value)
-        if value.startswith("-"):
-            self.fail("a position is not negative: use a number, earliest, latest or a time.", param, ctx)
-        try:
-            return StartTime(parse_since(value, time.time_ns()))
-        except ValueError as error:
-            self.fail(f"{error}. Also a position, earliest or latest.", param, ctx)
-
 
 _node_options = endpoint_options(
     "operator",
@@ -120,7 +95,7 @@ def delete(group: str, connect_timeout: float, nodes: NodeOptions) -> None:
 @option(
     "--to",
     "goal",
-    type=_GoalType(),
+    type=GoalType(),
     required=True,
     help="Where all partitions continue: earliest, latest, a position, or a time: RFC 3339, a date, or a "
     "duration before now such as 15m. At a time: the first message with this timestamp or a later one.",
@@ -175,31 +150,10 @@ class _Nodes:
     async def reset(self, name: str, goal: Goal, *, is_dry_run: bool) -> tuple[GroupRow, int]:
         """The group before, and the position of its partitions after. `rt.RtError` if it has members."""
         group = await self._group_without_members(name)
-        position = await asyncio.to_thread(self._position_of, goal)
+        position = await asyncio.to_thread(position_of, goal, self._endpoints, self._tls, self._connect_s)
         if not is_dry_run:
             position = (await self._ask("/reset-group", {"group": name, "position": position}))["position"]
         return group, position
-
-    def _position_of(self, goal: Goal) -> int:
-        """A position of the merged log, as it is now. `rt.RtError` if it is outside."""
-        with contextlib.closing(self._open_log()) as log:
-            start, end = log.bounds()
-            match goal:
-                case "earliest":
-                    return int(start)
-                case "latest":
-                    return int(end)
-                case StartTime(timestamp_ns):
-                    return int(log.find_time(start, end, timestamp_ns))
-        if not start <= goal <= end:
-            raise RtError(
-                "the merged log has no such position",
-                where="--to",
-                got=goal,
-                expected=f"{start} to {end}",
-                hint="earliest and latest are its ends.",
-            )
-        return goal
 
     async def _group_without_members(self, name: str) -> GroupRow:
         """`rt.RtError` if it has members: they would create or move its positions again."""
@@ -213,14 +167,6 @@ class _Nodes:
                 hint="Stop them. The leases of one that was killed end after its `lease_s`, by default 10 s.",
             )
         return group
-
-    def _open_log(self) -> Any:
-        """The merged log of the nodes. rt imports no service, so it is an entry point, as for `rt.spark`."""
-        (found,) = entry_points(group="rt.logs", name="nodes")
-        tls = self._tls
-        assert tls is not None  # The endpoints are required.
-        files = {"ca": str(tls.ca), "cert": str(tls.cert), "key": str(tls.key)}
-        return found.load()(self._endpoints, tls.identity.stream, **files, connect_seconds=self._connect_s)
 
     async def _ask(self, target: str, body: object = None) -> Any:
         from rt.net.rest_client import ask, check

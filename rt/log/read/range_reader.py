@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ class RangeReader:
         if self.identity.kind is LogKind.SESSION:
             raise LogNotFound("expected a merged log, got the log of one session", where=self.path)
 
-    def batches(self) -> Iterator[MessageBatch]:
+    def batches(self) -> Generator[MessageBatch]:
         """Messages in columns, as many at a time as are read together."""
         deadline: float | None = None
         after: ReadableSegment | None = None

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from rt.errors import Corrupt, Gap
 from rt.events import SkipForward
+from rt.log.read.log_source import LogSource
 from rt.spark.export.target import ExportedPart, ExportTarget
 from rt.spark.options import ClusterSource
 from rt.spark.source.columns import HEADERS_KIND
-from rt.spark.source.log_source import LogSource, open_log
+from rt.spark.source.log_source import open_log
 from rt.spark.source.options import DirectorySource
 from rt.spark.source.partitioner import end_within
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from rt.errors import LogNotFound
@@ -80,7 +80,7 @@ class LocalLog:
 
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
-    ) -> Iterator[MessageBatch]:
+    ) -> Generator[MessageBatch]:
         reader = RangeReader(self.path, start, end, interest=interest, on_loss=on_loss, disk=self._disk)
         return reader.batches()
 

@@ -32,10 +32,11 @@ _FILLERS: Final = 64
 
 
 class Loop:
-    """An event loop in a thread. An error of its work ends the process: the parent sees its traceback."""
+    """An event loop in a thread. An error of its work or of a library ends the process with its traceback."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(_end)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -44,6 +45,13 @@ class Loop:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(_end_if_failed)
+
+
+def _end(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    sys.stderr.write(f"{context['message']}\n")
+    if (error := context.get("exception")) is not None:
+        traceback.print_exception(error)
+    os._exit(1)
 
 
 def _end_if_failed(work: Future[None]) -> None:

@@ -15,7 +15,14 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
-from rt.names import SESSION_NAME_BYTES_MAX, check_hold_name, check_name, check_session_name
+from rt.names import (
+    LEASE_NAME_BYTES_MAX,
+    SESSION_NAME_BYTES_MAX,
+    check_hold_name,
+    check_lease_name,
+    check_name,
+    check_session_name,
+)
 from rt.units import parse_rfc3339, parse_size
 from sequencer.rest.base.errors import BadRequest
 
@@ -196,6 +203,14 @@ def hold_of(field: str, description: str) -> Field:
     """The name of a hold: a subscriber's name, or that, "~" and a suffix."""
     text: Any = Annotated[str, Meta(pattern=f"^{_NAME}(~{_NAME})?$", max_length=SESSION_NAME_BYTES_MAX)]
     return Field(field, description, text, "the name of a hold", True, check_hold_name)
+
+
+def lease_of(field: str, description: str) -> Field:
+    """The name of a lease: a group, "/" and the rest."""
+    text: Any = Annotated[
+        str, Meta(pattern=f"^{_NAME}(/[A-Za-z0-9][A-Za-z0-9._~-]*)+$", max_length=LEASE_NAME_BYTES_MAX)
+    ]
+    return Field(field, description, text, "the name of a lease", True, check_lease_name)
 
 
 def session_of(field: str, description: str, *, is_required: bool = True) -> Field:

@@ -20,20 +20,23 @@ from rt.net.identity import Identity, Role
 from sequencer.rest.base.admin_ports import AdminPorts, ResetKind
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
-from sequencer.rest.base.fields import Field, flag, hold_of, name_of, session_of, size, whole
+from sequencer.rest.base.fields import Field, flag, hold_of, lease_of, name_of, session_of, size, whole
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.views.admin_views import (
     CONFIGURATION_KEYS,
     ConfigurationReport,
     HoldReport,
+    LeaseTableReport,
     ResetReport,
     configuration,
     holds,
+    lease_tables,
     reset_report,
 )
 from sequencer.rest.views.context import RequestContext, Response, joined
 from sequencer.state.apply_result import CommandRejected, GroupReset, Outcome, RunFenced, SegmentsTrimmed
 from sequencer.state.commands import Configure, Operation, ReleaseHold, ResetGroup, TrimSegments
+from sequencer.state.leases.tables import DeleteTable
 from sequencer.state.session_commands import CloseSession
 from sequencer.state.state import CONFIGURABLE
 
@@ -102,6 +105,11 @@ class ClosedSession(Answer):
 async def release_hold(acting: ActionContext) -> Response:
     await acting.run(ReleaseHold(acting.body["name"]))
     return holds(RequestContext(acting.snapshot(), acting.identity))
+
+
+async def delete_lease_table(acting: ActionContext) -> Response:
+    await acting.run(DeleteTable(acting.body["lease"]))
+    return lease_tables(RequestContext(acting.snapshot(), acting.identity))
 
 
 async def reset_group(acting: ActionContext) -> Response:
@@ -210,6 +218,13 @@ ACTIONS: Final[tuple[Action, ...]] = (
         release_hold,
         (hold_of("name", "Name of the hold: of a subscriber, or of a group's position."),),
         list[HoldReport],
+    ),
+    Action(
+        "/delete-lease-table",
+        "Deletes the table of a lease that is not held. Responds with the remaining tables.",
+        delete_lease_table,
+        (lease_of("lease", "Name of the lease."),),
+        list[LeaseTableReport],
     ),
     Action(
         "/reset-group",

@@ -123,6 +123,33 @@ def leases(asked: RequestContext) -> Response:
     )
 
 
+class LeaseTableReport(Answer):
+    """A table of a lease: rows that only the lease's owner changes, and that its next owner finds."""
+
+    name: Annotated[str, doc("Name of the lease.")]
+    owner: Annotated[str, doc("Owner of the lease. Empty: it is not held.")]
+    commits: Annotated[Count, doc("Number of commits.")]
+    rows: Annotated[Count, doc("Number of rows.")]
+    bytes: Annotated[Count, doc("Bytes of keys and values, and 128 for each row.")]
+
+
+def lease_tables(asked: RequestContext) -> Response:
+    state = joined(asked.node)
+    found = page(sorted(state.tables.by_lease.items()), asked.query)
+    return Response(
+        [
+            LeaseTableReport(
+                name=name,
+                owner=state.leases[name].owner if name in state.leases else "",
+                commits=table.commits,
+                rows=table.rows.count,
+                bytes=table.size_bytes,
+            )
+            for name, table in found
+        ]
+    )
+
+
 # Resets
 
 

@@ -17,7 +17,7 @@ from sequencer.data.group_service import REQUEST_BYTES_MAX, GroupService
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import HoldMoved
 from sequencer.state.command_codec import decode_command, encode_command
-from sequencer.state.commands import Command, HoldPosition
+from sequencer.state.commands import Command, HoldPosition, ResetCluster
 from sequencer.state.state import HOLDS_MAX, HOLDS_PER_NAME_MAX, SequencerState, SubscriberHold
 
 
@@ -213,3 +213,17 @@ def test_a_malformed_request_is_refused(cluster: Cluster) -> None:
     for data in (b"\xff", bytes(REQUEST_BYTES_MAX + 1)):
         with pytest.raises(ProtocolViolation):
             asyncio.run(cluster.service.acknowledge(data))
+
+
+def test_a_read_says_which_resets_the_log_has_seen(cluster: Cluster) -> None:
+    def read(**positions: int) -> pb.GroupPositions:
+        rows = [pb.GroupPosition(name=f"workers~{name}", position=at) for name, at in positions.items()]
+        data = pb.GroupPositions(positions=rows).SerializeToString()
+        return pb.GroupPositions.FromString(asyncio.run(cluster.service.acknowledge(data)))
+
+    assert not read(p0=1).HasField("epoch"), "a write is answered in short"
+    assert read().epoch == pb.LogEpoch(runs=[pb.LogRun(first=100)])
+    apply(cluster.state, ResetCluster(False, 1 << 16, 1, b"F" * 16, "n1"))
+    assert read().epoch == pb.LogEpoch(
+        number=1 << 16, forced=b"F" * 16, runs=[pb.LogRun(run=1 << 16, first=100)]
+    )

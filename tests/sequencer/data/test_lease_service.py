@@ -3,116 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batches import CLUSTER
-from receiving_node import tls_of
+from lease_nodes import WAIT_S, Cluster, Node, calling, issue_certificates, run, served
 
 from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, RtError, Timeout
 from rt.names import LEASE_NAME_BYTES_MAX
 from rt.net import lease_client as lease_calls
-from rt.net.dev_pki import init_ca, issue
-from rt.net.grpc_channel import serve
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
 from rt.net.lease_client import LeaseCalls, LeaseRow
 from rt.v1 import leases_pb2 as pb
 from sequencer.data import lease_manager as leasing_module
-from sequencer.data.lease_manager import WAITING_MAX, LeaseManager
+from sequencer.data.lease_manager import WAITING_MAX
 from sequencer.data.lease_service import (
     CALLS_PER_IDENTITY_MAX,
-    LEASE_METHOD_ROLES,
     REQUEST_BYTES_MAX,
     LeaseService,
 )
-from sequencer.ipc.state_follower import StateFollower
 from sequencer.localcluster.loopback import free_port
-from sequencer.state.apply import apply
-from sequencer.state.command_codec import decode_command, encode_command
-from sequencer.state.commands import Command
-from sequencer.state.leases import AcquireLeases
+from sequencer.state.leases.leases import AcquireLeases
+from sequencer.state.leases.tables import TablePart, WriteTable
 from sequencer.state.state import LEASES_PER_GROUP_MAX, LeaseState, SequencerState
 
-WAIT_S = 60
 REQUEST = b"Q" * 16
-
-
-class Cluster:
-    """Consensus that applies what is proposed at once, or when it is told to; nodes hear of it then."""
-
-    def __init__(self) -> None:
-        self.state = SequencerState(CLUSTER)
-        self.nodes: list[Node] = []
-        self.held_back: list[Command] | None = None
-
-    def propose(self, command: Command) -> None:
-        command = decode_command(encode_command(command))
-        if self.held_back is not None:
-            self.held_back.append(command)
-            return
-        self.commit(command)
-
-    def commit(self, command: Command) -> None:
-        outcome = apply(self.state, command)
-        for node in self.nodes:
-            node.leasing.on_applied(command, outcome)
-
-
-class Node:
-    def __init__(self, cluster: Cluster) -> None:
-        self.follower = StateFollower(lambda _: None, lambda *_: None)
-        self.follower.state, self.follower.is_caught_up = cluster.state, True
-        self.follower.standing.leader = "n1"
-        self.is_up = True
-        self.leasing = LeaseManager(self.follower, cluster.propose, lambda: self.is_up)
-        cluster.nodes.append(self)
 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pki")
-    init_ca(directory)
-    issue(directory, Identity("s", "node", "n1"), loopback=True)
-    issue(directory, Identity("s", "subscriber", "h1", frozenset(), frozenset({"app", "other"})))
-    issue(directory, Identity("s", "subscriber", "none"))
-    issue(directory, Identity("s", "operator", "op"))
-    return directory
-
-
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        async with asyncio.timeout(WAIT_S):
-            await work()
-
-    asyncio.run(whole())
-
-
-@contextlib.asynccontextmanager
-async def served(pki: Path, *nodes: Node) -> AsyncIterator[list[str]]:
-    """A server for each node: the endpoints."""
-    async with contextlib.AsyncExitStack() as stack:
-        endpoints = []
-        for node in nodes:
-            service = LeaseService(node.leasing)
-            server = await serve(
-                "127.0.0.1:0", [service.register], roles=LEASE_METHOD_ROLES, tls=tls_of(pki, "n1")
-            )
-            stack.push_async_callback(server.stop)
-            endpoints.append(f"localhost:{server.port}")
-        yield endpoints
-
-
-@contextlib.asynccontextmanager
-async def calling(endpoints: list[str], pki: Path, name: str) -> AsyncIterator[LeaseCalls]:
-    calls = LeaseCalls(endpoints, tls_of(pki, name))
-    try:
-        yield calls
-    finally:
-        await calls.close()
+    return issue_certificates(tmp_path_factory.mktemp("pki"))
 
 
 def test_a_lease_is_acquired_renewed_seen_and_released_over_any_node(pki: Path) -> None:
@@ -253,7 +174,7 @@ def test_what_is_not_decided_in_time_is_told_as_late_and_is_waited_for_no_more(
     async def work() -> None:
         cluster = Cluster()
         cluster.held_back = []
-        with pytest.raises(Timeout, match="no decision about the leases"):
+        with pytest.raises(Timeout, match="no decision about the request"):
             await service(cluster).acquire(asked())
         cluster.commit(cluster.held_back[0])
         cluster.held_back = None
@@ -355,6 +276,44 @@ def test_a_node_answers_so_many_requests_at_a_time() -> None:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
+    run(work)
+
+
+def test_writes_to_tables_do_not_keep_leases_from_being_renewed() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        leasing = Node(cluster).leasing
+
+        def write(number: int) -> WriteTable:
+            return WriteTable(TablePart("app/x", "h1", 1, 1, bytes([number]) * 16, 0, True))
+
+        calls = [asyncio.ensure_future(leasing.write(write(number))) for number in range(WAITING_MAX)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="too many writes"):
+            await leasing.write(write(WAITING_MAX))
+        cluster.held_back = None
+        granted = await leasing.run(AcquireLeases(REQUEST, "h1", 1000, ("app/x",)))
+        assert granted.tokens == (1,)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    run(work)
+
+
+def test_a_write_is_proposed_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        cluster.held_back = []
+        leasing = Node(cluster).leasing
+        by = TablePart("app/x", "h1", 1, 1, REQUEST, 0, True)
+        with pytest.raises(Timeout):
+            await leasing.write(WriteTable(by))
+        assert 1 <= len(cluster.held_back) <= 5
+
+    monkeypatch.setattr(leasing_module, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(leasing_module, "PROPOSE_AGAIN_S", 0.01)
     run(work)
 
 

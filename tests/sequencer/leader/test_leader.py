@@ -21,7 +21,7 @@ from sequencer.leader.replication_tracker import BatchBoundary
 from sequencer.state.apply_result import CommandRejected
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import JoinDisk, MergeInstruction, RestoreDisk
-from sequencer.state.leases import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
+from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, HeldLease, IdleLease, RenewLeases
 
 
 def test_what_one_node_holds_is_not_merged_and_what_two_hold_is(bench):

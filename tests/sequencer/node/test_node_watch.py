@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 from service_manager import ServiceManager
 
-from rt.systemd_notify import ServiceNotifier
+from rt.sidecar.systemd_notify import ServiceNotifier
 from sequencer.ipc.silence import HUNG_S
 from sequencer.localcluster.loopback import free_port
 from sequencer.node.health_port import CONNECTIONS_MAX, REQUEST_BYTES_MAX, REQUEST_S, open_health_port

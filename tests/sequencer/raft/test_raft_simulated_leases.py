@@ -12,9 +12,9 @@ from simulation.simulate import SimulationFailed, simulate
 
 from sequencer.leader import lease_expiry
 from sequencer.leader.lease_expiry import LeaseExpiry
-from sequencer.state import leases
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
-from sequencer.state.leases import AcquireLeases, ExpireLeases, RenewLeases
+from sequencer.state.leases import leases
+from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, RenewLeases
 from sequencer.state.state import LeaseState, SequencerState
 
 Patch = pytest.MonkeyPatch

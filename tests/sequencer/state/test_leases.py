@@ -14,7 +14,7 @@ from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesGranted
 from sequencer.state.commands import Command, ResetCluster
-from sequencer.state.leases import (
+from sequencer.state.leases.leases import (
     LEASES_PER_COMMAND_MAX,
     AcquireLeases,
     ExpireLeases,

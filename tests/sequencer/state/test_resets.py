@@ -22,7 +22,8 @@ from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, LeasesGranted, RunOpened
 from sequencer.state.commands import MergeRange, ResetCluster
-from sequencer.state.leases import TOKEN_END, AcquireLeases
+from sequencer.state.leases.leases import TOKEN_END, AcquireLeases
+from sequencer.state.resets import run_starts
 from sequencer.state.session_commands import FenceRun
 from sequencer.state.state import (
     BEGIN,
@@ -266,3 +267,20 @@ def test_what_a_majority_decides_later_does_not_change_what_was_forced() -> None
     assert state.force == ForcedQuorum(REQUEST, "n1")
     force(state, 2 << 16, request=b"S" * 16)
     assert state.force == ForcedQuorum(b"S" * 16, "n1")
+
+
+def test_the_runs_of_the_log_say_where_each_reset_left_it() -> None:
+    assert run_starts(new_state()) == {0: 0}
+    state = busy()
+    assert run_starts(state) == {0: 0}
+    hard = state.position
+    reset(state, is_hard=True)
+    assert run_starts(state) == {0: 0, 2: hard}
+    do_open(state, "a", run=1, newest=1)
+    merged_in(state, piece(1, run=1, first=10))
+    assert run_starts(state) == {0: 0, 2: hard}
+    assert (forced := state.position) > hard
+    force(state, request=b"S" * 16)
+    assert run_starts(state) == {0: 0, 2: hard, 1 << 16: forced}
+    merged_in(state, piece(1, run=1, start=128, end=256, first=20))
+    assert run_starts(state) == {0: 0, 2: hard, 1 << 16: forced}

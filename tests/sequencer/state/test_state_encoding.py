@@ -23,7 +23,7 @@ from rt.log.format.segment_table import TrimReason
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import state as held
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import Forgotten, RunFenced, RunOpened
+from sequencer.state.apply_result import Forgotten, RunFenced, RunOpened, TableWritten
 from sequencer.state.commands import (
     Configure,
     DecideRequest,
@@ -34,7 +34,7 @@ from sequencer.state.commands import (
     TrimSegments,
 )
 from sequencer.state.forgotten_sessions import ForgottenSessions
-from sequencer.state.leases import (
+from sequencer.state.leases.leases import (
     AcquireLeases,
     ExpireLeases,
     HeldLease,
@@ -42,6 +42,8 @@ from sequencer.state.leases import (
     ReleaseLeases,
     RenewLeases,
 )
+from sequencer.state.leases.table_rows import LeaseTable, LeaseTables, PagedRows, StagedPart, TableRow
+from sequencer.state.leases.tables import TablePart, WriteTable
 from sequencer.state.session_commands import CloseSession, Forget, OpenSealedRuns, SealedRun
 from sequencer.state.state import (
     CONFIGURABLE,
@@ -107,7 +109,27 @@ MERGED = st.builds(
     UINT64,
     UINT32,
 )
-LEASES = st.builds(held.LeaseState, NAMES, UINT64, UINT32, st.binary(min_size=16, max_size=16), UINT64)
+LEASES = st.builds(
+    held.LeaseState, NAMES, UINT64, UINT32, st.binary(min_size=16, max_size=16), UINT64, UINT64
+)
+ROWS = st.lists(st.builds(TableRow, NAMES, st.binary(max_size=3)), max_size=3)
+TABLES = st.builds(
+    LeaseTable,
+    UINT64,
+    st.binary(max_size=16),
+    UINT64,
+    st.binary(max_size=16),
+    st.lists(
+        st.builds(
+            StagedPart,
+            st.lists(NAMES, max_size=2).map(tuple),
+            st.lists(NAMES, max_size=2).map(tuple),
+            ROWS.map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    ROWS.map(PagedRows),
+)
 ASKED = st.builds(held.PendingRequest, UINT64, st.binary(max_size=5))
 
 
@@ -142,6 +164,7 @@ def states(draw: st.DrawFn) -> SequencerState:
     keys = st.tuples(st.sampled_from([b"own1", b"own2"]), st.binary(min_size=8, max_size=8))
     state.forgotten = ForgottenSessions.decode(b"".join(map(b"".join, draw(st.lists(keys, max_size=4)))))
     state.runs_cut_short = draw(UINT64)
+    state.tables = LeaseTables(draw(st.dictionaries(NAMES, TABLES, max_size=2)))
     state.index()
     return state
 
@@ -159,6 +182,11 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
     other.merged.declared = set(mixed(other.merged.declared))
     for name in ("sessions", "wanted", "disks", "holds", "asked", "leases", "by_name", "by_incarnation"):
         setattr(other, name, dict(mixed(getattr(other, name).items())))
+    tables = {
+        lease: replace(table, rows=PagedRows(mixed(table.rows)))
+        for lease, table in state.tables.by_lease.items()
+    }
+    other.tables = LeaseTables(dict(mixed(tables.items())))
     return other
 
 
@@ -190,6 +218,11 @@ CHANGES: list[Callable[[SequencerState], object]] = [
     lambda state: apply(state, RenewLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
     lambda state: apply(state, ReleaseLeases(b"M" * 16, "h1~a", (HeldLease("g/host/h1~a", 2),))),
     lambda state: apply(state, ExpireLeases((IdleLease("g/queue/q1", 1, 1),))),
+    lambda state: apply(state, WriteTable(table_part(2, 1, is_last=False))),
+    lambda state: apply(state, WriteTable(table_part(2, 1))),
+    lambda state: state.tables.by_lease["g/queue/q1"].rows.put("low", b"1"),
+    lambda state: state.tables.by_lease["g/queue/q1"].rows.put("places\0one", b"[2,4]"),
+    lambda state: state.tables.delete("g/queue/q1"),
     lambda state: apply(state, SubmitRequest(b"r" * 16, 9, ReleaseHold("writer"))),
     lambda state: apply(state, DecideRequest(b"q" * 16, 6)),
     lambda state: do_open(state, "new", incarnation=5),
@@ -332,7 +365,14 @@ def grown() -> SequencerState:
     apply(state, AcquireLeases(b"L" * 16, "h1~a", 60_000, ("g/queue/q1", "g/host/h1~a", "g/queue/q2")))
     apply(state, RenewLeases(b"N" * 16, "h1~a", (HeldLease("g/queue/q1", 1),)))
     apply(state, ReleaseLeases(b"O" * 16, "h1~a", (HeldLease("g/queue/q2", 3),)))
+    rows = (TableRow("subscriptions\0one", b"[1]"), TableRow("places\0one", b"[2,3]"))
+    must(TableWritten, apply(state, WriteTable(table_part(1), puts=rows)))
+    must(TableWritten, apply(state, WriteTable(table_part(2, is_last=False), ("places",), ("low",), rows)))
     return state
+
+
+def table_part(commit: int, part: int = 0, *, is_last: bool = True) -> TablePart:
+    return TablePart("g/queue/q1", "h1~a", 1, commit, b"T" * 16, part, is_last)
 
 
 def was_reset() -> SequencerState:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from rt.streams.balancer.lease import DRIFT
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
 from sequencer.state.command_codec import encode_command
-from sequencer.state.leases import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
+from sequencer.state.leases.leases import AcquireLeases, HeldLease, ReleaseLeases, RenewLeases
 from simulation.history import require
 from simulation.timeline import NodeClock
 

@@ -191,6 +191,7 @@ def _free(state: SequencerState, command: AcquireLeases) -> list[str]:
 
 def _release(state: SequencerState, name: str) -> None:
     request = state.leases.pop(name).request
+    state.tables.on_released(name)
     if request not in state.released:
         state.released.append(request)
 

@@ -1,0 +1,95 @@
+"""A merged log in a directory or on the nodes of a cluster, for readers that keep no copy.
+
+Reading from nodes needs the replicator, and rt imports no service. So it is the entry point `nodes` of the
+group `rt.logs`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Final, Protocol
+
+from rt.errors import RtError
+from rt.log.read.outline import Waypoint
+from rt.log.read.projection import Projection
+from rt.log.read.range_reader import LossHandler
+from rt.log.scan.message_batch import MessageBatch
+
+LOGS_GROUP: Final = "rt.logs"
+
+
+class LogSource(Protocol):
+    """A merged log as its readers need it. One thread uses it.
+
+    Everything it returns must be verified. It raises only errors of `rt.errors`.
+    """
+
+    def bounds(self) -> tuple[int, int]:
+        """The first retained position, and one past the last whole message, now.
+
+        The end must never go back during an object's lifetime. Must be cheap if nothing is new: it is called
+        often.
+        """
+
+    def outline(self, start: int, end: int) -> Iterator[Waypoint]:
+        """How bytes are distributed over the positions from `start` to `end`. See `rt.log.read.outline`."""
+
+    def find_time(self, start: int, end: int, timestamp_ns: int) -> int:
+        """The first position from `start` to `end` with a timestamp at or after `timestamp_ns`, else `end`.
+
+        Must read a part of the log that does not grow with it. See `rt.log.read.time_search`.
+        """
+
+    def read(
+        self, start: int, end: int, interest: Projection, on_loss: LossHandler
+    ) -> Generator[MessageBatch]:
+        """The messages from `start` up to `end`, each once, in order.
+
+        Must call `on_loss` for missing positions before returning what follows them. It may raise.
+        """
+
+    def hold(self, name: str, position: int) -> None:
+        """The subscriber `name` needs messages from `position` on, and none before.
+
+        A hold never goes back. Must return after a node has confirmed it; at once if holds are not supported.
+        """
+
+    def close(self) -> None:
+        """Must allow a second call."""
+
+
+def open_nodes(
+    endpoints: Sequence[str],
+    stream: str,
+    *,
+    ca: str | os.PathLike[str],
+    cert: str | os.PathLike[str],
+    key: str | os.PathLike[str],
+    connect_seconds: float | None = None,
+    patience_seconds: float | None = None,
+) -> LogSource:
+    """The log of the nodes at `endpoints`. None: the default of the implementation.
+
+    `connect_seconds` is how long the first answer of any node may take, `patience_seconds` how long all nodes
+    may fail after that. `rt.CertificateError`.
+    """
+    found = entry_points(group=LOGS_GROUP, name="nodes")
+    if not found:
+        raise RtError(
+            "support for reading from nodes is not installed",
+            where=f"entry point nodes of {LOGS_GROUP}",
+            hint="Install the wheel of rt-transport on every machine that reads from nodes.",
+        )
+    patience: dict[str, Any] = {} if patience_seconds is None else {"patience_seconds": patience_seconds}
+    source: LogSource = next(iter(found)).load()(
+        endpoints,
+        stream,
+        ca=os.fspath(ca),
+        cert=os.fspath(cert),
+        key=os.fspath(key),
+        connect_seconds=connect_seconds,
+        **patience,
+    )
+    return source

@@ -1,0 +1,1 @@
+"""Leases, and the tables that their owners keep in the replicated state."""
