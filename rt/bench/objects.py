@@ -1,7 +1,7 @@
-"""The object space's speed, in an SQLite file: the cost of a save after a few edits, independent of object
-size.
+"""The object space's speed and size, in an SQLite file: a save after a few edits, independent of object size.
 
 Each round makes ten edits of one object and saves them. The time is that of the save with its synced commit.
+Many small objects show the cost of each one: in memory, in the file, to save and to open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rt.bench.measure import Figure, Stopwatch, TimeUsed, milliseconds, seconds, timed, wall_and_cpu
+from rt.bench.measure import Figure, Stopwatch, TimeUsed, milliseconds, timed, wall_and_cpu
 from rt.objects import CheckpointKind, PersistedObjectSpace, SqliteStore
 
 EDITS = 10
@@ -41,17 +41,20 @@ class ObjectsBench:
             space = PersistedObjectSpace()
             space.load(store.reader())
             edits = _fill(space, items)
-            taken_s = seconds(lambda: space.checkpoint(store, CheckpointKind.FULL))
-            yield Figure(f"{items:,} items: full save", (3 * items / taken_s,), "rows/s")
+            saves = [timed(lambda: space.checkpoint(store, CheckpointKind.FULL))]
+            yield from wall_and_cpu(
+                f"{items:,} items: full save", saves, "rows/s", convert=lambda taken_s: 3 * items / taken_s
+            )
             for name, edit in edits.items():
                 saves = [_save(space, store, edit) for _ in range(self.rounds)]
                 what = f"{items:,} items: {name}, save after {EDITS} edits"
                 yield from wall_and_cpu(what, saves, "ms", _GOAL_MS, convert=milliseconds)
-        yield from _open(path, items)
+        yield from _open(path, f"{items:,} items", "a list", lambda space: space.get_list("list"))
 
     def _small(self, count: int) -> Iterator[Figure]:
-        """Many small objects, as standing queries have: the size of one, and a save after all changed."""
-        with SqliteStore(os.path.join(self.root, "small.db")) as store:
+        """Many small objects, as standing queries have: the size of one, and saves after some changed."""
+        path, name = os.path.join(self.root, "small.db"), f"{count:,} values"
+        with SqliteStore(path) as store:
             space = PersistedObjectSpace()
             space.load(store.reader())
             tracemalloc.start()
@@ -59,23 +62,33 @@ class ObjectsBench:
             space.checkpoint(store)
             size_bytes, _ = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-            yield Figure(f"{count:,} values: memory of one", (size_bytes / count,), "B")
-            for changed, what, goal in ((values, "each", None), (values[:EDITS], str(EDITS), _GOAL_MS)):
-                rounds = []
-                for number in range(1, self.rounds + 1):
+            yield Figure(f"{name}: memory of one", (size_bytes / count,), "B")
+            for edits, what in ((count, "each"), (EDITS, str(EDITS)), (1, "1")):
+                changed, goal = values[:edits], None if edits == count else _GOAL_MS
+
+                def edit(_: int, changed: list[Any] = changed) -> None:
                     for value in changed:
-                        value.value += number
-                    rounds.append(milliseconds(seconds(lambda: space.checkpoint(store))))
-                yield Figure(f"{count:,} values: save where {what} changed", tuple(rounds), "ms", goal)
+                        value.value += 1
+
+                saves = [_save(space, store, edit, edits=1) for _ in range(self.rounds)]
+                yield from wall_and_cpu(
+                    f"{name}: save where {what} changed", saves, "ms", goal, convert=milliseconds
+                )
+        yield Figure(f"{name}: file size of one", (os.path.getsize(path) / count,), "B")
+        yield from _open(path, name, "all", lambda space: [space.get_value(each) for each in space.ids()])
 
 
-def _open(path: str, items: int) -> Iterator[Figure]:
+def _open(
+    path: str, name: str, what: str, load: Callable[[PersistedObjectSpace], object]
+) -> Iterator[Figure]:
     stopwatch = Stopwatch()
     with SqliteStore(path) as store:
-        yield Figure(f"{items:,} items: open, all verified", (stopwatch.read().wall_s,), "s")
+        opened = stopwatch.read()
+        yield from wall_and_cpu(f"{name}: open, all verified", [opened], "s", convert=float)
         space = PersistedObjectSpace()
         space.load(store.reader())
-        yield Figure(f"{items:,} items: load a list", (seconds(lambda: space.get_list("list")),), "s")
+        loads = [timed(lambda: load(space))]
+        yield from wall_and_cpu(f"{name}: load {what}", loads, "s", convert=float)
 
 
 def _fill(space: PersistedObjectSpace, items: int) -> dict[str, Callable[[int], object]]:
@@ -110,8 +123,10 @@ def _fill(space: PersistedObjectSpace, items: int) -> dict[str, Callable[[int], 
     return {"list": edit_list, "queue": edit_queue, "dictionary": edit_dictionary}
 
 
-def _save(space: PersistedObjectSpace, store: SqliteStore, edit: Callable[[int], Any]) -> TimeUsed:
+def _save(
+    space: PersistedObjectSpace, store: SqliteStore, edit: Callable[[int], Any], *, edits: int = EDITS
+) -> TimeUsed:
     """Edit, then save. Only the save is measured."""
-    for number in range(EDITS):
+    for number in range(edits):
         edit(number)
     return timed(lambda: space.checkpoint(store))

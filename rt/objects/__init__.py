@@ -3,17 +3,22 @@
     PersistedObjectSpace    objects by id: values, arrays, lists, queues, stacks, linked lists, sets, sorted
                             sets, dictionaries, sorted dictionaries
     VolatileObjectSpace     the same objects without a store
-    SqliteStore             a store in a file; MemoryStore: in memory. Others implement `Store`,
-                            `StateReader`, `StateWriter`
+    SqliteStore             a store in a file; PostgresStore: on a server; MemoryStore: in memory. Others
+                            implement `Store`, `StateReader`, `StateWriter`
+    check_store, back_up_store    verify and copy the file of a store, also while it is open
+    check_postgres          verify a store on a server
     Serializers             how elements become bytes: JSON, bytes, and what is registered
 
-Invariant: after a load the space holds what the last successful commit saved, whatever crashed.
+Invariant: after a load the space holds what the last successful commit saved, whatever crashed. A store that
+lost that commit is refused.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
+from rt.objects.claims import Claims
 from rt.objects.collections.dictionary import PersistedDictionary, PersistedSortedDictionary
 from rt.objects.collections.linked_list import LinkedNode, PersistedLinkedList
 from rt.objects.collections.list import PersistedArray, PersistedList
@@ -29,6 +34,7 @@ from rt.objects.core.errors import (
     ObjectExists,
     OutOfTurn,
     StateDamaged,
+    StoreUnavailable,
     WrongKind,
     WrongType,
 )
@@ -41,18 +47,24 @@ from rt.objects.core.serializers import (
     Serializer,
     Serializers,
 )
-from rt.objects.core.store import CheckpointKind, StateReader, StateWriter, Store
+from rt.objects.core.store import CheckpointKind, Claim, Owners, StateReader, StateWriter, Store
+from rt.objects.core.store_status import StoreStatus
 from rt.objects.memory_store import MemoryStore
 from rt.objects.registry import VolatileObjectSpace
 from rt.objects.space import PersistedObjectSpace
 
 if TYPE_CHECKING:
+    from rt.objects.postgres.check import check_postgres
+    from rt.objects.postgres.store import PostgresStore
+    from rt.objects.sqlite_backup import back_up_store, check_store
     from rt.objects.sqlite_store import SqliteStore
 
 __all__ = [
     "ANY",
     "BytesSerializer",
     "CheckpointKind",
+    "Claim",
+    "Claims",
     "CommitUnknown",
     "JsonSerializer",
     "Kind",
@@ -63,6 +75,7 @@ __all__ = [
     "ObjectError",
     "ObjectExists",
     "OutOfTurn",
+    "Owners",
     "PersistedArray",
     "PersistedDictionary",
     "PersistedLinkedList",
@@ -75,6 +88,7 @@ __all__ = [
     "PersistedStack",
     "PersistedValue",
     "PickleSerializer",
+    "PostgresStore",
     "Serializer",
     "Serializers",
     "SortedView",
@@ -83,16 +97,27 @@ __all__ = [
     "StateReader",
     "StateWriter",
     "Store",
+    "StoreStatus",
+    "StoreUnavailable",
     "VolatileObjectSpace",
     "WrongKind",
     "WrongType",
+    "back_up_store",
+    "check_postgres",
+    "check_store",
 ]
+
+_ON_FIRST_USE: Final = {
+    "PostgresStore": "rt.objects.postgres.store",
+    "check_postgres": "rt.objects.postgres.check",
+    "SqliteStore": "rt.objects.sqlite_store",
+    "back_up_store": "rt.objects.sqlite_backup",
+    "check_store": "rt.objects.sqlite_backup",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import `SqliteStore` on first use, so that other stores do not load sqlite3."""
-    if name == "SqliteStore":
-        from rt.objects.sqlite_store import SqliteStore
-
-        return SqliteStore
+    """Import a store on first use, so that others do not load sqlite3 or psycopg."""
+    if name in _ON_FIRST_USE:
+        return getattr(importlib.import_module(_ON_FIRST_USE[name]), name)
     raise AttributeError(f"module 'rt.objects' has no attribute {name!r}")

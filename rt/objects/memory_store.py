@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from rt.errors import Closed
+from rt.objects.claims import Claims, TreeClaim, is_in_tree
 from rt.objects.core.errors import OutOfTurn
 from rt.objects.core.store import CheckpointKind
 
@@ -23,6 +24,7 @@ class MemoryStore:
         self.store_id = uuid.uuid4().hex
         self._content: _Content = {category: dict(rows) for category, rows in (content or {}).items() if rows}
         self._writer: MemoryWriter | None = None
+        self._claims = Claims("memory")
         self._is_closed = False
 
     def content(self) -> dict[str, dict[str, bytes]]:
@@ -39,6 +41,10 @@ class MemoryStore:
             raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
         self._writer = MemoryWriter(self, kind)
         return self._writer
+
+    def claim(self, root: str) -> TreeClaim:
+        self._require_open()
+        return self._claims.claim(root)
 
     def close(self) -> None:
         """Roll back an open writer. The rows stay readable through `content`."""
@@ -58,6 +64,10 @@ class MemoryReader:
     @property
     def store_id(self) -> str:
         return self._store.store_id
+
+    @property
+    def owners(self) -> Claims:
+        return self._store._claims
 
     def categories(self, prefix: str = "") -> Iterator[str]:
         self._store._require_open()
@@ -89,6 +99,9 @@ class MemoryWriter:
     def store_id(self) -> str:
         return self._store.store_id
 
+    def reader(self) -> MemoryReader:
+        return self._store.reader()
+
     def put(self, category: str, key: str, data: bytes) -> None:
         self._category(category)[key] = data
 
@@ -106,10 +119,15 @@ class MemoryWriter:
         self._require_current()
         self._touched[category] = {}
 
+    def clear_tree(self, root: str) -> None:
+        self._require_current()
+        for category in [*self._store._content, *self._touched]:
+            if is_in_tree(category, root):
+                self._touched[category] = {}
+
     def commit(self) -> None:
         self._require_current()
-        base = {} if self._kind is CheckpointKind.FULL else self._store._content
-        content = {**base, **self._touched}
+        content = {**self._store._content, **self._touched}
         self._store._content = {category: rows for category, rows in content.items() if rows}
         self._store._writer = None
 
@@ -120,8 +138,7 @@ class MemoryWriter:
     def _category(self, category: str) -> dict[str, bytes]:
         self._require_current()
         if category not in self._touched:
-            is_full = self._kind is CheckpointKind.FULL
-            self._touched[category] = {} if is_full else dict(self._store._content.get(category, {}))
+            self._touched[category] = dict(self._store._content.get(category, {}))
         return self._touched[category]
 
     def _require_current(self) -> None:

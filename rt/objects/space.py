@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from rt.errors import UnknownVersion
+from rt.errors import InvalidOption, UnknownVersion
 from rt.objects.core.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
 from rt.objects.core.persisted import Kind, Persisted, StoredRows
 from rt.objects.core.serializers import Of, Serializers
@@ -26,6 +26,8 @@ from rt.objects.core.store import CheckpointKind, ObjectRows, StateReader, State
 from rt.objects.registry import CLASSES, Registry, check_id, require_kind
 
 VERSION: Final = 1
+ENGINE_PREFIX: Final = "query/objects/"
+"""The prefix of an engine's objects."""
 
 _KINDS: Final = {kind.value: kind for kind in Kind}
 
@@ -64,6 +66,7 @@ class _Flight:
     """A save whose outcome is not known yet."""
 
     store_id: str
+    reader: StateReader
     changes: _Changes
     saved: list[Persisted]
     wrote_version: bool
@@ -72,17 +75,21 @@ class _Flight:
 class PersistedObjectSpace(Registry):
     """Objects by id, in a store.
 
-    `serializers` turn elements into bytes. Every category begins with `prefix`, so that other data can share
-    the store. Do not save, load or edit at the same time; a commit may run in another thread.
+    `serializers` turn elements into bytes. Every category begins with `prefix`, so that other spaces and an
+    engine of queries, whose prefix is `query/`, can share the store. Any two prefixes can share a store. Do
+    not save, load or edit at the same time; a commit may run in another thread.
     """
 
     def __init__(self, serializers: Serializers | None = None, *, prefix: str = "") -> None:
         super().__init__(serializers)
+        _check_prefix(prefix)
         self._prefix: Final = prefix
+        self._root: Final = f"{prefix}state"
         self._changes = _Changes()
         self._flight: _Flight | None = None
         self._reader: StateReader | None = None
         self._base: str | None = None  # id of the store that differential saves extend
+        self._last_save: object | None = None  # as `Owners.last_save` says it, if no other space saves
         self._version_is_stored = False
 
     # Saving
@@ -117,10 +124,13 @@ class PersistedObjectSpace(Registry):
             saved: list[Persisted] = []
             changes, is_idle = self._changes, self._flight is None
             try:
-                self._check_order(writer)
+                reader = writer.reader()
+                self._check_order(writer, reader)
+                if is_full:
+                    writer.clear_tree(self._root)
                 wrote_version = self._write_index(writer, is_full=is_full)
                 self._write_objects(writer, saved, is_full=is_full)
-                self._flight = _Flight(writer.store_id, changes, saved, wrote_version)
+                self._flight = _Flight(writer.store_id, reader, changes, saved, wrote_version)
                 self._changes = _Changes()
             except BaseException:
                 writer.rollback()
@@ -138,7 +148,9 @@ class PersistedObjectSpace(Registry):
             for each in flight.saved:
                 each.saved()
             self._version_is_stored = self._version_is_stored or flight.wrote_version
-            self._base = flight.store_id
+            # After a move, objects that are not loaded are there, and the store before may be closed.
+            self._base, self._reader = flight.store_id, flight.reader
+            self._last_save = flight.reader.owners.note_save(self._root)
             self._flight = None
 
     def on_save_failed(self, *, unknown_outcome: bool = True) -> None:
@@ -148,6 +160,8 @@ class PersistedObjectSpace(Registry):
         """
         with self._lock:
             flight = self._require_flight()
+            if unknown_outcome:
+                self._last_save = flight.reader.owners.note_save(self._root)
             for each in flight.saved:
                 each.save_failed(unknown_outcome=unknown_outcome)
                 if not each.is_deleted:
@@ -158,10 +172,10 @@ class PersistedObjectSpace(Registry):
 
     def _write_index(self, writer: StateWriter, *, is_full: bool) -> bool:
         """Write the index rows. Returns whether the version row was written."""
-        index = f"{self._prefix}state/index"
+        index = f"{self._root}/index"
         needs_version = is_full or not self._version_is_stored
         if needs_version:
-            writer.put(f"{self._prefix}state", "version", b"%d" % VERSION)
+            writer.put(self._root, "version", b"%d" % VERSION)
         if is_full:
             writer.put_many(
                 index, ((_quoted(each), _index_row(found)) for each, found in self._objects.items())
@@ -205,7 +219,7 @@ class PersistedObjectSpace(Registry):
                 error.where = f"object {each.id!r}"
             raise
 
-    def _check_order(self, writer: StateWriter) -> None:
+    def _check_order(self, writer: StateWriter, reader: StateReader) -> None:
         if self._flight is not None:
             raise OutOfTurn(
                 "the outcome of the last save is missing", hint="Call on_saved or on_save_failed first."
@@ -214,6 +228,14 @@ class PersistedObjectSpace(Registry):
             what = "a differential save into a store that this space was not loaded from"
             raise OutOfTurn(
                 what, hint="Load the space from that store first, or save with CheckpointKind.FULL."
+            )
+
+        last = reader.owners.last_save(self._root)
+        if writer.store_id == self._base and last is not None and last is not self._last_save:
+            raise OutOfTurn(
+                "another space with this prefix has saved into the store since this one was loaded",
+                where=self._root,
+                hint="Load the objects into a new space, or give each space its own prefix.",
             )
 
     def _require_flight(self) -> _Flight:
@@ -232,20 +254,21 @@ class PersistedObjectSpace(Registry):
         with self._lock:
             if self._objects or self._base is not None or self._changes.index or self._flight is not None:
                 raise OutOfTurn("the space already has objects or saves", hint="Load into a new space.")
-            objects = {}
-            for key, row in reader.rows(f"{self._prefix}state/index"):
+            objects, last_save = {}, reader.owners.last_save(self._root)
+            for key, row in reader.rows(f"{self._root}/index"):
                 object_id, found = _read_index(key, row)
                 objects[object_id] = found
             self._version_is_stored = self._read_version(reader, is_empty=not objects)
             self._objects.update(objects)
             self._reader = reader
             self._base = reader.store_id
+            self._last_save = last_save
 
     def _read_version(self, reader: StateReader, *, is_empty: bool) -> bool:
         """Check the stored version. Returns whether there is one; a store with objects must have one."""
-        version = reader.get(f"{self._prefix}state", "version")
+        version = reader.get(self._root, "version")
         if version is None and not is_empty:
-            raise StateDamaged("the store has objects but no version", where=f"{self._prefix}state")
+            raise StateDamaged("the store has objects but no version", where=self._root)
         if version is not None and version != b"%d" % VERSION:
             what = "the object space has an unknown version"
             raise UnknownVersion(what, got=repr(version[:20]), expected=VERSION, hint="Use a newer rt.")
@@ -297,7 +320,17 @@ class PersistedObjectSpace(Registry):
         return [category.removeprefix(base) for category in self._reader.categories(base)]
 
     def _base_of(self, object_id: str) -> str:
-        return f"{self._prefix}state/item/{_quoted(object_id)}/"
+        return f"{self._root}/item/{_quoted(object_id)}/"
+
+
+def _check_prefix(prefix: str) -> None:
+    """Refuse a prefix whose rows could lie among those of another space, or of an engine."""
+    if not isinstance(prefix, str):
+        raise TypeError(f"a prefix must be a str, got {type(prefix).__name__}")
+    if "state/" in prefix:
+        raise InvalidOption(f"a prefix must not contain 'state/', got {prefix!r}")
+    if prefix.startswith("query/") and prefix != ENGINE_PREFIX:
+        raise InvalidOption(f"the prefix 'query/' is reserved for engines of queries, got {prefix!r}")
 
 
 def _quoted(object_id: str) -> str:

@@ -1,15 +1,12 @@
-"""The SQLite file of a store: opened, recovered, checked; one transaction at a time; SQLite's errors as rt's.
-
-Table `rows` (category, key, value, checksum). The checksum is the CRC-32C of category, NUL, key, NUL, value,
-because SQLite does not detect a flipped bit in a value. A row in the wrong place fails too. Table
-`information` has the store's id. `application_id` marks the file as rt's; `user_version` is the format's
-version.
+"""The SQLite file of a store, open for one process: opened, recovered, checked; one transaction at a time.
 
 Invariants:
 - One process writes: it holds the lock file beside the database.
-- When `commit` returns, the commit is on disk.
+- When `commit` returns, the commit is on disk, and after it the record that it was made.
+- A file that lost a reported commit is not opened, and not changed: see `sqlite_recovery`.
 - After a failed write or sync the database is dead, because the system reports a failed fsync only once.
 - Opening copies the write-ahead log into the file again before anything is read or written.
+- Commits to a file that was removed or replaced meanwhile are not reported as made.
 """
 
 from __future__ import annotations
@@ -20,70 +17,109 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
-from rt.errors import (
-    Closed,
-    DirectoryLocked,
-    DiskFull,
-    FormatError,
-    RtError,
-    StorageError,
-    StorageFailed,
-    UnknownVersion,
-)
+from rt.errors import Closed, DirectoryLocked, DiskFull, RtError, StorageError, StorageFailed
 from rt.log.disk import REAL, storage_errors
-from rt.log.format.checksum import crc32c
-from rt.objects.core.errors import CommitUnknown, StateDamaged
+from rt.objects.commit_record import CommitRecord, record_path
+from rt.objects.core.errors import CommitUnknown
+from rt.objects.sqlite_file import (
+    BUSY_S,
+    SQLITE_ERRORS,
+    Information,
+    check_all,
+    connect,
+    create,
+    is_new,
+    read_information,
+    require_short_path,
+    sqlite_errors,
+    translate,
+    write_information,
+)
+from rt.objects.sqlite_recovery import read_files, require_agreement, require_one_name
 
-APPLICATION_ID: Final = 0x72744F53
-"""`rtOS`, in the file's header."""
-VERSION: Final = 1
 WAL_BYTES_MAX: Final = 8 * 2**20
 """Size of the write-ahead log above which a commit copies it into the file."""
 
-_BUSY_S: Final = 5.0
-_SCHEMA: Final = (
-    "CREATE TABLE information (store_id TEXT NOT NULL)",
-    """CREATE TABLE rows (category TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
-       checksum INTEGER NOT NULL, PRIMARY KEY (category, key)) WITHOUT ROWID""",
-)
-_RESTORE: Final = "Restore the file from a backup. It was not changed."
+
+class Fence(Protocol):
+    """Says whether this process may still write. May be called by any thread."""
+
+    def newer(self) -> int | None:
+        """The fence of the latest owner, if that is a later one."""
+
+    def require_current(self) -> None:
+        """`rt.Fenced` if a later owner has come."""
 
 
-def _require_directory(directory: str) -> None:
-    """A directory made for a mistyped path would hold an empty store, which looks like lost state."""
-    if not os.path.isdir(directory):
+def resolve(path: str) -> str:
+    """The absolute path without symbolic links: lock, log and record lie beside the file itself.
+
+    A directory made for a mistyped path would hold an empty store, which looks like lost state. So would the
+    target of a broken link.
+    """
+    found = os.path.realpath(path)
+    require_short_path(found)
+    if not os.path.isdir(os.path.dirname(found)):
         raise StorageError(
             "the directory of the object store does not exist",
-            where=directory,
+            where=os.path.dirname(found),
             hint="Correct the path of the store, or create the directory.",
         )
+    if os.path.islink(path) and not os.path.exists(found):
+        raise StorageError(
+            "the object store is a symbolic link to a file that does not exist",
+            where=path,
+            got=found,
+            hint="Correct the link, or remove it to create a store here.",
+        )
+    return found
 
 
 class SqliteDatabase:
     """The rows in the file `path`. Any thread may read; one thread at a time may use the rest."""
 
-    def __init__(self, path: str, *, check: bool) -> None:
+    def __init__(self, path: str, *, check: bool, fence: Fence | None = None) -> None:
         self.path: Final = path
+        self._fence = fence
         self._pid = os.getpid()
         self._reading = threading.Lock()
+        self._committing = threading.Lock()
         self._failure: RtError | None = None
         self._is_closed = False
+        self._is_changed = False
+        """Whether the open transaction has changes."""
+        self._is_settled = True
+        """Whether the outcome of the last commit is known, and recorded."""
         with contextlib.ExitStack() as undo:
             with storage_errors(path, "opening an object store"):
-                _require_directory(os.path.dirname(path))
-                lock = REAL.lock(f"{path}.lock")
-                undo.callback(lock.close)
+                require_one_name(path)
+                self._lock = REAL.lock(f"{path}.lock")
+                undo.callback(self._lock.close)
                 self._sync_files()
-            with self._errors("opening an object store"):
+            self._roll_back_creation()
+            require_agreement(path, read_files(path))
+            with sqlite_errors(path, "opening an object store"):
                 self._write_connection = undo.enter_context(contextlib.closing(self._connect()))
-                self.store_id: Final = self._open(check=check)
+                self._information = self._open(check=check)
+                self._record = undo.enter_context(contextlib.closing(self._start_record()))
                 self._read_connection = undo.enter_context(contextlib.closing(self._connect()))
                 self._read_connection.execute("PRAGMA query_only = ON")
             with storage_errors(path, "syncing the directory of an object store"):
                 REAL.sync_directory(os.path.dirname(path))
+                self._inodes = self._find_inodes()
             self._resources = undo.pop_all()
+
+    @property
+    def store_id(self) -> str:
+        return self._information.store_id
+
+    @property
+    def last_commit(self) -> int:
+        """The number of the last commit that changed rows."""
+        return self._information.number
 
     def close(self) -> None:
         """End the transaction and release the file. A forked child releases nothing."""
@@ -92,7 +128,7 @@ class SqliteDatabase:
         self._is_closed = True
         if os.getpid() != self._pid:
             return  # Closing here would drop the parent's locks.
-        with self._reading, contextlib.suppress(sqlite3.Error):
+        with self._committing, self._reading, contextlib.suppress(sqlite3.Error):
             self._resources.close()
 
     def require_usable(self) -> None:
@@ -110,94 +146,86 @@ class SqliteDatabase:
 
         Must run before SQLite opens them: closing a file frees its locks.
         """
-        for path in (self.path, f"{self.path}-wal"):
+        for path in (self.path, f"{self.path}-wal", record_path(self.path)):
             if REAL.size(path) is not None:
                 with contextlib.closing(REAL.open(path, write=True)) as file:
                     file.sync()
 
+    def _roll_back_creation(self) -> None:
+        """A process killed before the file had a write-ahead log leaves a journal, which readers refuse."""
+        if os.path.exists(f"{self.path}-journal") and not os.path.exists(f"{self.path}-wal"):
+            with (
+                sqlite_errors(self.path, "opening an object store"),
+                contextlib.closing(self._connect()) as file,
+            ):
+                is_new(file)
+
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=32
-        )
+        connection = connect(self.path)
         connection.execute("PRAGMA synchronous = FULL")
         # SQLite hides the errors of automatic checkpoints.
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA trusted_schema = OFF")
         return connection
 
-    def _open(self, *, check: bool) -> str:
-        """Recover and check the file, or create it. Returns the store's id."""
-        application_id, version = self._first("PRAGMA application_id"), self._first("PRAGMA user_version")
-        is_new = application_id == 0 and self._first("SELECT 1 FROM sqlite_master LIMIT 1") is None
-        if not is_new and application_id != APPLICATION_ID:
-            raise FormatError(
-                "not an object store",
-                where=self.path,
-                got=hex(application_id),
-                expected=hex(APPLICATION_ID),
-                hint="Choose another path for the store.",
-            )
-        if not is_new and version != VERSION:
-            raise UnknownVersion(
-                "the object store has an unknown version",
-                where=self.path,
-                got=version,
-                expected=VERSION,
-                hint="Use a newer rt.",
-            )
-        if (mode := self._first("PRAGMA journal_mode = WAL")) != "wal":
+    def _open(self, *, check: bool) -> Information:
+        """Recover and check the file, or create it. Returns its last commit."""
+        connection = self._write_connection
+        if (mode := connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]) != "wal":
             hint = "Use a local file system: SQLite needs shared memory."
             raise StorageFailed("no write-ahead log", where=self.path, got=mode, expected="wal", hint=hint)
-        self._empty_wal()
-        if is_new:
-            return self._make()
+        if is_new(connection):
+            create(connection, uuid.uuid4().hex)
+        is_emptied = self._empty_wal()
         if check:
-            self._check_all()
-        store_id = self._first("SELECT store_id FROM information")
-        if not isinstance(store_id, str):
-            raise StateDamaged("the id of the store is missing", where=self.path, hint=_RESTORE)
-        return store_id
+            check_all(connection, self.path)
+        found = read_information(connection, self.path)
+        return replace(found, base=found.number) if is_emptied else found
 
-    def _first(self, statement: str) -> Any:
-        """The first column of the first row; None if there is no row."""
-        row = self._write_connection.execute(statement).fetchone()
-        return None if row is None else row[0]
+    def _start_record(self) -> CommitRecord:
+        """From now on the file needs its record. Also in the file itself, before the first commit."""
+        with storage_errors(record_path(self.path), "writing the record of the last commit"):
+            record = CommitRecord(self.path, self._information.store_id, self._information.number)
+        if self._information.is_complete:
+            self._information = replace(self._information, is_complete=False)
+            write_information(self._write_connection, self._information)
+            if not self._empty_wal():
+                record.close()
+                hint = "Wait until the backup or check of the store has ended."
+                raise DirectoryLocked("another program reads the file", where=self.path, hint=hint)
+        return record
 
-    def _check_all(self) -> None:
-        """Verify the structure and every row. A damaged key is found only here."""
-        if (result := self._first("PRAGMA integrity_check(1)")) != "ok":
-            raise StateDamaged("the store is damaged", where=self.path, got=result[:200], hint=_RESTORE)
-        before, seed = None, 0
-        for category, key, value, checksum in self._write_connection.execute("SELECT * FROM rows"):
-            if category != before:
-                before, seed = category, category_checksum(str(category))
-            self.verify(category, key, value, checksum, seed)
+    def _empty_wal(self, *, timeout_s: float = BUSY_S) -> bool:
+        """Copy the write-ahead log into the file, sync it, truncate the log.
 
-    def verify(self, category: object, key: object, value: object, checksum: object, seed: int) -> None:
-        """`StateDamaged` unless the row has this checksum. `seed` is the category's."""
-        if (
-            not isinstance(key, str)
-            or not isinstance(value, bytes)
-            or row_checksum(seed, key, value) != checksum
-        ):
-            where = f"{self.path}, {category}, {str(key)[:100]}"
-            raise StateDamaged("wrong checksum of a row", where=where, hint=_RESTORE)
-
-    def _make(self) -> str:
-        store_id = uuid.uuid4().hex
+        Returns False if it was not truncated because a reader is active: later then.
+        """
         connection = self._write_connection
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in _SCHEMA:
-            connection.execute(statement)
-        connection.execute("INSERT INTO information VALUES (?)", (store_id,))
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
-        return store_id
+        connection.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
+        try:
+            return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
 
-    def _empty_wal(self) -> None:
-        """Copy the write-ahead log into the file, sync it, truncate the log. If a reader is active: later."""
-        self._write_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    def _find_inodes(self) -> list[tuple[int, int]]:
+        found = [os.stat(path) for path in (self.path, f"{self.path}-wal")]
+        return [(each.st_dev, each.st_ino) for each in found]
+
+    def _require_in_place(self) -> None:
+        """`StorageFailed` if a file was removed or replaced: the next process would not find the commits."""
+        try:
+            is_in_place = (
+                self._find_inodes() == self._inodes and self._record.is_linked() and self._lock.is_linked()
+            )
+        except OSError:
+            is_in_place = False
+        if not is_in_place:
+            failure = StorageFailed(
+                "a file of the store was removed, renamed or replaced while the store was open",
+                where=self.path,
+                hint="Stop the program, put the files back, or restore a backup, then open the store again.",
+            )
+            self._record_failure(failure)
+            raise failure
 
     # Reading and writing
 
@@ -209,26 +237,94 @@ class SqliteDatabase:
 
     def begin(self) -> None:
         self.require_usable()
+        if self._fence is not None:
+            self._fence.require_current()
+        self._require_in_place()
+        if not self._is_settled:
+            self._settle()
+        self._is_changed = False
         with self._errors("starting a commit"):
             self._write_connection.execute("BEGIN IMMEDIATE")
 
+    def holds(self, statement: str, *values: object) -> bool:
+        """Whether the statement finds a row in the open transaction."""
+        with self._errors("reading"):
+            return self._write_connection.execute(statement, values).fetchone() is not None
+
     def write(self, statement: str, many: Sequence[tuple[str | bytes | int, ...]]) -> None:
         """Run the statement in the transaction, once for each of `many`."""
+        self._is_changed = True
         with self._errors("writing"):
             self._write_connection.executemany(statement, many)
 
     def commit(self) -> None:
+        with self._committing:
+            self.require_usable()
+            self._require_current()
+            self._commit()
+            self._bound_wal()
+            if self._fence is not None and (newer := self._fence.newer()) is not None:
+                raise CommitUnknown(
+                    "a later owner took over the store during a commit, perhaps without it",
+                    where=self.path,
+                    got=newer,
+                )
+
+    def _require_current(self) -> None:
+        """`rt.Fenced` if a later owner has come: then the transaction is rolled back."""
         try:
+            if self._fence is not None:
+                self._fence.require_current()
+        except RtError:
+            self.roll_back()
+            raise
+
+    def _commit(self) -> None:
+        made = replace(self._information, number=self._information.number + self._is_changed)
+        self._is_settled = False
+        try:
+            if self._is_changed:
+                write_information(self._write_connection, made)
             self._write_connection.execute("COMMIT")
         except sqlite3.Error as error:
-            raise self._commit_failed(error) from error
+            raise self._commit_failed(self._translate(error, "committing")) from error
+        self._information = made
         try:
-            if os.stat(f"{self.path}-wal").st_size > WAL_BYTES_MAX:
-                self._empty_wal()
+            if self._is_changed:
+                self._record.write(made.number)
+                self._require_in_place()
+            self._is_settled = True
+        except OSError as error:
+            failure = StorageFailed(
+                "the disk failed while writing the record of a commit",
+                where=record_path(self.path),
+                got=error,
+                hint="Repair the disk, then open the store again.",
+            )
+            raise self._commit_failed(failure) from error
+        except StorageFailed as failure:
+            raise self._commit_failed(failure) from failure
+
+    def _settle(self) -> None:
+        """An interrupt or a full disk ended the last commit: find out whether it happened, and record it."""
+        self.roll_back()
+        with self._errors("reading"):
+            self._information = read_information(self._write_connection, self.path)
+        with storage_errors(record_path(self.path), "writing the record of the last commit"):
+            self._record.write(self._information.number)
+        self._is_settled = True
+
+    def _bound_wal(self) -> None:
+        """Empty a long write-ahead log, unless a reader is active."""
+        try:
+            if os.stat(f"{self.path}-wal").st_size > WAL_BYTES_MAX and self._empty_wal(timeout_s=0):
+                self._information = replace(self._information, base=self._information.number)
         except (sqlite3.Error, OSError) as error:
-            # This commit is on disk. Later ones must not trust the disk.
             failed = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
-            self._record_failure(self._translate(failed, "copying the write-ahead log into the file"))
+            translated = self._translate(failed, "copying the write-ahead log into the file")
+            if not isinstance(translated, DiskFull):  # Then the log keeps what is not in the file: later.
+                # This commit is on disk. Later ones must not trust the disk.
+                self._record_failure(translated)
 
     def roll_back(self) -> bool:
         """End the transaction without its changes. Returns False if that failed."""
@@ -242,15 +338,14 @@ class SqliteDatabase:
             return False
         return True
 
-    def _commit_failed(self, error: sqlite3.Error) -> RtError:
-        translated = self._translate(error, "committing")
-        if isinstance(translated, DiskFull) and self.roll_back():
-            return translated
-        self._record_failure(translated)
+    def _commit_failed(self, failure: RtError) -> RtError:
+        if isinstance(failure, DiskFull) and self.roll_back():
+            return failure
+        self._record_failure(failure)
         return CommitUnknown(
             "the commit failed, and its outcome is unknown",
             where=self.path,
-            got=translated.got,
+            got=failure.got or failure,
             hint="Call on_save_failed(unknown_outcome=True), then open the store again.",
         )
 
@@ -265,33 +360,11 @@ class SqliteDatabase:
         """Raise SQLite's errors as rt's. A disk error makes the database dead."""
         try:
             yield
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             translated = self._translate(error, doing)
             if isinstance(translated, StorageFailed):
                 self._record_failure(translated)
             raise translated from error
 
-    def _translate(self, error: sqlite3.Error, doing: str) -> RtError:
-        code = getattr(error, "sqlite_errorcode", None)
-        got = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"
-        match code and code & 0xFF:
-            case sqlite3.SQLITE_FULL:
-                hint = "Free space. Committed data is safe."
-                return DiskFull(f"disk full while {doing}", where=self.path, got=got, hint=hint)
-            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-                return StateDamaged(f"damage found while {doing}", where=self.path, got=got, hint=_RESTORE)
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                hint = "Another program has the file open. A store has one writer."
-                return DirectoryLocked(f"file locked while {doing}", where=self.path, got=got, hint=hint)
-        hint = "Repair the disk, then open the store again. Committed data is safe."
-        return StorageFailed(f"the disk failed while {doing}", where=self.path, got=got, hint=hint)
-
-
-def category_checksum(category: str) -> int:
-    """The checksum of a category, with which the checksums of its rows begin."""
-    return crc32c(f"{category}\0".encode())
-
-
-def row_checksum(seed: int, key: str, value: bytes) -> int:
-    """The checksum of key and value, continued from the category's."""
-    return crc32c(value, crc32c(f"{key}\0".encode(), seed))
+    def _translate(self, error: Exception, doing: str) -> RtError:
+        return translate(error, self.path, doing)

@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rt.objects.core.errors import OutOfTurn
+from rt.objects.claims import Claims, TreeClaim
+from rt.objects.core.errors import OutOfTurn, StateDamaged
+from rt.objects.core.row_checksums import category_checksum, row_checksum
 from rt.objects.core.store import CheckpointKind
-from rt.objects.sqlite_database import SqliteDatabase, category_checksum, row_checksum
+from rt.objects.sqlite_database import Fence, SqliteDatabase, resolve
+from rt.objects.sqlite_file import RESTORE, verify
 from rt.option_checks import check_path
 
 _READ_AT_ONCE: Final = 4096
@@ -24,27 +27,36 @@ class SqliteStore:
     `rt.FormatError` for a file that is not a store, `rt.StorageError` if there is no such directory or the
     disk fails.
 
+    With a `fence`, each commit is refused after a later owner has come (`rt.objects.fenced_files`).
+
     Any thread may use readers; one thread at a time may use the writer. A forked child must not use the
     store.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, check: bool = True) -> None:
-        self.path: Final = os.path.abspath(check_path(path))
-        self._database = SqliteDatabase(self.path, check=check)
+    def __init__(
+        self, path: str | os.PathLike[str], *, check: bool = True, fence: Fence | None = None
+    ) -> None:
+        self.path: Final = resolve(check_path(path))
+        self._database = SqliteDatabase(self.path, check=check, fence=fence)
         self.store_id: Final = self._database.store_id
         self._writer: SqliteWriter | None = None
+        self._claims: Final = Claims(self.path)
 
     def reader(self) -> SqliteReader:
         """A reader that sees every later commit."""
         self._database.require_usable()
-        return SqliteReader(self._database)
+        return SqliteReader(self._database, self._claims)
 
     def begin(self, kind: CheckpointKind) -> SqliteWriter:
         self._database.require_usable()
         if self._writer is not None and self._writer.is_open:
             raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
-        self._writer = SqliteWriter(self._database, kind)
+        self._writer = SqliteWriter(self._database, self._claims, kind)
         return self._writer
+
+    def claim(self, root: str) -> TreeClaim:
+        self._database.require_usable()
+        return self._claims.claim(root)
 
     def close(self) -> None:
         """Roll back an open writer and release the file. A forked child releases nothing."""
@@ -58,12 +70,17 @@ class SqliteStore:
 
 
 class SqliteReader:
-    def __init__(self, database: SqliteDatabase) -> None:
+    def __init__(self, database: SqliteDatabase, owners: Claims) -> None:
         self._database = database
+        self._owners = owners
 
     @property
     def store_id(self) -> str:
         return self._database.store_id
+
+    @property
+    def owners(self) -> Claims:
+        return self._owners
 
     def categories(self, prefix: str = "") -> Iterator[str]:
         """One index lookup for each category."""
@@ -72,15 +89,21 @@ class SqliteReader:
         while found and (category := str(found[0][0])).startswith(prefix):
             yield category
             found = read("SELECT category FROM rows WHERE category > ? ORDER BY category LIMIT 1", category)
+            if found:
+                self._require_order(category, found[0][0], category)
 
     def rows(self, category: str) -> Iterator[tuple[str, bytes]]:
         """Reads some thousand rows at a time, each verified. A commit meanwhile may be seen in part."""
-        read, verify, seed = self._database.read, self._database.verify, category_checksum(category)
+        read, path, seed = self._database.read, self._database.path, category_checksum(category)
+        last = None
         columns, end = "SELECT key, value, checksum FROM rows WHERE category = ?", "ORDER BY key LIMIT ?"
         found = read(f"{columns} {end}", category, _READ_AT_ONCE)
         while found:
             for key, value, checksum in found:
-                verify(category, key, value, checksum, seed)
+                verify(path, category, key, value, checksum, seed)
+                if last is not None and key <= last:
+                    self._require_order(last, key, category)
+                last = key
                 yield key, value
             if len(found) < _READ_AT_ONCE:
                 return
@@ -93,21 +116,26 @@ class SqliteReader:
         if not found:
             return None
         value, checksum = found[0]
-        self._database.verify(category, key, value, checksum, category_checksum(category))
+        verify(self._database.path, category, key, value, checksum, category_checksum(category))
         return bytes(value)
+
+    def _require_order(self, last: str, found: object, category: str) -> None:
+        """A damaged page may lead back to rows that were read before: without an end."""
+        if not isinstance(found, str) or found <= last:
+            where = f"{self._database.path}, {category}"
+            raise StateDamaged("wrong order of rows", where=where, got=repr(found)[:100], hint=RESTORE)
 
 
 class SqliteWriter:
     """An SQLite transaction, with the last rows still in memory."""
 
-    def __init__(self, database: SqliteDatabase, kind: CheckpointKind) -> None:
+    def __init__(self, database: SqliteDatabase, owners: Claims, kind: CheckpointKind) -> None:
         self._database = database
+        self._owners = owners
         self._kind = kind
         self._waiting: list[tuple[str, str, bytes, int]] = []
         database.begin()
         self.is_open = True
-        if kind is CheckpointKind.FULL:
-            self._run("DELETE FROM rows", [()])
 
     @property
     def kind(self) -> CheckpointKind:
@@ -116,6 +144,9 @@ class SqliteWriter:
     @property
     def store_id(self) -> str:
         return self._database.store_id
+
+    def reader(self) -> SqliteReader:
+        return SqliteReader(self._database, self._owners)
 
     def put(self, category: str, key: str, data: bytes) -> None:
         self.put_many(category, [(key, data)])
@@ -147,6 +178,29 @@ class SqliteWriter:
         self._require_current()
         self._flush()
         self._run("DELETE FROM rows WHERE category = ?", [(category,)])
+
+    def clear_tree(self, root: str) -> None:
+        self._require_current()
+        self._flush()
+        low, high = f"{root}/", f"{root}0"  # "0" follows "/"
+        if not self._holds_outside(root, low, high):
+            self._run("DELETE FROM rows", [()])  # SQLite drops whole pages then.
+            return
+        self._run("DELETE FROM rows WHERE category = ?", [(root,)])
+        self._run("DELETE FROM rows WHERE category >= ? AND category < ?", [(low, high)])
+
+    def _holds_outside(self, root: str, low: str, high: str) -> bool:
+        """Whether other categories than `root`, and those from `low` to `high`, have rows."""
+        holds = self._database.holds
+        try:
+            return (
+                holds("SELECT 1 FROM rows WHERE category < ? LIMIT 1", root)
+                or holds("SELECT 1 FROM rows WHERE category > ? AND category < ? LIMIT 1", root, low)
+                or holds("SELECT 1 FROM rows WHERE category >= ? LIMIT 1", high)
+            )
+        except BaseException:
+            self.rollback()
+            raise
 
     def commit(self) -> None:
         self._require_current()

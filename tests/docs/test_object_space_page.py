@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer
 
-from rt.objects import PersistedObjectSpace, SqliteStore
+from rt.objects import PersistedObjectSpace, PostgresStore, SqliteStore
 
 PAGE = Path(__file__).parents[2] / "docs" / "object-space.md"
 
@@ -25,3 +26,16 @@ def test_the_program_of_the_page_continues_after_its_last_checkpoint(
         assert space.get_value("position").value == 3000
         assert space.get_dictionary("counts", keys=str, values=int) == {"AAPL": 1500, "IBM": 1500}
         assert list(space.get_queue("window")) == [("IBM", b"747"), ("IBM", b"748"), ("IBM", b"749")]
+
+
+def test_the_program_for_a_server_saves_there(postgres: PostgresServer, tmp_path: Path) -> None:
+    (program,) = re.findall(r"```python cluster\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    url, schema = re.search(r'url = "(.*)"', program), PostgresServer.schema(tmp_path)
+    assert url is not None
+    program = program.replace(url[1], postgres.url).replace('schema="totals"', f'schema="{schema}"')
+    for _ in range(2):
+        exec(program, {})  # noqa: S102 - our own page
+    with PostgresStore(postgres.url, schema=schema) as store:
+        space = PersistedObjectSpace()
+        space.load(store.reader())
+        assert space.get_value("messages").value == 3000

@@ -193,3 +193,19 @@ def test_keys_equal_those_of_earlier_releases() -> None:
 def test_invalid_keys_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match="base-62"):
         decode(key)
+
+
+class _Number(int): ...
+
+
+def test_one_wrong_value_in_a_large_collection_is_refused() -> None:
+    for good in ([*range(100)], [*map(str, range(100))], [True, None, 1.5, b"x"] * 10, [[]] * 50):
+        for value in (good, tuple(good), {str(number): each for number, each in enumerate(good)}):
+            ANY.check(value)
+            assert ANY.load(ANY.dump(value)) == value
+        for wrong in (object(), _Number(1), 1 << 20_000, -(1 << 20_000), [object()]):
+            for place in (0, len(good) // 2, len(good)):
+                with_wrong = [*good[:place], wrong, *good[place:]]
+                for refused in (with_wrong, dict(enumerate(with_wrong)), [with_wrong], tuple(with_wrong)):
+                    with pytest.raises(NotSerializable):
+                        ANY.check(refused)

@@ -24,6 +24,7 @@ from rt.objects import (
     PickleSerializer,
     Serializers,
     StateDamaged,
+    StateReader,
     VolatileObjectSpace,
     WrongKind,
     WrongType,
@@ -543,6 +544,12 @@ class Recorder:
         self.kind, self.store_id = kind, store.store_id
         self.said: list[str] = []
 
+    def reader(self) -> StateReader:
+        return self._writer.reader()
+
+    def clear_tree(self, root: str) -> None:
+        self._writer.clear_tree(root)
+
     def put(self, category: str, key: str, data: bytes) -> None:
         self.said.append(f"+{category.removeprefix('state/item/')} {key} {data.decode()}")
         self._writer.put(category, key, data)
@@ -699,9 +706,9 @@ def test_a_full_save_includes_objects_that_were_never_read(store: MemoryStore) -
     again.get_list("list")
     again.checkpoint(store, FULL)
     assert store.content() == content
-    other = MemoryStore({"junk": {"1": b""}})
+    other = MemoryStore({"state/item/old/items": {"1": b""}, "theirs": {"1": b""}})
     again.checkpoint(other, FULL)
-    assert other.content() == content
+    assert other.content() == {**content, "theirs": {"1": b""}}
 
 
 def test_an_object_of_an_unknown_kind_is_kept_unchanged(store: MemoryStore) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import resource
 import sqlite3
@@ -9,12 +11,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rt
-from rt.objects import CheckpointKind, CommitUnknown, PersistedObjectSpace, SqliteStore, StateDamaged
-from rt.objects.sqlite_database import APPLICATION_ID, WAL_BYTES_MAX
+from rt.objects import (
+    CheckpointKind,
+    CommitUnknown,
+    PersistedObjectSpace,
+    SqliteStore,
+    StateDamaged,
+    sqlite_database,
+    sqlite_store,
+)
+from rt.objects.sqlite_backup import back_up_store, check_store
+from rt.objects.sqlite_database import WAL_BYTES_MAX
+from rt.objects.sqlite_file import APPLICATION_ID
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
 
@@ -102,18 +115,83 @@ def test_a_newer_version_is_refused_and_named(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(rt.UnknownVersion, match="got 7, expected 1"):
+    with pytest.raises(rt.UnknownVersion, match="got 7, expected 2"):
         SqliteStore(path)
 
 
-def test_a_directory_or_a_link_instead_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_directory_or_a_broken_link_instead_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
-    with pytest.raises(rt.StorageError):
+    with pytest.raises(rt.StorageError, match="not a file"):
         SqliteStore(tmp_path / "directory")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(rt.StorageError):
+    with pytest.raises(rt.StorageError, match="symbolic link to a file that does not exist"):
         SqliteStore(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_is_the_store_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    path, link = tmp_path / "disk" / "state.db", tmp_path / "link.db"
+    with SqliteStore(path) as store:
+        put(store, "1", b"one")
+    link.symlink_to(path)
+    with SqliteStore(link) as store:
+        put(store, "2", b"two")
+        assert store.path == str(path)
+        with pytest.raises(rt.DirectoryLocked):
+            SqliteStore(path)
+    with SqliteStore(path) as store:
+        assert dict(store.reader().rows("a")) == {"1": b"one", "2": b"two"}
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith("link")] == ["link.db"]
+
+
+def test_a_path_of_any_bytes_can_be_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode("\N{SNOWMAN} ?a=b#%41&\n".encode() + b"\xff.db")
+    for number in range(2):
+        with SqliteStore(path) as store:
+            put(store, str(number), b"value")
+    assert check_store(path).rows == 2
+    back_up_store(path, tmp_path / os.fsdecode(b"\xfe.db"))
+    assert check_store(tmp_path / os.fsdecode(b"\xfe.db")).rows == 2
+
+
+def test_a_path_that_is_too_long_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 200) / ("e" * 200)
+    deep.mkdir(parents=True)
+    for path, match in (
+        (tmp_path / ("a" * 241), "name .*too long.*got 241 bytes, expected at most 240"),
+        (deep / ("a" * (505 - len(str(deep)) - 1)), "path .*too long.*got 505 bytes, expected at most 504"),
+    ):
+        with pytest.raises(rt.StorageError, match=match):
+            SqliteStore(path)
+        with SqliteStore(tmp_path / "state.db") as store, pytest.raises(rt.StorageError, match=match):
+            back_up_store(store.path, path)
+        assert not [each for each in path.parent.iterdir() if "a" * 10 in each.name]
+
+
+def test_the_longest_path_works(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 240)
+    with SqliteStore(path) as store:
+        put(store, "1", b"one")
+    path.rename(tmp_path / "state.db")
+    path.with_name(f"{path.name}-commit").rename(tmp_path / "state.db-commit")
+    back_up_store(tmp_path / "state.db", path)
+    deep = tmp_path / ("d" * 200)
+    deep.mkdir()
+    deep = deep / ("e" * (504 - 100 - len(str(deep)) - 1))
+    deep.mkdir()
+    SqliteStore(deep / ("a" * 99)).close()
+    SqliteStore(deep / ("a" * 99)).close()
+
+
+def test_a_file_with_two_names_is_refused(tmp_path: Path, path: Path) -> None:
+    SqliteStore(path).close()
+    os.link(path, tmp_path / "other.db")
+    for name in (path, tmp_path / "other.db"):
+        with pytest.raises(rt.StorageError, match="several names"):
+            SqliteStore(name)
+    (tmp_path / "other.db").unlink()
+    SqliteStore(path).close()
 
 
 def test_a_file_left_by_a_process_killed_while_creating_it_can_be_completed(path: Path) -> None:
@@ -166,6 +244,44 @@ def test_a_flipped_bit_anywhere_is_detected_or_harmless(path: Path) -> None:
     assert found > 10
 
 
+def test_a_flipped_bit_cannot_make_a_list_of_categories_endless(path: Path) -> None:
+    names = [f"category {number:04}/items" for number in range(600)]
+    with SqliteStore(path) as store:
+        writer = store.begin(FULL)
+        for name in names:
+            writer.put(name, "1", b"")
+        writer.commit()
+    whole, refused = path.read_bytes(), 0
+    for page in range(8192, len(whole), 4096):  # the pages of rows
+        for offset in range(page + 9, page + 40, 4):  # where a page says where its rows are
+            data = bytearray(whole)
+            data[offset] ^= 2
+            path.write_bytes(data)
+            with contextlib.suppress(StateDamaged), SqliteStore(path, check=False) as store:
+                try:
+                    assert sum(1 for _ in itertools.islice(store.reader().categories(), 601)) <= 600
+                except StateDamaged as error:
+                    refused += "wrong order" in str(error)
+    assert refused
+
+
+def test_rows_that_lead_back_to_earlier_ones_are_found(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "_READ_AT_ONCE", 2)
+    writer = store.begin(FULL)
+    writer.put_many("a", [(str(number), b"") for number in range(5)])
+    writer.commit()
+    read = store._database.read
+
+    def read_from_the_start(statement: str, *values: object) -> list[Any]:
+        return read(statement.replace("AND key > ?", "AND key <> ?"), *values)
+
+    monkeypatch.setattr(store._database, "read", read_from_the_start)
+    with pytest.raises(StateDamaged, match="wrong order"):
+        list(store.reader().rows("a"))
+
+
 def test_a_truncated_file_is_detected(path: Path) -> None:
     with SqliteStore(path) as store:
         writer = store.begin(FULL)
@@ -197,6 +313,25 @@ def test_a_full_disk_changes_nothing_and_the_next_commit_works(store: SqliteStor
     again = PersistedObjectSpace()
     again.load(store.reader())
     assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
+
+
+def test_a_full_disk_while_the_log_is_copied_into_the_file_does_not_end_the_store(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: object) -> bool:
+        full = sqlite3.OperationalError("database or disk is full")
+        full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise full
+
+    monkeypatch.setattr(sqlite_database, "WAL_BYTES_MAX", 0)
+    put(store, "1", b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "_empty_wal", fail)
+        put(store, "2", b"two")
+        put(store, "3", b"three")
+    put(store, "4", b"four")
+    assert os.stat(f"{store.path}-wal").st_size == 0
+    assert [key for key, _ in store.reader().rows("a")] == ["1", "2", "3", "4"]
 
 
 def test_a_write_error_during_the_commit_leaves_the_outcome_unknown_and_the_store_dead(path: Path) -> None:

@@ -22,9 +22,11 @@ def sqlite_store(directory: Path) -> Store:
     return SqliteStore(directory / "state.db")
 
 
-@pytest.fixture(params=[memory_store, sqlite_store])
+@pytest.fixture(params=[memory_store, sqlite_store, "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     make: Callable[[Path], Store] = request.param
+    if request.param == "postgres":
+        make = request.getfixturevalue("postgres").store
     made = make(tmp_path)
     yield made
     made.close()
@@ -38,6 +40,13 @@ def fill(store: Store, rows: dict[str, dict[str, bytes]]) -> None:
     writer = store.begin(FULL)
     for category, held in rows.items():
         writer.put_many(category, held.items())
+    writer.commit()
+
+
+def clear_all(store: Store) -> None:
+    writer = store.begin(FULL)
+    for category in list(store.reader().categories()):
+        writer.clear(category)
     writer.commit()
 
 
@@ -69,13 +78,56 @@ def test_a_differential_commit_changes_the_existing_rows(store: Store) -> None:
     assert content(store.reader()) == {"a": {"2": b"2", "3": b"three"}, "c": {"1": b"c"}}
 
 
-def test_a_full_commit_replaces_all_rows(store: Store) -> None:
+@pytest.mark.parametrize("kind", list(CheckpointKind))
+def test_every_commit_starts_with_the_rows_of_the_last_one(store: Store, kind: CheckpointKind) -> None:
     fill(store, {"a": {"1": b"one"}, "b": {"1": b"b"}})
-    writer = store.begin(FULL)
+    writer = store.begin(kind)
     writer.put("a", "2", b"two")
     assert content(store.reader()) == {"a": {"1": b"one"}, "b": {"1": b"b"}}
     writer.commit()
-    assert content(store.reader()) == {"a": {"2": b"two"}}
+    assert content(store.reader()) == {"a": {"1": b"one", "2": b"two"}, "b": {"1": b"b"}}
+
+
+def test_clearing_a_tree_leaves_all_other_rows(store: Store) -> None:
+    names = ["", "a", "a!", "a/", "a/b", "a/b/c", "a/~", "a0", "ab", "b/a", "b/a/c"]
+    for root in (*names, "never"):
+        fill(store, {name: {"1": b"one"} for name in names})
+        writer = store.begin(FULL)
+        writer.put("a/late", "1", b"before")
+        writer.clear_tree(root)
+        writer.put("a/b", "2", b"after")
+        writer.commit()
+        left = {name: {"1": b"one"} for name in names if name != root and not name.startswith(f"{root}/")}
+        if root != "a":
+            left["a/late"] = {"1": b"before"}
+        left.setdefault("a/b", {})
+        left["a/b"] = {**left["a/b"], "2": b"after"}
+        assert content(store.reader()) == left, root
+        clear_all(store)
+
+
+def test_clearing_the_only_tree_leaves_no_row(store: Store) -> None:
+    fill(store, {"a": {"1": b"one"}, "a/b": {str(number): b"" for number in range(1000)}})
+    writer = store.begin(FULL)
+    writer.clear_tree("a")
+    writer.commit()
+    assert content(store.reader()) == {}
+
+
+def test_a_claimed_tree_has_one_owner(store: Store) -> None:
+    claim = store.claim("query")
+    others = [store.claim("state"), store.claim("query2"), store.claim("a/query")]
+    for root in ("query", "query/objects", "a"):
+        with pytest.raises(OutOfTurn, match="another owner"):
+            store.claim(root)
+    claim.release()
+    again = store.claim("query")
+    claim.release()  # does not end the later claim
+    with pytest.raises(OutOfTurn, match="another owner"):
+        store.claim("query")
+    for each in (again, *others):
+        each.release()
+    store.claim("query")
 
 
 def test_changes_apply_in_the_order_of_the_calls(store: Store) -> None:
@@ -165,6 +217,8 @@ def test_readers_and_writers_name_their_store(store: Store) -> None:
     assert writer.store_id == store.reader().store_id
     assert writer.store_id != MemoryStore().store_id
     assert writer.kind is FULL
+    writer.put("a", "1", b"one")
+    assert content(writer.reader()) == {}
     writer.rollback()
 
 
@@ -176,6 +230,7 @@ def test_a_closed_store_raises_closed(store: Store) -> None:
     for use in (
         store.reader,
         lambda: store.begin(FULL),
+        lambda: store.claim("a"),
         lambda: list(reader.rows("a")),
         lambda: reader.get("a", "1"),
     ):

@@ -11,7 +11,7 @@ A row is `{"key":…,"value":…}` if both serializers are JSON. Otherwise: the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, MutableMapping, Reversible
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Reversible
 from typing import Any, Generic, TypeVar
 
 from rt.objects.collections.keyed import Keyed, unchanged
@@ -46,6 +46,9 @@ class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
     def get(self, key: K, default: Any = None) -> Any:
         slot = self._slot_by_key.get(key)
         return default if slot is None else self._values[slot]
+
+    def items(self) -> ItemsView[K, V]:
+        return _Items(self)
 
     # Edits
 
@@ -104,6 +107,17 @@ class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
         self._values = [values.get(slot) for slot in range(len(self._slots.entries))]
 
 
+class _Items(ItemsView[K, V]):
+    """As the base, without a call for each item."""
+
+    __slots__ = ()
+    _mapping: PersistedDictionary[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        found, values = self._mapping._slot_by_key, self._mapping._values
+        return ((key, values[found[key]]) for key in self._mapping)
+
+
 class PersistedSortedDictionary(PersistedDictionary[K, V], Reversible[K]):
     """A dictionary whose keys have a total order (`<`). Iterates ascending.
 
@@ -138,25 +152,33 @@ _LENGTH = struct.Struct("<I")
 class Pairs(Generic[K, V]):
     """Rows of a key and a value."""
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("_is_plain", "_of_plain", "keys", "values")
 
     def __init__(self, keys: Serializer[K], values: Serializer[V]) -> None:
         self.keys = keys
         self.values = values
+        self._of_plain: tuple[Callable[[Any], K], Callable[[Any], V]] | None = None
+        """If rows are JSON: what makes a key and a value of decoded JSON."""
+        if isinstance(keys, JsonSerializer) and isinstance(values, JsonSerializer):
+            self._of_plain = keys.of_plain, values.of_plain
+            self._is_plain = keys.is_plain and values.is_plain
 
     def dump(self, key: K, value: V) -> bytes:
         first, second = self.keys.dump(key), self.values.dump(value)
-        if isinstance(self.keys, JsonSerializer) and isinstance(self.values, JsonSerializer):
+        if self._of_plain is not None:
             return b'{"key":%b,"value":%b}' % (first, second)
         return b"%b%b%b" % (_LENGTH.pack(len(first)), first, second)
 
     def load(self, data: bytes) -> tuple[K, V]:
         """Key and value; `StateDamaged` if `data` is not such a row."""
-        if isinstance(self.keys, JsonSerializer) and isinstance(self.values, JsonSerializer):
+        if self._of_plain is not None:
             pair = typed_json.decode(data)
-            if type(pair) is not dict or pair.keys() != {"key", "value"}:
+            if type(pair) is not dict or len(pair) != 2 or "key" not in pair or "value" not in pair:
                 raise StateDamaged("not a row of a key and a value", got=repr(data[:60]))
-            return self.keys.of_plain(pair["key"]), self.values.of_plain(pair["value"])
+            if self._is_plain:
+                return pair["key"], pair["value"]
+            of_key, of_value = self._of_plain
+            return of_key(pair["key"]), of_value(pair["value"])
         if len(data) < _LENGTH.size or (end := _LENGTH.size + _LENGTH.unpack_from(data)[0]) > len(data):
             raise StateDamaged("not a row of a key and a value", got=repr(data[:60]))
         return self.keys.load(data[_LENGTH.size : end]), self.values.load(data[end:])

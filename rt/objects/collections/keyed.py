@@ -104,15 +104,16 @@ class Keyed(Persisted, Generic[K]):
 
     def _load_keys(self, rows: StoredRows, found: Iterable[tuple[int, K]]) -> None:
         """Put each key into its stored slot."""
-        self._slots.load(rows, ITEMS, found)
-        self._edits.mark_none(len(self._slots.entries))
+        count = self._slots.load(rows, ITEMS, found)
+        entries = self._slots.entries
+        self._edits.mark_none(len(entries))
         try:
-            self._slot_by_key = {key: slot for slot, key in self._slots.numbered()}
+            self._slot_by_key = {key: slot for slot, key in enumerate(entries) if not isinstance(key, Free)}
             if self._order is not None:
                 self._order = SortedKeys(self._slot_by_key)
         except TypeError as error:
             raise rows.damaged(ITEMS, str(error)) from error
-        if len(self._slot_by_key) != sum(1 for _ in self._slots.numbered()):
+        if len(self._slot_by_key) != count:
             raise rows.damaged(ITEMS, "a key is stored twice")
 
 

@@ -66,8 +66,8 @@ class Slots(Generic[E]):
         """Slots and their entries, in order."""
         return ((slot, entry) for slot, entry in enumerate(self.entries) if not isinstance(entry, Free))
 
-    def load(self, rows: StoredRows, part: str, found: Iterable[tuple[int, E]]) -> None:
-        """Put each entry into its stored slot."""
+    def load(self, rows: StoredRows, part: str, found: Iterable[tuple[int, E]]) -> int:
+        """Put each entry into its stored slot. Returns their number."""
         by_slot = dict(found)
         try:
             self.entries = [FREE] * (max(by_slot, default=-1) + 1)
@@ -75,7 +75,9 @@ class Slots(Generic[E]):
             raise rows.damaged(part, f"slot {max(by_slot)} does not fit into memory") from None
         for slot, entry in by_slot.items():
             self.entries[slot] = entry
-        self._free = [slot for slot, entry in enumerate(self.entries) if entry is FREE]
+        is_dense = len(by_slot) == len(self.entries)
+        self._free = [] if is_dense else [slot for slot, each in enumerate(self.entries) if each is FREE]
+        return len(by_slot)
 
 
 class _Flight(NamedTuple):

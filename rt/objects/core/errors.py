@@ -9,15 +9,17 @@
     │   ├── NotSerializable (TypeError)   the value would not be restored unchanged
     │   ├── OutOfTurn                     save, on_saved, load … in the wrong order
     │   └── StateDamaged (FormatError)    stored state fails a check
-    └── StorageFailed
-        └── CommitUnknown                 it is unknown whether the commit happened
+    └── StorageError
+        ├── StoreUnavailable              the server of a store does not answer: try again
+        └── StorageFailed
+            └── CommitUnknown             it is unknown whether the commit happened
 
 Where a Python collection raises IndexError, KeyError or ValueError, so do these.
 """
 
 from __future__ import annotations
 
-from rt.errors import FormatError, RtError, StorageFailed
+from rt.errors import FormatError, RtError, StorageError, StorageFailed
 
 
 class ObjectError(RtError):
@@ -62,8 +64,16 @@ class StateDamaged(ObjectError, FormatError):
     grpc_status = "DATA_LOSS"
 
 
-class CommitUnknown(StorageFailed):
-    """The disk failed during a commit. It is unknown whether the commit happened.
+class StoreUnavailable(StorageError):
+    """The server of a store cannot be reached, is busy, or did not answer in time. Nothing was changed."""
 
-    Call `on_save_failed(unknown_outcome=True)`, then open the store again.
+    grpc_status = "UNAVAILABLE"
+    retriable = True
+
+
+class CommitUnknown(StorageFailed):
+    """The disk, or the connection to the server, failed during a commit. It may have happened or not.
+
+    Call `on_save_failed(unknown_outcome=True)`. Then open a store in a file again. A store on a server finds
+    out itself at its next use.
     """

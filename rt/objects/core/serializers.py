@@ -72,6 +72,11 @@ class JsonSerializer(Serializer[T]):
     def load(self, data: bytes) -> T:
         return self.of_plain(typed_json.decode(data))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether `of_plain` returns every value as it is."""
+        return self._from_plain is None and not self._of
+
     def of_plain(self, value: Any) -> T:
         """The value of decoded JSON."""
         if self._from_plain is not None:

@@ -1,8 +1,10 @@
 """The store protocol: readers, writers, and the order in which they are used.
 
 A store holds rows, `(category, key) -> bytes`. Only commits change them, completely or not at all: a reader,
-also after a power cut, sees exactly one commit. Other data can share the store and its commits, in categories
-with another prefix.
+also after a power cut, sees exactly one commit.
+
+Several owners can share a store and its commits. Each has a tree of categories: the category `root` and those
+that begin with `root/`. It never writes or clears rows outside its tree.
 """
 
 from __future__ import annotations
@@ -17,13 +19,23 @@ ITEMS: Final = "items"
 
 
 class CheckpointKind(enum.Enum):
-    """How a commit relates to the rows in the store."""
+    """How a save relates to the stored rows of its owner. Rows of other owners always stay."""
 
     FULL = "full"
-    """The commit replaces all rows."""
+    """The save clears its tree and writes everything."""
 
     DIFFERENTIAL = "differential"
-    """The commit changes the rows."""
+    """The save writes what changed since the save before it."""
+
+
+class Owners(Protocol):
+    """The saves of a store's trees since it was opened. So an owner notices that another one has saved."""
+
+    def last_save(self, root: str) -> object | None:
+        """The last save of the tree; None if there was none."""
+
+    def note_save(self, root: str) -> object:
+        """Note that the tree was saved, or may have been. Returns what `last_save` returns from now on."""
 
 
 class StateReader(Protocol):
@@ -32,6 +44,10 @@ class StateReader(Protocol):
     @property
     def store_id(self) -> str:
         """Identifies the store: the same for all its readers and writers, also after a restart."""
+
+    @property
+    def owners(self) -> Owners:
+        """Same for all readers and writers of a store."""
 
     def categories(self, prefix: str = "") -> Iterator[str]:
         """Categories that have rows and begin with `prefix`, sorted."""
@@ -51,11 +67,14 @@ class StateWriter(Protocol):
 
     @property
     def kind(self) -> CheckpointKind:
-        """FULL: starts with no rows. DIFFERENTIAL: starts with the rows of the last commit."""
+        """What the owner saves. Every commit starts with the rows of the last one, whatever its kind."""
 
     @property
     def store_id(self) -> str:
         """Same as `StateReader.store_id`."""
+
+    def reader(self) -> StateReader:
+        """A reader of the same store."""
 
     def put(self, category: str, key: str, data: bytes) -> None:
         """Write a row, replacing an existing one."""
@@ -69,6 +88,9 @@ class StateWriter(Protocol):
     def clear(self, category: str) -> None:
         """Delete every row of the category, in time independent of other categories."""
 
+    def clear_tree(self, root: str) -> None:
+        """Delete every row of the category `root` and of the categories that begin with `root/`."""
+
     def commit(self) -> None:
         """Make the changes the content of the store. Returns when they are durable.
 
@@ -79,6 +101,13 @@ class StateWriter(Protocol):
         """Discard the changes. Does nothing on an unusable writer; must never raise."""
 
 
+class Claim(Protocol):
+    """A tree of categories that is reserved for one owner."""
+
+    def release(self) -> None:
+        """End the reservation. Idempotent."""
+
+
 class Store(Protocol):
     """Keeps rows."""
 
@@ -87,6 +116,12 @@ class Store(Protocol):
 
     def begin(self, kind: CheckpointKind) -> StateWriter:
         """Open a writer; `OutOfTurn` if another is open."""
+
+    def claim(self, root: str) -> Claim:
+        """Reserve a tree of categories for one owner, until its release or the end of the process.
+
+        `OutOfTurn` if another owner has claimed `root`, a tree inside it, or one around it.
+        """
 
     def close(self) -> None:
         """Release the store and roll back an open writer. Idempotent."""

@@ -16,7 +16,9 @@ import base64
 import binascii
 import json
 import math
-from typing import Any, Final
+from collections.abc import Collection
+from json.scanner import make_scanner
+from typing import Any, Final, cast
 
 from rt.objects.core.errors import NotSerializable, StateDamaged
 
@@ -25,10 +27,15 @@ INTEGER_BITS_MAX: Final = 14_284
 
 _HINT: Final = "Register a serializer for the type, or store its parts."
 _encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_decode_plain: Final = json.JSONDecoder().decode
+_scan: Final[Any] = make_scanner(cast(Any, json.JSONDecoder()))
+"""Faster than `JSONDecoder.decode`, which looks for white space around the value: there is none."""
 _NO_CHECK: Final = frozenset({str, bool, float, bytes, type(None)})
 _ZERO: Final = ord("0")
 _PLAIN: Final = frozenset({str, bool, int, type(None)})
+_STR: Final = frozenset({str})
+_INT: Final = frozenset({int})
+_LARGE: Final = 16
+"""From this size, the types in a collection are found first: most often they say enough, in less time."""
 
 
 def check(value: object) -> None:
@@ -57,26 +64,31 @@ def decode(data: bytes) -> Any:
     if len(data) < 19 and data.isdigit() and data[0] != _ZERO:
         return int(data)  # three times as fast
     try:
-        value = _decode_plain(data.decode())
+        text = data.decode()
+        value, end = _scan(text, 0)
+        if end != len(text):
+            raise ValueError(f"more after the value, which ends at {end}")
         return from_plain(value) if b'"$"' in data else value
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, StopIteration) as error:
         raise StateDamaged(
             "not a stored JSON value", got=repr(data[:60]), expected=str(error)[:200]
         ) from None
 
 
 def plain(value: Any) -> Any:
-    """`value` as values that JSON can express."""
+    """`value` as values that JSON can express: a new object, or `value` itself."""
     kind = type(value)
     if kind is float:
         return value if math.isfinite(value) else {"$": "float", "of": repr(value)}
     if kind in _PLAIN:
         return value
     if kind is list:
-        return [plain(each) for each in value]
+        return value if _PLAIN.issuperset(map(type, value)) else [plain(each) for each in value]
     if kind is dict:
-        if "$" in value or not all(type(key) is str for key in value):
+        if "$" in value or not _STR.issuperset(map(type, value)):
             return {"$": "dict", "of": [[plain(key), plain(each)] for key, each in value.items()]}
+        if _PLAIN.issuperset(map(type, value.values())):
+            return value
         return {key: plain(each) for key, each in value.items()}
     if kind is bytes:
         return {"$": "bytes", "of": base64.b64encode(value).decode()}
@@ -139,14 +151,26 @@ def _check(value: Any) -> None:
         if value.bit_length() > INTEGER_BITS_MAX:
             raise NotSerializable("the integer has too many bits", expected=INTEGER_BITS_MAX)
     elif kind is dict:
-        for key, each in value.items():
-            _check(key)
-            _check(each)
+        _check_each(value)
+        _check_each(value.values())
     elif kind in {list, tuple, set, frozenset}:
-        for each in value:
-            _check(each)
+        _check_each(value)
     else:
         raise _refused(value)
+
+
+def _check_each(values: Collection[Any]) -> None:
+    if len(values) >= _LARGE:
+        kinds = set(map(type, values))
+        if kinds <= _NO_CHECK:
+            return
+        if kinds == _INT:
+            _check(max(values))
+            _check(min(values))
+            return
+    for each in values:
+        if type(each) not in _NO_CHECK:
+            _check(each)
 
 
 def _refused(value: object) -> NotSerializable:

@@ -1,0 +1,84 @@
+"""Check a store on a server, also while a program uses it. Nothing is changed, and no owner is fenced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import psycopg
+
+from rt.errors import LogNotFound
+from rt.objects.core.row_checksums import category_checksum
+from rt.objects.core.store_status import StoreStatus
+from rt.objects.postgres.address import ServerAddress, application_name, parse_url
+from rt.objects.postgres.connections import Connections, Limits, ServerConnection
+from rt.objects.postgres.row_pages import ROWS_AT_ONCE, PageReader
+from rt.objects.postgres.schema import read_information, stored_version
+from rt.objects.postgres.server_errors import translate
+from rt.objects.postgres.statements import ALL_ROWS
+
+_READ_BYTES: Final = 8 * 2**20
+_LIMITS: Final = Limits(timeout_s=60.0, idle_s=60.0, connections_max=2)
+_CONNECT_TIMEOUT_S: Final = 10.0
+
+
+def check_postgres(url: str, *, schema: str = "rt") -> StoreStatus:
+    """Verify every row of the last commit, as it was when the check began.
+
+    Raises `StateDamaged`, `rt.FormatError`, `rt.UnknownVersion`, `rt.LogNotFound`, `rt.StorageError`.
+    """
+    return check_database(parse_url(url, schema, _CONNECT_TIMEOUT_S), schema, _LIMITS)
+
+
+def check_database(address: ServerAddress, schema: str, limits: Limits) -> StoreStatus:
+    with _snapshot(address, schema, limits) as connection:
+        if stored_version(connection, schema, address.label) is None:
+            raise LogNotFound("no such object store", where=address.label, hint="Correct the URL or schema.")
+        found = read_information(connection, address.label)
+        rows, categories = _check_rows(connection, address.label)
+        is_in_use = _is_in_use(connection, schema)
+    return StoreStatus(
+        address.label, found.store_id, found.number, rows, categories, is_in_use, True, found.fence
+    )
+
+
+@contextlib.contextmanager
+def _snapshot(address: ServerAddress, schema: str, limits: Limits) -> Iterator[ServerConnection]:
+    """A transaction that reads one commit."""
+    with contextlib.closing(Connections(address, schema, limits).open(read_only=True)) as connection:
+        try:
+            connection.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield connection
+        except psycopg.Error as error:
+            raise translate(error, address, "checking an object store") from error
+
+
+def _check_rows(connection: ServerConnection, label: str) -> tuple[int, int]:
+    """Verify all rows. Returns their number, and that of the categories."""
+    rows, categories, place = 0, 0, None
+    pages = PageReader(label, "", 0)
+    last: tuple[bytes, bytes, int] = b"", b"", -1
+    while found := connection.run(ALL_ROWS, [*last, ROWS_AT_ONCE, _READ_BYTES])[1]:
+        for category, *stored in found:
+            if category != place:
+                pages.end()
+                name = category if stored[5] is None else stored[5]
+                text = name.decode(errors="replace")
+                pages = PageReader(label, text, category_checksum(text))
+                place, categories = category, categories + 1
+            key, page, count, value, checksum, long_category, long_key = stored
+            rows += pages.add((key, page, count, value, checksum, long_category, long_key)) is not None
+        last = found[-1][:3]
+    pages.end()
+    return rows, categories
+
+
+def _is_in_use(connection: ServerConnection, schema: str) -> bool:
+    """Whether a program of the same role is connected."""
+    _, found = connection.run(
+        "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND datname = current_database()"
+        " AND pid <> pg_backend_pid() LIMIT 1",
+        [application_name(schema)],
+    )
+    return bool(found)

@@ -1,0 +1,66 @@
+"""The errors of PostgreSQL as rt's. By the five characters of SQLSTATE, whose first two are the class."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+
+from rt.errors import DiskFull, RtError, StorageError, StorageFailed
+from rt.objects.core.errors import StateDamaged, StoreUnavailable
+from rt.objects.postgres.address import ServerAddress
+
+RESTORE: Final = "Restore the schema from a backup (pg_dump). It was not changed."
+
+_REFUSED: Final = re.compile(
+    r"password|authentication|pg_hba|does not exist|certificate|SSL|root\.crt|role .* not permitted"
+)
+"""In the text of a failed connection, which has no SQLSTATE: trying again does not help."""
+
+_UNAVAILABLE: Final = {
+    "25006": "The server is a standby: add target_session_attrs=read-write and all hosts to the URL.",
+    "25P03": "The program was paused, or the network was slow, inside a commit. Try again.",
+    "53200": "The server has no memory left. Try again later.",
+    "53300": "The server has no connection left: raise its max_connections, or lower connections_max.",
+    "55P03": "Another owner is inside a commit. Try again.",
+    "57014": "The statement took longer than timeout_s: raise it, or find out why the server is slow.",
+}
+_TRY_AGAIN: Final = "Try again when the server answers. Committed data is safe."
+
+
+def translate(error: psycopg.Error, address: ServerAddress, doing: str) -> RtError:
+    """What this error of a statement means. No commit happened."""
+    where, got, code = address.label, text_of(error, address), error.sqlstate or ""
+    if code == "53100":
+        hint = "Free space on the server. Committed data is safe."
+        return DiskFull(f"the server's disk is full while {doing}", where=where, got=got, hint=hint)
+    if code in _UNAVAILABLE:
+        return StoreUnavailable(f"no answer while {doing}", where=where, got=got, hint=_UNAVAILABLE[code])
+    if code in {"XX001", "XX002", "42P01", "42703"}:
+        return StateDamaged(f"damage found while {doing}", where=where, got=got, hint=RESTORE)
+    if code.startswith("28") or code in {"3D000", "42501"}:
+        hint = "Correct the user, the password or the user's rights on the schema."
+        return StorageError(f"the server refuses access while {doing}", where=where, got=got, hint=hint)
+    is_lost = not code and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    if is_lost or code[:2] in {"08", "40", "53", "57"}:
+        return StoreUnavailable(f"no answer while {doing}", where=where, got=got, hint=_TRY_AGAIN)
+    hint = "Repair the server, then open the store again. Committed data is safe."
+    return StorageFailed(f"the server failed while {doing}", where=where, got=got, hint=hint)
+
+
+def translate_connecting(error: psycopg.Error, address: ServerAddress) -> RtError:
+    where, got = address.label, text_of(error, address)
+    if _REFUSED.search(got):
+        hint = "Correct the URL: user, password, database, sslmode and sslrootcert. Nothing was changed."
+        return StorageError("cannot connect to the server of the store", where=where, got=got, hint=hint)
+    return StoreUnavailable(
+        "cannot connect to the server of the store", where=where, got=got, hint=_TRY_AGAIN
+    )
+
+
+def text_of(error: psycopg.Error, address: ServerAddress) -> str:
+    """One line, without secrets."""
+    code = f"{error.sqlstate}: " if error.sqlstate else ""
+    text = address.redact(" ".join(str(error).split()))
+    return f"{code}{text or type(error).__name__}"[:500]

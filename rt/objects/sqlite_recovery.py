@@ -1,0 +1,136 @@
+"""Whether the files of a store belong together: the file, its write-ahead log, the record of the last commit.
+
+Each of them may have been lost, cut, damaged, or replaced by an older copy. SQLite does not notice that: it
+would return an earlier commit, or apply a log to a file that it does not belong to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rt.errors import RtError, StorageError
+from rt.log.disk import storage_errors
+from rt.objects.commit_record import LastCommit, decode, read_record, record_path
+from rt.objects.core.errors import StateDamaged
+from rt.objects.sqlite_file import (
+    SQLITE_ERRORS,
+    Information,
+    connect,
+    is_new,
+    read_information,
+    require_format,
+    sqlite_errors,
+)
+
+_RESTORE: Final = (
+    "Put the missing or newer file back, or restore a backup: see `rt store backup --help`. "
+    "Nothing was changed."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the files of a store say. None: there is no such file, or it cannot be read."""
+
+    recovered: Information | None
+    """The last commit in the file and its write-ahead log. None: the store is new."""
+    main: Information | None
+    """The same without the write-ahead log."""
+    record: bytes | None
+
+
+def require_agreement(path: str, files: Files) -> None:
+    """`StateDamaged` unless the recovered commit is the last one that was reported."""
+    found, record = files.recovered, files.record
+    last = None if record is None else decode(record)
+    if record is not None and last is None:
+        raise _damaged("the record of the last commit is damaged", record_path(path))
+    if found is None:
+        if last is not None:
+            raise _damaged("the store's file is missing or empty", path, "no commit", _commit(last))
+        return
+    if last is None:
+        if not found.is_complete:
+            what = "the record of the last commit is missing: the store was copied in part"
+            raise _damaged(what, record_path(path), _commit(found), "a record of the last commit")
+    elif last.store_id != found.store_id:
+        raise _damaged("the file and its record are of two stores", path, _commit(found), _commit(last))
+    elif found.number < last.number:
+        what = "the store has lost commits: it, or its write-ahead log, is damaged, missing or an older copy"
+        raise _damaged(what, path, _commit(found), _commit(last))
+    elif last.is_torn and found.number == last.number:
+        raise _damaged("the record of the last commit is damaged", record_path(path))
+    main = files.main
+    if main is not None and (
+        main.store_id != found.store_id or not found.base <= main.number <= found.number
+    ):
+        what = "the write-ahead log does not belong to the file: one of them is an older copy"
+        expected = f"a file with commit {found.base:,} to {found.number:,} of store {found.store_id}"
+        raise _damaged(what, path, _commit(main), expected)
+
+
+def read_files(path: str) -> Files:
+    """Read them without a change. The store may be in use."""
+    with storage_errors(path, "reading an object store"):
+        record = read_record(path)  # first: commits may follow
+        require_one_name(path)
+        if not os.path.exists(path) or os.path.getsize(path) == 0:
+            return Files(None, None, record)
+    with sqlite_errors(path, "reading an object store"), open_to_read(path) as connection:
+        if is_new(connection):
+            return Files(None, None, record)
+        require_format(connection, path)
+        found = read_information(connection, path)
+        return Files(found, read_main(path), record)
+
+
+def read_main(path: str) -> Information | None:
+    """What the file says without its write-ahead log. None if it says nothing.
+
+    A crash while the log was copied into the file leaves any mixture of pages. The log repairs it.
+    """
+    with (
+        contextlib.suppress(*SQLITE_ERRORS, RtError),
+        contextlib.closing(connect(path, "immutable=1")) as file,
+    ):
+        return read_information(file, path)
+    return None
+
+
+@contextlib.contextmanager
+def open_to_read(path: str) -> Iterator[sqlite3.Connection]:
+    """A transaction that reads one commit. The store may be in use, or on a read-only file system."""
+    is_writable = os.access(os.path.dirname(path) or ".", os.W_OK)
+    mode = "mode=ro" if is_writable or os.path.exists(f"{path}-wal") else "immutable=1"
+    with contextlib.closing(connect(path, mode)) as connection:
+        connection.execute("BEGIN")
+        yield connection
+
+
+def require_one_name(path: str) -> None:
+    """`StorageError` for a directory, or a file with two names.
+
+    A second name would have a write-ahead log of its own: each would miss the other's commits.
+    """
+    if not os.path.lexists(path):
+        return
+    found, hint = os.stat(path), "Copy the file instead, and remove the other names."
+    if not stat.S_ISREG(found.st_mode):
+        raise StorageError("the object store is not a file", where=path, hint="Correct the path.")
+    if found.st_nlink > 1:
+        what = "the file of the object store has several names (hard links)"
+        raise StorageError(what, where=path, got=found.st_nlink, expected=1, hint=hint)
+
+
+def _commit(of: Information | LastCommit) -> str:
+    return f"commit {of.number:,} of store {of.store_id}"
+
+
+def _damaged(what: str, where: str, got: str | None = None, expected: str | None = None) -> StateDamaged:
+    return StateDamaged(what, where=where, got=got, expected=expected, hint=_RESTORE)
