@@ -25,16 +25,16 @@ _FOR_ALL = -1
 _VALUES = 50
 
 
-class _Numbers:
-    """A source that sends what `send` gets."""
+class Numbers:
+    """A source that sends the values that `send` gets."""
 
     is_dense = True
 
     def __init__(self) -> None:
         self._next = 0
-        self._observer: ReliableObserver[int]
+        self._observer: ReliableObserver[Any]
 
-    def subscribe(self, observer: ReliableObserver[int], /) -> _Numbers:
+    def subscribe(self, observer: ReliableObserver[Any], /) -> Numbers:
         self._observer = observer
         return self
 
@@ -47,7 +47,7 @@ class _Numbers:
     def dispose(self) -> None:
         pass
 
-    def send(self, values: Iterable[int]) -> None:
+    def send(self, values: Iterable[Any]) -> None:
         for value in values:
             self._observer.on_next(self._next, value)
             self._next += 1
@@ -93,9 +93,12 @@ class QueriesBench:
             yield from wall_and_cpu(f"{name}: {what}", rounds, "ms", convert=milliseconds)
         rounds = [timed(lambda: source.send(range(_VALUES))) for _ in range(self.rounds)]
         yield from wall_and_cpu(f"{name}: values", rounds, "/s", convert=lambda taken_s: _VALUES / taken_s)
+        yield from wall_and_cpu(
+            f"{name}: a value and query", rounds, "ns", convert=lambda s: s * 1e9 / _VALUES / self.queries
+        )
 
 
-def _engine(store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
+def _engine(store: SqliteStore) -> tuple[QueryEngine, Numbers]:
     factories = Factories()
 
     @factories("average")
@@ -104,7 +107,7 @@ def _engine(store: SqliteStore) -> tuple[QueryEngine, _Numbers]:
         return Source("in").pipe(where(lambda value: value in accepted), take(_NEVER), average())
 
     engine = QueryEngine(store, factories, VirtualScheduler())
-    source = _Numbers()
+    source = Numbers()
     engine.add_source("in", source)
     engine.add_sink("out")
     return engine, source

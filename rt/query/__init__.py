@@ -10,11 +10,19 @@ Invariant: the output of a query does not depend on saves, or on crashes of the 
 
 from __future__ import annotations
 
-from rt.query.checkpoint.edge import InputEdge, OutputEdge
+from rt.query.checkpoint.edge import OutputEdge
+from rt.query.checkpoint.error_policy import ErrorPolicy
 from rt.query.checkpoint.factories import Factories, Recipe
+from rt.query.checkpoint.input_edge import InputEdge
 from rt.query.checkpoint.recovery import Mitigation
+from rt.query.checkpoint.stage_table import StageOptions
+from rt.query.core.clock import EventTime, LateValue, SourceTiming
 from rt.query.core.errors import (
     Backlogged,
+    BadTime,
+    ClockJump,
+    EngineStopped,
+    InvalidKey,
     LateSubscription,
     LimitExceeded,
     LogConflict,
@@ -25,9 +33,12 @@ from rt.query.core.errors import (
     QueryFailed,
     SequenceGap,
     StateMismatch,
+    TimersPending,
+    ValueChanged,
     WrongCount,
     WrongState,
 )
+from rt.query.core.key_expiry import KeyExpiry
 from rt.query.core.lifecycle import EngineState
 from rt.query.core.observable import Applied, Observable, Observer, Transform, applied, pipe
 from rt.query.core.operator import Operator
@@ -36,6 +47,7 @@ from rt.query.core.scheduler import RealScheduler, Scheduler, VirtualScheduler
 from rt.query.core.source import Source
 from rt.query.core.subject import Subject
 from rt.query.engine import QueryEngine
+from rt.query.monitoring.dead_letters import DeadLetter
 from rt.query.query_registry import Start
 
 __all__ = [
@@ -43,10 +55,19 @@ __all__ = [
     "RESUME",
     "Applied",
     "Backlogged",
+    "BadTime",
+    "ClockJump",
+    "DeadLetter",
     "EngineState",
+    "EngineStopped",
+    "ErrorPolicy",
+    "EventTime",
     "Factories",
     "InputEdge",
+    "InvalidKey",
+    "KeyExpiry",
     "LateSubscription",
+    "LateValue",
     "LimitExceeded",
     "LogConflict",
     "Mitigation",
@@ -68,10 +89,14 @@ __all__ = [
     "Scheduler",
     "SequenceGap",
     "Source",
+    "SourceTiming",
+    "StageOptions",
     "Start",
     "StateMismatch",
     "Subject",
+    "TimersPending",
     "Transform",
+    "ValueChanged",
     "VirtualScheduler",
     "WrongCount",
     "WrongState",

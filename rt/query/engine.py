@@ -1,6 +1,6 @@
 """An engine of queries: starts and stops them, feeds them, and keeps their state in a store.
 
-    sources ─► input edges ─► queries ─► output edges ─► sinks        all under one lock, event by event
+    sources ─► input edges ─► stages, queries ─► output edges ─► sinks        under one lock, event by event
                                 │
                             checkpoint: pause, save, resume, commit    one atomic commit of everything
 
@@ -9,37 +9,57 @@ Invariants:
 - After a recovery the sources start after the checkpoint, so state and watermarks always agree.
 - The effects of `start`, `stop`, `define` and `undefine` are durable when they return.
 - Sources are acknowledged only by durable checkpoints.
+- No lock is held while a source (`subscribe`, `start`, `acknowledge`, `dispose`) or a consumer (`on_next`,
+  `on_error`, `on_completed`) is called. So engines can read each other's outputs, also in a cycle, each in
+  its own threads, and a source may lock around sending and acknowledging. Sources and consumers may call
+  the engine.
+- The lock is held while functions of the program are called: factories, operators and their functions,
+  `time_of`, `encode`, serializers, the store, and callbacks (`on_…`). They must not call an engine, and must
+  not wait for a thread that does.
+- The lock is released between two turns of `TURN` timers: no query can keep it.
 
 Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With "now",
 which does not wait for a checkpoint, it holds if the output depends only on the values of one source (with
 `time_of` and a `VirtualScheduler`) and the output knows what its consumer received before the restart
 (`OutputEdge.expect`). No query starts or stops until those values were produced again.
 
-Thread-safe. Sources may call from any thread. Factories, operators and callbacks must not call the engine.
+Thread-safe. Sources may call from any thread.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from typing import Any, Final, Unpack
 
 from rt.names import check_name
 from rt.objects import CheckpointKind, Serializers, Store
-from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.async_calls import AsyncCalls
+from rt.query.checkpoint.catalog import ROOT, QueryCatalog
 from rt.query.checkpoint.checkpointer import Checkpointer
-from rt.query.checkpoint.edge import OnGap, OutputEdge, Release, call_all
+from rt.query.checkpoint.edge import OutputEdge, Release
 from rt.query.checkpoint.edge_table import EdgeTable
+from rt.query.checkpoint.error_policy import ErrorPolicy, OnError
+from rt.query.checkpoint.event_times import EventTimes
 from rt.query.checkpoint.factories import Factories, Recipe
-from rt.query.checkpoint.recovery import Mitigation, OnLoadFailed, Recovery
-from rt.query.core.clock import QueryClock
-from rt.query.core.errors import WrongState
+from rt.query.checkpoint.input_edge import OnBadTime, OnGap
+from rt.query.checkpoint.recovery import OnLoadFailed, OnSaveFailed, Recovery, handler_of
+from rt.query.checkpoint.stage_table import StageOptions, StageSource, StageTable
+from rt.query.checkpoint.stages import Stages
+from rt.query.core.clock import QueryClock, SourceTiming
+from rt.query.core.errors import WrongState, call_all
 from rt.query.core.lifecycle import EngineLifecycle, EngineState, EventLock
-from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.reliable import ReliableObservable
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import RealScheduler, Scheduler
+from rt.query.monitoring.backlog_log import BacklogLog
+from rt.query.monitoring.checkpoint_stats import MeasuredStore
+from rt.query.monitoring.dead_letters import DeadLetter, DeadLetters
+from rt.query.monitoring.error_handler import ErrorHandlers
+from rt.query.monitoring.status import EngineMonitor, EngineStatus
+from rt.query.mutation_check import MutationCheck
 from rt.query.query_registry import QueryRegistry, Start
 
 logger = logging.getLogger("rt.query")
@@ -48,11 +68,17 @@ logger = logging.getLogger("rt.query")
 class QueryEngine:
     """The queries in one store. Add the sources and sinks, then call `recover`, also for an empty store.
 
+    A second engine on the same store is refused (`rt.objects.OutOfTurn`) until this one is unloaded.
+
     - `on_load_failed(query_id, error)` decides what happens to a query that cannot be recovered. Default: the
       recovery fails.
     - `on_save_failed(query_id, error)` may return `Mitigation.REMOVE` for a query whose state cannot be
       saved: it ends with that error. Default: the checkpoint fails.
     - `on_query_ended(query_id, error)` is called for every query that ends.
+    - `check_values` ends a query that changes a value after it was emitted (`ValueChanged`), which names the
+      operator. For tests and debugging: many times slower.
+    - `on_error`: the error policy of queries that are started without one. Default: a value for which a query
+      raises goes to the dead letters, and the query continues. See `rt.query.checkpoint.error_policy`.
     """
 
     def __init__(
@@ -63,24 +89,43 @@ class QueryEngine:
         *,
         serializers: Serializers | None = None,
         on_load_failed: OnLoadFailed | None = None,
-        on_save_failed: Callable[[str, Exception], Mitigation | None] | None = None,
+        on_save_failed: OnSaveFailed | None = None,
         on_query_ended: Callable[[str, Exception | None], object] | None = None,
+        check_values: bool = False,
+        on_error: OnError | ErrorPolicy = "skip",
     ) -> None:
         self.scheduler: Final = scheduler or RealScheduler()
         self._on_load_failed = on_load_failed
-        self._on_save_failed = on_save_failed
         self._lifecycle = EngineLifecycle()
         self._lock = EventLock()
         """Held during every event. Its holder sees the queries between two events."""
-        self._runtime: Final = QueryRuntime(self.scheduler, serializers)
-        reader = store.reader()
-        self._catalog: Final = QueryCatalog(reader)
-        self._runtime.load(reader)
+        watch = MutationCheck().watch if check_values else None
+        self.calls: Final = AsyncCalls()
+        """The calls of `map_async`."""
+        self._runtime: Final = QueryRuntime(self.scheduler, serializers, watch=watch, calls=self.calls)
+        self._claim: Final = store.claim(ROOT)
+        try:
+            reader = store.reader()
+            self._catalog: Final = QueryCatalog(reader)
+            self._runtime.load(reader)
+        except BaseException:
+            self._claim.release()
+            raise
         self._clock: Final = QueryClock(self.scheduler, self._catalog.now_ns)
-        self._edges: Final = EdgeTable(self._runtime, self._catalog, self._clock, self._lock)
+        backlog = BacklogLog()
+        shared = self._runtime, self._catalog, self._clock, self._lock
+        self._edges: Final = EdgeTable(*shared, self.calls, backlog.update)
+        self.event_time: Final = EventTimes(self._runtime, self._clock, self._edges, self._lock)
         parts = self._runtime, self._catalog, self._clock, self._edges
-        self._checkpointer: Final = Checkpointer(store, *parts, self._lock, self._handle_save_error)
-        self._queries: Final = QueryRegistry(factories, *parts, self._checkpointer, on_query_ended)
+        self._letters: Final = DeadLetters(self._runtime)
+        measured, on_unsaved = MeasuredStore(store), handler_of(on_save_failed)
+        self._monitor: Final = EngineMonitor(*parts, measured, backlog, self._letters)
+        self._checkpointer: Final = Checkpointer(measured, *parts, self._lock, on_unsaved)
+        errors = ErrorHandlers(ErrorPolicy.of(on_error), self._letters, self._catalog, self._checkpointer)
+        self._stages: Final = StageTable(self._runtime, self._catalog, errors.handler)
+        controls = self._checkpointer, self._lock, self._exclusive
+        self.stages: Final = Stages(self._stages, self._clock, self._edges, *controls)
+        self._queries: Final = QueryRegistry(factories, *parts, self._checkpointer, errors, on_query_ended)
 
     @property
     def state(self) -> EngineState:
@@ -94,29 +139,41 @@ class QueryEngine:
         begin: int | None = 0,
         time_of: Callable[[Any], int] | None = None,
         on_gap: OnGap | None = None,
+        on_bad_time: OnBadTime | None = None,
+        **timing: Unpack[SourceTiming],
     ) -> None:
         """Let queries use `Source(name)`. Call before `recover`, or later if no stored query uses the source.
 
-        An output of this engine can be a source: queries of queries.
-
-        `begin`: the first id to read if the store has none. None: the first id that arrives. `time_of`: the
-        time of a value, in ns since the epoch; needs a `VirtualScheduler`. The queries' clock then follows
-        the values: it starts with the first value, and timers due between two values fire in between.
-        `on_gap`: see `InputEdge`.
+        An output of this engine can be a source. `begin`: the first id to read if the store has none. None:
+        the first id that arrives. `time_of`: the time of a value, in ns since the epoch, which the queries'
+        clock follows; needs a `VirtualScheduler`. `timing`: see `SourceTiming`. `on_gap`: see `InputEdge`.
+        `on_bad_time(error)`: called for a value for which `time_of` returns no time since 1970; the value is
+        then skipped, and counted in `skipped`. Without it `BadTime` is raised to the source, and the value is
+        not accepted.
         """
         check_name(name, kind="source")
         if time_of is not None:
             self._clock.follow_values()
-        self._require_open()
-        with self._lock:
-            edge = self._edges.add_source(name, source, begin=begin, time_of=time_of, on_gap=on_gap)
-        if self.state is not EngineState.NEW:
-            try:
+        self._lifecycle.require_open()
+        more: dict[str, Any] = {"on_gap": on_gap, "on_bad_time": on_bad_time, **timing}
+        edge = self._edges.add_source(name, source, begin=begin, time_of=time_of, **more)
+        try:
+            edge.subscribe()
+            if self.state is not EngineState.NEW:
                 edge.start()
-            except BaseException:
-                with self._lock:
-                    self._edges.drop_source(name)
-                raise
+        except BaseException:
+            self._edges.drop_source(name)
+            raise
+
+    def add_stage(self, name: str, stage: StageSource, **options: Unpack[StageOptions]) -> None:
+        """Let queries share operators: `Source(name)` has the values of `stage`, computed once for all.
+
+        Call before `recover`, after the sources and stages that it reads were added. A stage that is stored
+        must be added at every start. `QueryExists`, `NoSuchQuery`, `WrongState`. `options`: `StageOptions`.
+        """
+        with self._lock:
+            self._lifecycle.require_new()
+            self._stages.add(name, stage, **options)
 
     def add_sink(
         self,
@@ -125,25 +182,79 @@ class QueryEngine:
         release: Release = "commit",
         limit: int = 100_000,
         encode: Callable[[Any], Any] | None = None,
+        ends_with_query: bool = False,
     ) -> OutputEdge:
         """Let queries send to `name`. Subscribe to their values on the returned edge.
 
         `limit`: with this many unacknowledged values, sources are refused (`Backlogged`). `encode`: see
-        `OutputEdge`.
+        `OutputEdge`. `ends_with_query`: one query at a time may send, and when it completes or fails,
+        consumers hear that after its values. A query that is stopped has not ended: the next one continues.
+        After an end, the next query opens the sink again, for consumers that start again.
         """
         check_name(name, kind="sink")
-        self._require_open()
+        self._lifecycle.require_open()
+        options = {"release": release, "limit": limit, "encode": encode}
         with self._lock:
-            return self._edges.add_sink(name, release=release, limit=limit, encode=encode)
+            return self._edges.add_sink(name, ends_with_query=ends_with_query, **options)
 
-    def define(self, name: str, factory: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Store a name for a factory with arguments. Durable on return.
+    @property
+    def sinks(self) -> dict[str, int]:
+        """By sink, also one that only the store knows: the number of values that are kept."""
+        with self._lock.next():
+            return self._edges.kept_values
+
+    def drop_sink(self, name: str, *, discard: bool = False) -> None:
+        """Delete a sink: its consumers, its numbers, and what is kept. Durable on return.
+
+        For a sink that the program no longer uses: it need not be added. Nothing else deletes what is stored
+        of a sink. Raises `NoSuchQuery`; `WrongState` if a query sends to it, or if it keeps unacknowledged
+        values, unless `discard`. If the checkpoint fails, the sink is dropped in memory, and the next
+        checkpoint makes that durable.
+        """
+        with self._exclusive():
+            self._edges.require_unused(name, self._letters.output, discard=discard)
+            self._edges.drop_sink(name)
+            self._checkpointer.checkpoint()
+
+    def add_dead_letters(
+        self,
+        name: str = "dead-letters",
+        *,
+        limit: int = 100_000,
+        encode: Callable[[DeadLetter], Any] = DeadLetter.row,
+    ) -> OutputEdge:
+        """Send the dead letters of all queries also to a new sink `name`. Call before `recover`.
+
+        Its values are dictionaries with the fields of a `DeadLetter`. With
+        `encode=rt.query.messages.dead_letter_message` a `MessageSink` publishes them. The other options are
+        those of `add_sink`.
+        """
+        edge = self.add_sink(name, limit=limit, encode=encode)
+        self._letters.output = edge
+        return edge
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        """The last 100 values that queries left out because of errors, oldest first."""
+        with self._lock:
+            return self._letters.last
+
+    def define(
+        self,
+        name: str,
+        factory: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        on_error: OnError | ErrorPolicy | None = None,
+    ) -> None:
+        """Store a name for a factory with arguments and an error policy. Durable on return.
 
         Raises `QueryExists`, `NoSuchQuery`.
         """
         check_name(name, kind="definition")
         with self._exclusive():
-            self._queries.define(name, Recipe(factory, dict(arguments or {})))
+            policy = None if on_error is None else ErrorPolicy.of(on_error)
+            self._queries.define(name, Recipe(factory, deepcopy(dict(arguments or {})), policy))
 
     def undefine(self, name: str) -> None:
         """Delete a definition. Queries started from it continue. Durable on return. `NoSuchQuery`."""
@@ -151,15 +262,25 @@ class QueryEngine:
             self._queries.undefine(name)
 
     def start(
-        self, query_id: str, of: str, arguments: Mapping[str, Any] | None = None, *, sink: str | None = None
+        self,
+        query_id: str,
+        of: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        sink: str | None = None,
+        on_error: OnError | ErrorPolicy | None = None,
     ) -> None:
         """Start a query. It receives the values that its sources send from now on. Durable on return.
+
+        A query with this id that has ended is replaced; its state is deleted, its output stays. `on_error`:
+        what happens when the query raises an error for a value. Default: the policy of the definition, or of
+        the engine. The query keeps it.
 
         Raises `QueryExists`, `NoSuchQuery`, `WrongState`, `rt.InvalidName`, what the factory raises, and what
         a commit raises. After an error the query is not started. If the outcome of a commit is unknown, the
         next commit makes that durable.
         """
-        self.start_many([Start(query_id, of, arguments or {}, sink)])
+        self.start_many([Start(query_id, of, arguments or {}, sink, on_error)])
 
     def start_many(self, starts: Iterable[Start]) -> None:
         """Start all queries or none, with one commit."""
@@ -181,50 +302,55 @@ class QueryEngine:
 
     @property
     def definitions(self) -> dict[str, Recipe]:
-        with self._lock:
+        with self._lock.next():
             return dict(self._catalog.definitions)
 
     @property
     def queries(self) -> dict[str, str | None]:
         """By id: None if the query runs, "" if it completed, otherwise the error that ended it."""
-        with self._lock:
+        with self._lock.next():
             return {query_id: each.ended for query_id, each in self._catalog.queries.items()}
 
     @property
     def watermarks(self) -> dict[str, int]:
         """By source: the id of the last value that all queries processed; -1 if there is none."""
-        with self._lock:
+        with self._lock.next():
             return {name: edge.feed.watermark for name, edge in self._edges.inputs.items()}
 
+    @property
+    def skipped(self) -> dict[str, int]:
+        """By source: how many values had no time and were skipped in this run. See `add_source`."""
+        with self._lock.next():
+            return {name: edge.skipped for name, edge in self._edges.inputs.items()}
+
+    def status(self) -> EngineStatus:
+        """What the engine and its queries did. From any thread."""
+        return self._monitor.status(self.state.value, self._lock)
+
     def run_due(self) -> bool:
-        """Fire the due timers, unless an output is full. Returns whether one fired."""
-        with self._lock:
-            self._lock.require_intact()
-            fired = False
-            try:
-                if not self._clock.has_time and self._edges.have_timed_sources_ended:
-                    self._clock.start_time(self.scheduler.now_ns)
-                while not self._edges.is_backlogged and self.scheduler.run_due():
-                    fired = True
-            except BaseException:
-                self._lock.is_interrupted = True
-                raise
-            return fired
+        """Process finished calls of `map_async`, and fire the due timers unless the engine is backlogged.
+
+        Returns whether there were any. Other threads may use the engine between two turns. Returns after
+        100,000 timers, if more are due.
+        """
+        self._refuse_reentry()
+        return self._edges.run_due()
 
     def deliver(self) -> bool:
         """Send the values that may be sent to started consumers. Returns whether any was sent.
 
         An error of a consumer, except `Backlogged`, is raised after all consumers were served. Refused values
-        are sent again.
+        are sent again. A consumer to which another thread is sending is left to that thread. After `unload`
+        or `dispose` in another thread no call of a consumer begins; one may still be running.
         """
         self._refuse_reentry()
-        with self._lock:
+        with self._lock.next():
             self._lock.require_intact()
-            return self._edges.deliver()
+        return self._edges.deliver()
 
     @property
     def is_backlogged(self) -> bool:
-        """Whether an output is full, so that sources are refused."""
+        """Whether an output or the calls of a `map_async` are full, so that sources are refused."""
         return self._edges.is_backlogged
 
     def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
@@ -232,15 +358,15 @@ class QueryEngine:
 
         Queries pause while changes are collected, and run during the commit. Raises `WrongState` while
         another checkpoint runs, or after an interrupted event. If a commit fails, the next checkpoint saves
-        its changes.
+        its changes. An error of a source that is acknowledged is raised after all were: the checkpoint is
+        durable, and the next one acknowledges again.
         """
         self._refuse_reentry()
         running = EngineState.RUNNING
-        with (
-            self._lifecycle.operation(EngineState.CHECKPOINTING, running, running),
-            self._checkpointer.writing,
-        ):
-            self._checkpointer.checkpoint(kind)
+        with self._lifecycle.operation(EngineState.CHECKPOINTING, running, running):
+            with self._checkpointer.writing:
+                self._checkpointer.checkpoint(kind)
+            self._edges.acknowledge()
         logger.debug("checkpoint kind=%s", kind.value)
 
     def recover(self) -> None:
@@ -254,47 +380,35 @@ class QueryEngine:
         with self._lifecycle.operation(EngineState.RECOVERING, new, unloaded):
             try:
                 with self._lock:
-                    Recovery(self._runtime, self._catalog, self._queries.build, start, on_failed).run()
+                    stored = self._runtime, self._catalog, self._stages
+                    Recovery(*stored, self._queries.rebuild, start, on_failed).run()
+                    self._edges.warn_of_unused()
                 for edge in list(self._edges.inputs.values()):
                     edge.start()
             except BaseException:
-                with self._lock:
-                    self._release()
+                self._release()
                 raise
 
     def unload(self) -> None:
-        """Stop everything without a checkpoint. Waits for a running checkpoint. Idempotent."""
-        self._refuse_reentry()
-        if self._lifecycle.start_unload():
-            try:
-                with self._checkpointer.writing, self._lock:
-                    self._release()
-            finally:
-                self._lifecycle.finish_unload()
+        """Stop everything without a checkpoint. Waits for a running checkpoint. Idempotent.
 
-    def _handle_save_error(self, group: OperatorGroup, error: Exception) -> None:
-        answer = self._on_save_failed(group.root.id, error) if self._on_save_failed else None
-        if answer is not Mitigation.REMOVE:
-            raise error
-        group.crash(error)
+        If an operator or a source raises, the rest is released first. Another call releases what is left.
+        """
+        self._refuse_reentry()
+        self._lifecycle.unload(self._release)
 
     def _release(self) -> None:
-        call_all([*(each.abandon for each in self._runtime.roots.values()), *self._edges.releases()])
+        """The claim is given up last, but also if something raised: then another engine may take over."""
+        try:
+            call_all([self._checkpointer.close, self._edges.release])
+        finally:
+            self.calls.close()
+            self._claim.release()
 
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold both locks: no event and no other write happens. `WrongState` unless queries run."""
+    def _exclusive(self) -> AbstractContextManager[None]:
+        """No event and no other write happens. `WrongState` unless queries run."""
         self._refuse_reentry()
-        self._lifecycle.require_usable()
-        with self._checkpointer.writing, self._lock:
-            self._lifecycle.require_usable()
-            self._lock.require_intact()
-            yield
-
-    def _require_open(self) -> None:
-        """`WrongState` if the engine is unloading or unloaded."""
-        if self.state is not EngineState.NEW:
-            self._lifecycle.require_usable()
+        return self._checkpointer.exclusive(self._lifecycle.require_usable)
 
     def _refuse_reentry(self) -> None:
         if self._lock.is_mine:

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Collection
@@ -26,6 +27,7 @@ from rt.log.write.batcher import as_bytes, check_size, check_topic, checked_stam
 from rt.query.checkpoint.edge import OutputEdge
 from rt.query.core.errors import QueryExists
 from rt.query.core.reliable import RESUME, ReliableObserver
+from rt.query.monitoring.dead_letters import DeadLetter
 
 logger = logging.getLogger("rt.query")
 
@@ -86,14 +88,20 @@ class MessageSource:
         """
         self._to_acknowledge = max(self._to_acknowledge, sequence_id)
 
+    @property
+    def end(self) -> int | None:
+        """The position of the next message of the log, as far as this machine knows."""
+        subscriber = self._subscriber
+        return None if subscriber is None else subscriber.stats().log_end
+
     def dispose(self) -> None:
-        """Close the subscriber. No thread may be in `pump`."""
+        """Close the subscriber. No thread may be in `pump`. If it raises, another call tries again."""
         if not self._is_disposed and self._subscriber is not None:
-            self._is_disposed = True
             try:
                 self._acknowledge(self._subscriber)
             finally:
                 self._subscriber.close()
+                self._is_disposed = True
 
     def pump(self, max_messages: int = 1000, timeout: float = 0.0) -> int:
         """Send up to `max_messages`. Returns how many were accepted.
@@ -133,7 +141,8 @@ class OutgoingMessage(NamedTuple):
 def as_message(value: Any) -> tuple[bytes, str, int | None]:
     """For `add_sink(encode=…)`: accepts bytes, str (encoded as UTF-8) or an `OutgoingMessage`.
 
-    A value that cannot be published raises `TypeError` or `rt.InvalidMessage`, which ends the query.
+    A value that cannot be published raises `TypeError` or `rt.InvalidMessage`. The error policy of the query
+    handles it.
     """
     if isinstance(value, str):
         value = value.encode()
@@ -143,6 +152,11 @@ def as_message(value: Any) -> tuple[bytes, str, int | None]:
     check_topic(found.topic)
     stamp = None if found.timestamp_ns is None else checked_stamp(found.timestamp_ns)
     return data, found.topic, stamp
+
+
+def dead_letter_message(letter: DeadLetter, topic: str = "dead-letters") -> tuple[bytes, str, int | None]:
+    """For `add_dead_letters(encode=…)`: the letter as JSON, in a topic."""
+    return as_message(OutgoingMessage(json.dumps(letter.row()).encode(), topic))
 
 
 class MessageSink:

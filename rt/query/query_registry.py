@@ -1,21 +1,23 @@
 """Which queries exist: defines, starts and stops them, and makes that durable.
 
 Invariant: a change is durable when its call returns. It is an entry of the log if no consumer can have seen
-the query's output before the next checkpoint. Otherwise a checkpoint makes it durable.
+the query's output before the next checkpoint. Otherwise a checkpoint makes it durable. It does so also if the
+engine has stages: their values have no ids, so values sent again could not be told from those after a start.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rt.names import check_name
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.checkpointer import Checkpointer
-from rt.query.checkpoint.edge import OutputEdge
 from rt.query.checkpoint.edge_table import EdgeTable
+from rt.query.checkpoint.error_policy import ErrorPolicy, OnError
 from rt.query.checkpoint.factories import Factories, Recipe, StoredQuery
 from rt.query.checkpoint.transaction_log import DEFINITION, QUERY, LogEntry
 from rt.query.core.clock import QueryClock
@@ -23,18 +25,25 @@ from rt.query.core.errors import NoSuchQuery, QueryExists, error_text
 from rt.query.core.observable import Observable
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
+from rt.query.monitoring.error_handler import ErrorHandlers
+from rt.query.monitoring.query_output import QueryOutput
 
 logger = logging.getLogger("rt.query")
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A query to start, from a definition or a factory. `arguments` override those of the definition."""
+    """A query to start, from a definition or a factory.
+
+    `arguments` and `on_error` override those of the definition. `on_error`: the name of a policy, or an
+    `ErrorPolicy`; None: the engine's default.
+    """
 
     query_id: str
     of: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     sink: str | None = None
+    on_error: OnError | ErrorPolicy | None = None
 
 
 class QueryRegistry:
@@ -51,10 +60,12 @@ class QueryRegistry:
         clock: QueryClock,
         edges: EdgeTable,
         checkpointer: Checkpointer,
+        errors: ErrorHandlers,
         on_ended: Callable[[str, Exception | None], object] | None,
     ) -> None:
         self._factories, self._runtime, self._catalog, self._clock = factories, runtime, catalog, clock
         self._edges, self._checkpointer, self._on_ended = edges, checkpointer, on_ended
+        self._errors: Final = errors
 
     def define(self, name: str, recipe: Recipe) -> None:
         if name in self._catalog.definitions or name in self._factories:
@@ -75,24 +86,35 @@ class QueryRegistry:
         starts = list(starts)
         self._edges.require_caught_up(each.sink for each in starts)
         made: dict[str, tuple[StoredQuery, OperatorGroup]] = {}
-        after = {name: edge.feed.watermark for name, edge in self._edges.inputs.items()}
+        feeds = {name: edge.feed for name, edge in self._edges.inputs.items()}
+        after = {name: feed.watermark for name, feed in feeds.items()}
+        counts = {name: feed.count for name, feed in feeds.items()}
+        now_ns = self._runtime.scheduler.now_ns
         for each in starts:
             self._check_start(each, made)
-            recipe = self._recipe(each)
             stored = StoredQuery(
-                recipe, each.sink, self._catalog.next_order(), after, self._runtime.scheduler.now_ns
+                self._recipe(each), each.sink, self._catalog.next_order(), after, now_ns, counts=counts
             )
             made[each.query_id] = stored, self.build(each.query_id, stored)
-        is_logged = self._checkpointer.uncertain.isdisjoint(made) and not any(
-            self._edges.sends_immediately(each.sink) for each, _ in made.values()
+        aside = {name for _, group in made.values() for name in group.side_outputs}
+        self._edges.require_caught_up(aside)
+        ended = [query_id for query_id in made if query_id in self._catalog.queries]
+        is_logged = (
+            self._can_log(ended)
+            and not self._runtime.stages
+            and self._checkpointer.uncertain.isdisjoint(made)
+            and not any(map(self._edges.sends_immediately, [*aside, *(each.sink for each in starts)]))
         )
         if is_logged:
-            self._checkpointer.append(
-                [LogEntry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()]
-            )
+            entries = [LogEntry(QUERY, query_id, None) for query_id in ended]
+            entries += [LogEntry(QUERY, query_id, row.encode()) for query_id, (row, _) in made.items()]
+            self._checkpointer.append(entries)
+        for query_id in ended:
+            self._delete(query_id)
         for query_id, (stored, group) in made.items():
             self._catalog.put_query(query_id, stored)
             self._runtime.roots[query_id] = group
+            self._reopen_sink(stored)
             group.guard(group.open)
             self._clock.start(group, None)
         if not is_logged:
@@ -111,9 +133,9 @@ class QueryRegistry:
             if query_id not in self._catalog.queries:
                 raise NoSuchQuery("no query has this id", got=repr(query_id))
         self._edges.require_caught_up(self._catalog.queries[query_id].sink for query_id in requested)
-        is_logged = self._checkpointer.uncertain.isdisjoint(requested) and all(
-            self._catalog.queries[query_id].sink is None for query_id in requested
-        )
+        roots = [self._runtime.roots[each] for each in requested if each in self._runtime.roots]
+        self._edges.require_caught_up(name for each in roots for name in each.side_outputs)
+        is_logged = self._can_log(requested)
         if is_logged:
             self._checkpointer.append([LogEntry(QUERY, query_id, None) for query_id in requested])
         for query_id in requested:
@@ -122,18 +144,68 @@ class QueryRegistry:
             self._checkpointer.mark_uncertain(requested)
             self._checkpointer.checkpoint()
 
-    def _check_start(self, start: Start, made: Mapping[str, object]) -> None:
+    def _check_start(self, start: Start, made: Mapping[str, tuple[StoredQuery, object]]) -> None:
         check_name(start.query_id, kind="query")
-        if start.query_id in self._catalog.queries or start.query_id in made:
+        stored = self._catalog.queries.get(start.query_id)
+        if start.query_id in made or (stored is not None and stored.ended is None):
             raise QueryExists("a query has this id", got=repr(start.query_id), hint="Stop it first.")
         if start.sink is not None and start.sink not in self._edges.outputs:
             raise NoSuchQuery("no sink has this name", got=repr(start.sink), hint="Add it to the engine.")
+        self._require_single(start.sink, made)
+
+    def _require_single(self, sink: str | None, made: Mapping[str, tuple[StoredQuery, object]]) -> None:
+        """`QueryExists` if the sink ends with its query, and another query sends to it."""
+        if sink is None or not self._edges.outputs[sink].ends_with_query:
+            return
+        senders = self._senders(sink) + [each for each, (stored, _) in made.items() if stored.sink == sink]
+        if senders:
+            hint = "Stop it first, or add the sink without ends_with_query."
+            raise QueryExists("the sink ends with its query", where=sink, got=repr(senders[0]), hint=hint)
+
+    def _end_sink(self, sink: str | None, error: Exception | None) -> None:
+        """A query ended: end its sink, unless another query sends to it.
+
+        After a crash an earlier query ends again, although the log has a later one already.
+        """
+        output = self._edges.outputs.get(sink or "")
+        if output is None or not output.ends_with_query or self._senders(sink):
+            return
+        if error is None:
+            output.on_completed()
+        else:
+            output.on_error(error)
+
+    def _senders(self, sink: str | None) -> list[str]:
+        """The queries that send to the sink and have not ended."""
+        queries = self._catalog.queries.items()
+        return [query_id for query_id, each in queries if each.sink == sink and each.ended is None]
 
     def _recipe(self, start: Start) -> Recipe:
         defined = self._catalog.definitions.get(start.of)
+        policy = None if start.on_error is None else ErrorPolicy.of(start.on_error)
         if defined is None:
-            return Recipe(start.of, dict(start.arguments))
-        return Recipe(defined.factory, {**defined.arguments, **start.arguments})
+            return Recipe(start.of, deepcopy(dict(start.arguments)), policy or self._errors.default)
+        policy = policy or defined.on_error or self._errors.default
+        return Recipe(defined.factory, deepcopy({**defined.arguments, **start.arguments}), policy)
+
+    def rebuild(self, query_id: str, stored: StoredQuery) -> OperatorGroup:
+        """`build` for a recovery."""
+        made = self.build(query_id, stored)
+        self._reopen_sink(stored)
+        return made
+
+    def _reopen_sink(self, stored: StoredQuery) -> None:
+        """A sink that ended with an earlier query continues with this one, unless it has ended too."""
+        output = self._edges.outputs.get(stored.sink or "")
+        if output is not None and output.ends_with_query and stored.ended is None:
+            output.reopen()
+
+    def _can_log(self, deleted: Iterable[str]) -> bool:
+        """Whether log entries can delete these queries: they send nothing that is not stored yet."""
+        return all(
+            query_id not in self._checkpointer.uncertain and self._catalog.queries[query_id].sink is None
+            for query_id in deleted
+        )
 
     def build(self, query_id: str, stored: StoredQuery) -> OperatorGroup:
         """Make the operators of a query without starting them. Raises what the factory raises."""
@@ -146,15 +218,20 @@ class QueryRegistry:
                 raise NoSuchQuery("no sink has this name", got=repr(stored.sink), hint="Add it first.")
             sink = self._edges.outputs[stored.sink]
         group = OperatorGroup(self._runtime, query_id, started_ns=stored.started_ns)
-        group.build(query, _QueryOutput(sink, lambda error: self._ended(query_id, error)))
+        group.errors = self._errors.handler(query_id, stored.recipe.on_error)
+        group.build(query, QueryOutput(sink, lambda error: self._ended(query_id, error)))
         return group
 
     def _delete(self, query_id: str) -> None:
         self._catalog.put_query(query_id, None)
         self._clock.cancel_start(query_id)
+        self._runtime.late.pop(query_id, None)
         group = self._runtime.roots.pop(query_id, None)
         if group is not None:
-            group.delete()
+            try:
+                group.delete()
+            except Exception:  # The query ends nevertheless.
+                logger.exception("dispose_failed id=%s", query_id)
         else:
             self._runtime.delete_stored(query_id)
 
@@ -164,6 +241,7 @@ class QueryRegistry:
             return
         stored.ended = "" if error is None else error_text(error)
         self._catalog.put_query(query_id, stored)
+        self._end_sink(stored.sink, error)
         if error is not None:
             logger.warning("query_failed id=%s error=%r", query_id, stored.ended)
         if self._on_ended is not None:
@@ -171,19 +249,3 @@ class QueryRegistry:
                 self._on_ended(query_id, error)
             except Exception:
                 logger.exception("callback_failed id=%s", query_id)
-
-
-class _QueryOutput:
-    def __init__(self, sink: OutputEdge | None, on_end: Callable[[Exception | None], object]) -> None:
-        self._sink = sink
-        self._on_end = on_end
-
-    def on_next(self, value: Any, /) -> None:
-        if self._sink is not None:
-            self._sink.on_next(value)
-
-    def on_error(self, error: Exception, /) -> None:
-        self._on_end(error)
-
-    def on_completed(self) -> None:
-        self._on_end(None)

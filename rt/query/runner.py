@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
@@ -54,18 +53,26 @@ class EngineRunner:
         self._idle_s: Final = idle_s
         self._clock: Final = clock
         self._last_checkpoint = clock()
+        self._has_fired = False
+        """Whether the last round fired a timer: then more may be due."""
 
     def run_once(self, timeout: float = 0.0) -> int:
         """One round, waiting `timeout` seconds for the first message.
 
-        Returns how many messages were processed.
+        While calls of `map_async` run, a finished call ends the wait, and messages are looked for every tenth
+        of `idle_s`. Returns how many messages were processed.
         """
         processed = 0
+        wait_s = 0.0 if self._engine.calls.open_count else timeout
         if not self._engine.is_backlogged:
-            for index, source in enumerate(self._sources):
+            for source in self._sources:
                 with contextlib.suppress(Backlogged):
-                    processed += source.pump(timeout=0.0 if processed or index else timeout)
-        self._engine.run_due()
+                    processed += source.pump(timeout=0.0 if processed else wait_s)
+                    wait_s = 0.0  # a source that is refused does not wait
+        if timeout and not processed and self._engine.calls.open_count:
+            self._engine.calls.wait(min(timeout, self._idle_s / 10))
+        self._engine.event_time.check_idle(self._clock())
+        self._has_fired = self._engine.run_due()
         self._engine.deliver()
         for sink in self._sinks:
             sink.pump()
@@ -76,11 +83,10 @@ class EngineRunner:
     def run(self, until: Callable[[], bool]) -> None:
         """Run rounds until `until()` is true, then checkpoint until all outputs are sent."""
         is_idle = False
-        pause = threading.Event()
         while not until():
             if is_idle and self._engine.is_backlogged:
-                pause.wait(self._idle_s / 10)
-            is_idle = not self.run_once(self._wait_s() if is_idle else 0.0)
+                self._engine.calls.wait(self._idle_s / 10)
+            is_idle = not self.run_once(self._wait_s() if is_idle else 0.0) and not self._has_fired
         while self.checkpoint():
             pass
 

@@ -75,6 +75,12 @@ class RxSource:
                 self._kept.popleft()
                 self._low += 1
 
+    @property
+    def end(self) -> int:
+        """The id of the next value that the observable emits."""
+        with self._lock:
+            return self._low + len(self._kept)
+
     def dispose(self) -> None:
         if self._disposable is not None:
             self._disposable.dispose()
@@ -120,6 +126,8 @@ class RxSource:
 
 def to_reactivex(output: OutputEdge, name: str = "reactivex") -> Observable[Any]:
     """The values of `output`, for one subscriber at a time, on the thread that calls `deliver`.
+
+    It completes or fails only if the output was added with `ends_with_query`.
 
     Continues after the last value that the consumer `name` acknowledged. Disposing the subscription removes
     the consumer.

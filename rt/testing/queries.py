@@ -4,6 +4,7 @@
     cold("-a-b|")      an observable that starts from scratch for every subscription
     run(query, …)      the output, and when
     check_laws(…)      the same, after saves, failed saves and crashes at every event
+    until(…)           to await in a function of `map_async`
 
 A marble stands for one second: "-" nothing, a letter or digit a value, "|" the end, "#" an error.
 """
@@ -19,11 +20,17 @@ from rt.objects import CheckpointKind, MemoryStore, Serializers
 from rt.query.core.observable import Observable, Observer
 from rt.query.core.operator import Operator
 from rt.query.core.operator_group import OperatorGroup
-from rt.query.core.runtime import QueryRuntime
+from rt.query.core.runtime import QueryRuntime, Watch
 from rt.query.core.scheduler import NS_PER_S, VirtualScheduler
+from rt.query.mutation_check import MutationCheck
+from rt.testing.virtual_calls import VirtualCalls, until
+
+__all__ = ["MarbleError", "MarbleEvent", "check_laws", "cold", "hot", "rows_written", "run", "until"]
 
 UNTIL_S: Final = 1000.0
 QUERY_ID: Final = "query"
+AT_ONCE_MAX: Final = 100_000
+"""With this many timers at one time, a query counts as one without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class MarbleEvent:
     at_s: float
     kind: Literal["next", "error", "completed"]
     value: Any = None
+    time_s: float | None = None
+    """The time of a value that a source sends, if it is not `at_s`: `event_ns` of operators."""
 
     @property
     def at_ns(self) -> int:
@@ -67,9 +76,14 @@ def run(
     *,
     until_s: float = UNTIL_S,
     serializers: Serializers | None = None,
+    sinks: Sequence[str] = (),
 ) -> list[MarbleEvent]:
-    """The output of the query, without saves or crashes."""
-    rig = _Rig(query, sources or {}, until_s, serializers)
+    """The output of the query, without saves or crashes.
+
+    What the query sends to other outputs of the engine, such as late values, is part of it: `sinks` are their
+    names.
+    """
+    rig = _Rig(query, sources or {}, until_s, serializers, sinks)
     rig.start()
     while rig.step():
         pass
@@ -82,16 +96,22 @@ def check_laws(
     *,
     until_s: float = UNTIL_S,
     serializers: Serializers | None = None,
+    sinks: Sequence[str] = (),
 ) -> list[MarbleEvent]:
-    """The output of the query. `AssertionError` if saves or crashes change it.
+    """The output of the query, as `run`. `AssertionError` if saves or crashes change it.
 
     The query runs uninterrupted; with a save after every event, some of which fail; from each of these saves
-    to the end; and with a crash after every event. After it has ended, none of its objects may be left.
+    to the end; and with a crash after every event. After it has ended, none of its objects may be left. No
+    operator may change a value that it received or emitted.
     """
-    expected = run(query, sources, until_s=until_s, serializers=serializers)
+    check = MutationCheck()
+    watched = _Rig(query, sources or {}, until_s, serializers, sinks, watch=check.watch)
+    watched.start()
+    expected = watched.finish()
+    assert not check.found, str(check.found[0])
 
     def rig(of: _Rig | None = None, content: Any = None) -> _Rig:
-        made = _Rig(query, sources or {}, until_s, serializers, content)
+        made = _Rig(query, sources or {}, until_s, serializers, sinks, content)
         if of is not None:
             made.go_on_from(of)
         return made
@@ -121,7 +141,7 @@ def check_laws(
 
 def rows_written(query: Observable[Any], sources: Mapping[str, Sequence[MarbleEvent]], last: int) -> int:
     """How many rows a differential checkpoint writes or deletes for the last `last` events of the run."""
-    rig = _Rig(query, sources, UNTIL_S, None)
+    rig = _Rig(query, sources, UNTIL_S)
     rig.start()
     total = sum(map(len, sources.values()))
     while rig.taken < total - last and rig.step():
@@ -145,8 +165,10 @@ class _Rig:
         query: Observable[Any],
         sources: Mapping[str, Sequence[MarbleEvent]],
         until_s: float,
-        serializers: Serializers | None,
+        serializers: Serializers | None = None,
+        sinks: Sequence[str] = (),
         content: Any = None,
+        watch: Watch | None = None,
     ) -> None:
         self._until_ns = round(until_s * NS_PER_S)
         self._events = sorted(
@@ -156,11 +178,16 @@ class _Rig:
         self._scheduler = VirtualScheduler()
         self._query = query
         self._store = MemoryStore(content)
+        self._fired = 0
+        """How many timers fired at the present time."""
         self.taken = 0
         self.output: list[MarbleEvent] = []
-        self.runtime: Final = QueryRuntime(self._scheduler, serializers)
+        calls = VirtualCalls(self._scheduler)
+        self.runtime: Final = QueryRuntime(self._scheduler, serializers, watch=watch, calls=calls)
         for name in sources:
             self.runtime.add_feed(name)
+        for name in sinks:
+            self.runtime.outputs[name] = _Recorder(self)
         self.runtime.load(self._store.reader())
         self._root = OperatorGroup(self.runtime, QUERY_ID)
         self.runtime.roots[QUERY_ID] = self._root
@@ -194,9 +221,12 @@ class _Rig:
         due_ns, event = self._scheduler.next_due_ns, None
         if self.taken < len(self._events):
             event = self._events[self.taken]
+            self._scheduler.expect(event[0])
         if due_ns is not None and (event is None or due_ns <= event[0]):
             if due_ns > self._until_ns:
                 return False
+            self._fired = self._fired + 1 if due_ns <= self._scheduler.now_ns else 0
+            assert self._fired < AT_ONCE_MAX, f"the query does not end at {due_ns / NS_PER_S} s"
             self._scheduler.restore(due_ns)
             return self._scheduler.run_due()
         if event is None:
@@ -207,6 +237,8 @@ class _Rig:
         feed = self.runtime.feed(name)
         match what.kind:
             case "next":
+                time_s = what.time_s
+                self._scheduler.event_ns = None if time_s is None else round(time_s * NS_PER_S)
                 feed.on_next(self.taken, what.value)
             case "error":
                 feed.on_error(what.value)

@@ -11,10 +11,11 @@ from rt.cli.commands.bench import queries
 
 
 def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
-    arguments = ["--directory", str(tmp_path), "--rounds", "2", "--queries", "20", "--json"]
+    arguments = ["--directory", str(tmp_path), "--rounds", "2", "--queries", "20", "--users", "50", "--json"]
     result = CliRunner().invoke(queries, arguments)
     assert result.exit_code == 0, result.output
     names = [json.loads(line)["name"] for line in result.stdout.splitlines()]
-    assert len(names) == 13
+    assert len(names) == 31
     assert "20 queries: checkpoint, each changed, CPU" in names
+    assert "20 alerts, a stage with keys: messages" in names
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ WANTED = [
     ("sessions", {"user": "ann", "pages": ["/", "/buy"]}),
     ("top", [["/", 2], ["/buy", 1]]),
     ("sessions", {"user": "bob", "pages": ["/help", "/help"]}),
-    ("top", [["/help", 1]]),
+    ("top", [["/help", 2]]),  # The first round minute of these logs ends at second 40.
 ]
 
 

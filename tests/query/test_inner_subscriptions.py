@@ -6,14 +6,29 @@ from typing import Any
 
 import pytest
 
-from rt.query.core.errors import LateSubscription
+from rt.objects import StateDamaged
+from rt.query.core.errors import LateSubscription, StateMismatch
 from rt.query.core.observable import Applied, Observable, applied
 from rt.query.core.operator import Operator
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import VirtualScheduler
 from rt.query.core.source import Source
-from rt.query.operators import buffer_with_count, flat_map, group_by, switch_map, take
+from rt.query.core.subject import Subject
+from rt.query.operators import (
+    buffer_with_count,
+    delay,
+    flat_map,
+    group_by,
+    share,
+    switch_map,
+    take,
+    to_list,
+    window_with_time,
+)
 from rt.query.operators import map as mapped
 from rt.query.operators.creation import merge
-from rt.query.operators.flatten import FlatMap
+from rt.query.operators.inner.flatten import FlatMap
 from rt.testing.queries import MarbleEvent, check_laws, cold, hot, run
 
 IN = Source("in")
@@ -105,3 +120,37 @@ class Opens(Operator[Any, Any]):
 def test_a_key_that_would_make_an_ambiguous_id_is_refused(key: str) -> None:
     (event,) = check_laws(Source("in").pipe(applied(Opens)), {"in": hot("k", {"k": key})})
     assert isinstance(event.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (window_with_time(2), [(None, [1]), (None, [2]), (None, [3])]),
+        (group_by(lambda x: x % 2, ttl=2), [(1, [1]), (0, [2]), (1, [3])]),
+    ],
+    ids=["windows", "groups"],
+)
+def test_what_is_made_of_a_window_or_group_may_outlive_it(parts: Any, expected: list[Any]) -> None:
+    later = flat_map(lambda part: part.pipe(to_list(), delay(3), mapped(lambda each: (part.key, each))))
+    assert values(check_laws(IN.pipe(parts, later), {"in": hot("1-2-3|")})) == expected
+
+
+def test_a_subscription_to_a_window_that_is_not_stored_is_damage() -> None:
+    runtime = QueryRuntime(VirtualScheduler())
+    tap = Subject.ended(runtime, "q#1#1", None)
+    group = OperatorGroup(runtime, "q")
+    group.build(tap, Subject(runtime, "out", None))
+    group.load({"operators": [["inner", 1, 0, None, [], 0]]})
+    with pytest.raises(StateDamaged, match="does not exist"):
+        group.start()
+
+
+def test_a_shared_source_that_cannot_be_loaded_says_why() -> None:
+    runtime = QueryRuntime(VirtualScheduler())
+    runtime.add_feed("in")
+    group = OperatorGroup(runtime, "q")
+    group.build(IN.pipe(take(1), share(lambda shared: shared)), Subject(runtime, "out", None))
+    saved = [["share", 1, 0, None, [], 0], ["skip", 1, 0, 1, [], 0], ["source", 1, 0, [-1, 0], [], 0]]
+    with pytest.raises(StateMismatch):
+        group.load({"operators": saved})
+    group.abandon()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rt.errors import Timeout
 from rt.objects import MemoryStore, NotSerializable
 from rt.query import (
+    LateSubscription,
     LimitExceeded,
     Observable,
     QueryError,
@@ -22,10 +24,9 @@ from rt.query import (
 from rt.query import operators as ops
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
-from rt.query.core.scheduler import NS_PER_S
+from rt.query.core.scheduler import NS_PER_S, next_tick_ns
 from rt.query.operators import creation
-from rt.query.operators.user_functions import next_tick_ns
-from rt.testing.queries import MarbleEvent, check_laws, cold, hot, rows_written, run
+from rt.testing.queries import MarbleError, MarbleEvent, check_laws, cold, hot, rows_written, run
 
 IN = Source("in")
 
@@ -43,6 +44,16 @@ def listed(window: Observable[Any]) -> Observable[Any]:
         IN.pipe(ops.distinct()),
         IN.pipe(ops.flat_map(lambda _: creation.never(), max_concurrent=1)),
         IN.pipe(ops.group_by(lambda x: x), ops.merge_all()),
+        IN.pipe(
+            ops.group_by_until(lambda x: x, None, lambda _: creation.never()), ops.where(lambda _: False)
+        ),
+        IN.pipe(ops.join(creation.never(), lambda _: creation.never(), lambda _: creation.never())),
+        IN.pipe(ops.max_by(lambda _: 0)),
+        IN.pipe(ops.skip_last(1000)),
+        IN.pipe(ops.take_last(1000)),
+        IN.pipe(ops.to_dict(lambda x: x)),
+        IN.pipe(ops.to_set()),
+        IN.pipe(ops.window_toggle(IN, lambda _: creation.never()), ops.where(lambda _: False)),
         IN.pipe(ops.group_by(lambda x: x % 10), ops.flat_map(listed)),
         IN.pipe(ops.sequence_equal(creation.never())),
         IN.pipe(ops.to_list()),
@@ -78,6 +89,20 @@ def test_a_checkpoint_costs_what_changed_of_large_state(query: Observable[Any]) 
         (IN.pipe(ops.map(lambda x: object()), ops.to_list()), "1|", NotSerializable),
         (IN.pipe(ops.map(lambda x: object()), ops.flat_map(lambda x: IN)), "1|", NotSerializable),
         (IN.pipe(ops.scan(lambda seen, x: object(), 0)), "1|", NotSerializable),
+        (IN.pipe(ops.pairwise()), "#", MarbleError),
+        (IN.pipe(ops.to_dict(lambda x: [x])), "1|", TypeError),
+        (IN.pipe(ops.to_set(limit=1)), "12|", LimitExceeded),
+        (IN.pipe(ops.max_by(lambda x: 0, limit=1)), "12|", LimitExceeded),
+        (IN.pipe(ops.join(IN, lambda _: creation.never(), lambda _: IN, limit=1)), "1|", LimitExceeded),
+        (IN.pipe(ops.join(IN, lambda x: x, lambda _: IN)), "1|", TypeError),
+        (
+            IN.pipe(ops.group_by_until(lambda x: x, None, lambda x: x.key), ops.ignore_elements()),
+            "1",
+            TypeError,
+        ),
+        (IN.pipe(ops.buffer_when(lambda: 1 // 0)), "1|", ZeroDivisionError),
+        (IN.pipe(ops.timeout(1)), "---1|", Timeout),
+        (IN.pipe(ops.dematerialize()), "1|", TypeError),
     ],
 )
 def test_an_impossible_value_or_end_fails_the_query_with_a_typed_error(
@@ -98,9 +123,15 @@ NONSENSE: list[Callable[[], object]] = [
     lambda: ops.repeat(0),
     lambda: ops.retry(0),
     lambda: ops.sample(0),
+    lambda: ops.join(IN, cold, cold, limit=0),
+    lambda: ops.share(),
     lambda: ops.skip(-1),
+    lambda: ops.skip_last(-1),
     lambda: ops.skip_until_with_time(datetime(2026, 1, 1)),  # noqa: DTZ001
     lambda: ops.take(-1),
+    lambda: ops.take_last(-1),
+    lambda: ops.timeout(-1),
+    lambda: ops.to_set(limit=-1),
     lambda: ops.take_with_time(float("inf")),
     lambda: ops.throttle_first(0),
     lambda: ops.to_list(limit=-1),
@@ -119,7 +150,7 @@ def test_invalid_arguments_are_refused_when_the_operator_is_made() -> None:
 
 def test_a_source_that_is_not_an_observable_is_refused() -> None:
     wrong: Any = 1
-    for make in (ops.merge, ops.catch, ops.take_until, creation.zip):
+    for make in (ops.merge, ops.catch, ops.take_until, ops.amb, ops.on_error_resume_next, creation.zip):
         with pytest.raises(TypeError):
             make(wrong)
     with pytest.raises(TypeError):
@@ -241,3 +272,21 @@ def _started(
     root.open()
     root.start()
     return root
+
+
+def test_a_materialized_error_is_raised_with_its_kind_and_text() -> None:
+    (event,) = run(IN.pipe(ops.materialize(), ops.dematerialize()), {"in": hot("#")})
+    assert str(event.value) == "MarbleError: #"
+
+
+def test_the_source_of_share_runs_once_and_ends_with_its_last_subscription() -> None:
+    seen: list[Any] = []
+    query = IN.pipe(ops.do_action(seen.append), ops.share(lambda it: it.pipe(ops.merge(it), ops.take(4))))
+    output = run(query, {"in": hot("1234|")})
+    assert [event.value for event in output[:-1]] == [1, 1, 2, 2]
+    assert seen == [1, 2]
+
+
+def test_a_late_subscription_to_a_shared_source_fails_the_query() -> None:
+    (event,) = run(IN.pipe(ops.share(lambda it: it.pipe(ops.flat_map(lambda _: it)))), {"in": hot("1|")})
+    assert isinstance(event.value, LateSubscription)

@@ -28,6 +28,6 @@ def test_every_docstring_tells_what_the_operator_emits_and_saves() -> None:
 def test_operators_with_large_state_keep_it_in_the_object_space() -> None:
     modules = {row.module for row in rows() if row.keeps_objects}
     sources = {
-        path.stem: path.read_text(encoding="utf-8") for path in Path(operators.__path__[0]).glob("*.py")
+        path.stem: path.read_text(encoding="utf-8") for path in Path(operators.__path__[0]).rglob("*.py")
     }
     assert modules == {module for module, source in sources.items() if "self.objects." in source}

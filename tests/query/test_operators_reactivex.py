@@ -43,8 +43,11 @@ def streams(offset: float) -> st.SearchStrategy[Stream]:
     return st.builds(made, steps, st.sampled_from(["completed", "completed", "error", "none"]))
 
 
+END_S = 300.0
+
+
 def theirs_of(build: Theirs, sources: dict[str, Stream]) -> list[tuple[float, str, Any]]:
-    """What RxPY emits, counted from the subscription."""
+    """What RxPY emits until `END_S`, counted from the subscription."""
     scheduler = TestScheduler()
 
     def hot(events: Stream) -> Any:
@@ -58,18 +61,23 @@ def theirs_of(build: Theirs, sources: dict[str, Stream]) -> list[tuple[float, st
         )
 
     observables = [hot(events) for events in sources.values()]
-    output = scheduler.start(lambda: build(*observables), disposed=500.1)
+    output = scheduler.start(lambda: build(*observables), disposed=200 + END_S + 1)
     kinds = {"N": "next", "E": "error", "C": "completed"}
     return [
-        (round(each.time - 200, 3), kinds[each.value.kind], getattr(each.value, "value", None))
+        (at_s, kinds[each.value.kind], getattr(each.value, "value", None))
         for each in output.messages
+        if (at_s := round(each.time - 200, 3)) <= END_S
     ]
 
 
 def ours_of(query: Ours, sources: dict[str, Stream]) -> list[tuple[float, str, Any]]:
-    """What our operators emit. Errors are None."""
-    output = run(query, sources, until_s=300)
-    return [(round(each.at_s, 3), each.kind, None if each.kind == "error" else each.value) for each in output]
+    """What our operators emit until `END_S`. Errors are None."""
+    output = run(query, sources, until_s=END_S + 1)
+    return [
+        (at_s, each.kind, None if each.kind == "error" else each.value)
+        for each in output
+        if (at_s := round(each.at_s, 3)) <= END_S
+    ]
 
 
 def echo(value: int) -> Ours:
@@ -107,15 +115,63 @@ def one(ours: Any, theirs: Any) -> tuple[Ours, Theirs]:
 listed = ops.flat_map(lambda window: window.pipe(ops.to_list()))
 rx_listed = rx.flat_map(rx.to_list())
 
+NEVER = creation.never()
+
+
+def closing(value: int) -> Ours:
+    """How long a value is open: never until a whole or half second."""
+    return creation.timer(value * 0.7 + 1.113)
+
+
+def rx_closing(value: int) -> Any:
+    return reactivex.timer(value * 0.7 + 1.113)
+
+
+def endless(xs: Any) -> Any:
+    return xs.pipe(rx.concat(reactivex.never()))
+
+
+def shortened(group: Any) -> Ours:
+    """The duration of a group: until it has three values."""
+    return group.pipe(ops.skip(2))  # type: ignore[no-any-return]
+
+
+def rx_shortened(group: Any) -> Any:
+    """As `shortened`. It does not complete: RxPY raises if durations end while the groups are completed."""
+    return reactivex.create(lambda observer, _: group.pipe(rx.skip(2)).subscribe(observer.on_next))
+
+
+def as_event(notification: Any) -> tuple[str, Any]:
+    """As our `materialize` has it."""
+    match notification.kind:
+        case "N":
+            return "next", notification.value
+        case "E":
+            return "error", (type(notification.exception).__name__, str(notification.exception))
+        case _:
+            return "completed", None
+
+
 CASES: dict[str, tuple[Ours, Theirs]] = {
     "all": one(ops.all(lambda x: x < 4), rx.all(lambda x: x < 4)),
+    "amb": (IN.pipe(ops.amb(OTHER)), lambda xs, ys: xs.pipe(rx.amb(ys))),
     "average": one(ops.average(lambda x: x + 0.1), rx.average(lambda x: x + 0.1)),
+    "buffer_toggle": (
+        IN.pipe(ops.concat(NEVER), ops.buffer_toggle(OTHER.pipe(ops.concat(NEVER)), closing)),
+        lambda xs, ys: endless(xs).pipe(rx.buffer_toggle(endless(ys), rx_closing)),
+    ),
+    "buffer_when": one(
+        ops.buffer_when(lambda: creation.timer(2.61)), rx.buffer_when(lambda: reactivex.timer(2.61))
+    ),
     "buffer_with_count": one(ops.buffer_with_count(3, 2), rx.buffer_with_count(3, 2)),
     "buffer_with_count_apart": one(ops.buffer_with_count(2, 3), rx.buffer_with_count(2, 3)),
     "buffer_with_time": one(ops.buffer_with_time(2.61), rx.buffer_with_time(2.61)),
-    "buffer_with_time_shifted": one(ops.buffer_with_time(2.61, 1.37), rx.buffer_with_time(2.61, 1.37)),
+    "buffer_with_time_unaligned": one(ops.buffer_with_time(2.61, aligned=False), rx.buffer_with_time(2.61)),
+    "buffer_with_time_shifted": one(
+        ops.buffer_with_time(2.61, 1.37, aligned=False), rx.buffer_with_time(2.61, 1.37)
+    ),
     "buffer_with_time_or_count": one(
-        ops.buffer_with_time_or_count(2.61, 2), rx.buffer_with_time_or_count(2.61, 2)
+        ops.buffer_with_time_or_count(2.61, 2, aligned=False), rx.buffer_with_time_or_count(2.61, 2)
     ),
     "catch": (IN.pipe(ops.catch(OTHER)), lambda xs, ys: xs.pipe(rx.catch(ys))),
     "combine_latest": (IN.pipe(ops.combine_latest(OTHER)), lambda xs, ys: xs.pipe(rx.combine_latest(ys))),
@@ -129,6 +185,10 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     "delay_subscription": (  # RxPY's own would wait in the system's time.
         IN.pipe(ops.delay_subscription(2.61)),
         lambda xs, _: reactivex.timer(2.61).pipe(rx.flat_map(lambda _: xs)),
+    ),
+    "dematerialize": one(
+        ops.compose(ops.materialize(), ops.dematerialize()),
+        lambda xs: xs.pipe(rx.materialize(), rx.dematerialize()),
     ),
     "distinct": one(ops.distinct(lambda x: x % 3), rx.distinct(lambda x: x % 3)),
     "distinct_until_changed": one(
@@ -156,8 +216,39 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
         IN.pipe(ops.group_by(lambda x: x % 3), ops.take(2), ops.flat_map(keyed)),
         lambda xs, _: xs.pipe(rx.group_by(lambda x: x % 3), rx.take(2), rx.flat_map(rx_keyed)),
     ),
+    "group_by_until": (
+        IN.pipe(ops.group_by_until(lambda x: x % 3, lambda x: -x, shortened), ops.flat_map(keyed)),
+        lambda xs, _: xs.pipe(
+            rx.group_by_until(lambda x: x % 3, lambda x: -x, rx_shortened), rx.flat_map(rx_keyed)
+        ),
+    ),
+    "group_by_until_timed": (
+        IN.pipe(
+            ops.group_by_until(lambda x: x % 3, None, lambda _: creation.timer(4.37)), ops.flat_map(keyed)
+        ),
+        lambda xs, _: xs.pipe(
+            rx.group_by_until(lambda x: x % 3, None, lambda _: reactivex.timer(4.37)), rx.flat_map(rx_keyed)
+        ),
+    ),
+    "group_by_until_taken": (
+        IN.pipe(ops.group_by_until(lambda x: x % 3, None, shortened), ops.take(2), ops.flat_map(keyed)),
+        lambda xs, _: xs.pipe(
+            rx.group_by_until(lambda x: x % 3, None, rx_shortened), rx.take(2), rx.flat_map(rx_keyed)
+        ),
+    ),
+    "group_join": (
+        IN.pipe(ops.group_join(OTHER, closing, closing), ops.flat_map(keyed)),
+        lambda xs, ys: xs.pipe(
+            rx.group_join(ys, rx_closing, rx_closing),
+            rx.flat_map(lambda pair: pair[1].pipe(rx.to_list(), rx.map(lambda values: (pair[0], values)))),
+        ),
+    ),
     "ignore_elements": one(ops.ignore_elements(), rx.ignore_elements()),
     "is_empty": one(ops.is_empty(), rx.is_empty()),
+    "join": (
+        IN.pipe(ops.join(OTHER, closing, closing)),
+        lambda xs, ys: xs.pipe(rx.join(ys, rx_closing, rx_closing)),
+    ),
     "last": one(ops.last(lambda x: x > 3), rx.last(lambda x: x > 3)),
     "last_or_default": one(ops.last_or_default(9), rx.last_or_default(9)),
     "map": one(ops.map(lambda x: 6 // x), rx.map(lambda x: 6 // x)),
@@ -165,9 +256,23 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
         IN.pipe(ops.map_indexed(lambda x, i: x * i)),
         lambda xs, _: xs.pipe(rx.map_indexed(lambda x, i: x * i)),
     ),
+    "materialize": (IN.pipe(ops.materialize()), lambda xs, _: xs.pipe(rx.materialize(), rx.map(as_event))),
     "max": one(ops.max(lambda x, y: x % 4 - y % 4), rx.max(lambda x, y: x % 4 - y % 4)),
+    "max_by": one(ops.max_by(lambda x: x % 3), rx.max_by(lambda x: x % 3)),
     "merge": (IN.pipe(ops.merge(OTHER)), lambda xs, ys: xs.pipe(rx.merge(ys))),
     "min": one(ops.min(), rx.min()),
+    "min_by": one(
+        ops.min_by(lambda x: x % 3, lambda x, y: y - x), rx.min_by(lambda x: x % 3, lambda x, y: y - x)
+    ),
+    "on_error_resume_next": (
+        IN.pipe(ops.on_error_resume_next(OTHER)),
+        lambda xs, ys: xs.pipe(rx.on_error_resume_next(ys)),
+    ),
+    "pairwise": one(ops.pairwise(), rx.pairwise()),
+    "partition": (
+        creation.merge(*ops.partition(lambda x: x % 2)(IN)),
+        lambda xs, _: reactivex.merge(*xs.pipe(rx.partition(lambda x: x % 2))),
+    ),
     "reduce": one(ops.reduce(lambda a, x: 2 * a + x, 1), rx.reduce(lambda a, x: 2 * a + x, 1)),
     "reduce_unseeded": one(ops.reduce(lambda a, x: 2 * a + x), rx.reduce(lambda a, x: 2 * a + x)),
     "repeat": (IN.pipe(ops.take(2), ops.repeat(3)), lambda xs, _: xs.pipe(rx.take(2), rx.repeat(3))),
@@ -176,6 +281,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
         lambda xs, _: xs.pipe(rx.map(lambda x: 6 // x), rx.retry(3)),
     ),
     "sample": one(ops.sample(1.37), rx.sample(1.37)),
+    "sample_unaligned": one(ops.sample(1.37, aligned=False), rx.sample(1.37)),
     "scan": one(ops.scan(lambda a, x: a + x), rx.scan(lambda a, x: a + x)),
     "scan_seeded": one(ops.scan(lambda a, x: a + x, 5), rx.scan(lambda a, x: a + x, 5)),
     "sequence_equal": (
@@ -184,11 +290,16 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
             rx.map(lambda x: x // 3), rx.sequence_equal(ys.pipe(rx.map(lambda x: x // 3)))
         ),
     ),
+    "share": (
+        IN.pipe(ops.share(lambda each: each.pipe(ops.zip(each.pipe(ops.skip(1)))))),
+        lambda xs, _: xs.pipe(rx.publish(lambda each: each.pipe(rx.zip(each.pipe(rx.skip(1)))))),
+    ),
     "single": one(ops.single(lambda x: x > 4), rx.single(lambda x: x > 4)),
     "single_or_default": one(
         ops.single_or_default(lambda x: x > 4, 9), rx.single_or_default(lambda x: x > 4, 9)
     ),
     "skip": one(ops.skip(3), rx.skip(3)),
+    "skip_last": one(ops.skip_last(2), rx.skip_last(2)),
     "skip_until": (
         IN.pipe(ops.skip_until(OTHER.pipe(ops.start_with(0)))),
         lambda xs, _: xs,
@@ -201,6 +312,10 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     ),
     "skip_with_time": one(ops.skip_with_time(2.61), rx.skip_with_time(2.61)),
     "some": one(ops.some(lambda x: x > 4), rx.some(lambda x: x > 4)),
+    "starmap": one(
+        ops.compose(ops.pairwise(), ops.starmap(divmod)),
+        lambda xs: xs.pipe(rx.pairwise(), rx.starmap(divmod)),
+    ),
     "sum": one(ops.sum(lambda x: x * 0.1), rx.sum(lambda x: x * 0.1)),
     "switch_latest": one(
         ops.compose(ops.window_with_time(2.61), ops.switch_latest()),
@@ -208,6 +323,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
     ),
     "switch_map": one(ops.switch_map(echo), rx.switch_map(rx_echo)),
     "take": one(ops.take(3), rx.take(3)),
+    "take_last": one(ops.take_last(3), rx.take_last(3)),
     "take_until": (IN.pipe(ops.take_until(OTHER)), lambda xs, ys: xs.pipe(rx.take_until(ys))),
     "take_until_with_time": one(ops.take_until_with_time(5.31), rx.take_until_with_time(5.31)),
     "take_while": one(
@@ -222,8 +338,42 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
         ops.throttle_with_mapper(lambda x: creation.timer(x / 2 + 0.1)),
         rx.throttle_with_mapper(lambda x: reactivex.timer(x / 2 + 0.1)),
     ),
+    "time_interval": (
+        IN.pipe(ops.time_interval()),
+        lambda xs, _: xs.pipe(
+            rx.time_interval(), rx.map(lambda each: (each.value, round(each.interval.total_seconds() * 1e9)))
+        ),
+    ),
+    "timeout": (
+        IN.pipe(ops.timeout(2.61, creation.of(9))),
+        lambda xs, _: xs.pipe(rx.timeout(2.61, reactivex.of(9))),
+    ),
+    "timeout_failing": one(ops.timeout(2.61), rx.timeout(2.61)),
+    "timestamp": (
+        IN.pipe(ops.timestamp()),
+        lambda xs, _: xs.pipe(
+            rx.timestamp(),
+            rx.map(lambda each: (each.value, round(each.timestamp.timestamp() * 1e9) - 200 * 10**9)),
+        ),
+    ),
+    "to_dict": one(ops.to_dict(lambda x: x % 3, lambda x: -x), rx.to_dict(lambda x: x % 3, lambda x: -x)),
     "to_list": one(ops.to_list(), rx.to_list()),
+    "to_set": one(ops.to_set(), rx.to_set()),
     "where": one(ops.where(lambda x: x % 2), rx.filter(lambda x: x % 2)),
+    "window_toggle": (
+        IN.pipe(
+            ops.concat(NEVER), ops.window_toggle(OTHER.pipe(ops.concat(NEVER)), closing), ops.merge_all()
+        ),
+        lambda xs, ys: endless(xs).pipe(rx.window_toggle(endless(ys), rx_closing), rx.merge_all()),
+    ),
+    "window_when": (
+        IN.pipe(ops.window_when(lambda: creation.timer(2.61)), listed),
+        lambda xs, _: xs.pipe(rx.window_when(lambda: reactivex.timer(2.61)), rx_listed),
+    ),
+    "window_when_taken": (
+        IN.pipe(ops.window_when(lambda: creation.timer(2.61)), ops.take(2), listed),
+        lambda xs, _: xs.pipe(rx.window_when(lambda: reactivex.timer(2.61)), rx.take(2), rx_listed),
+    ),
     "window_with_count": one(
         ops.compose(ops.window_with_count(3, 2), listed),
         lambda xs: xs.pipe(rx.window_with_count(3, 2), rx_listed),
@@ -233,7 +383,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
         lambda xs: xs.pipe(rx.window_with_time(2.61, 3.37), rx_listed),
     ),
     "window_with_time_or_count": one(
-        ops.compose(ops.window_with_time_or_count(2.61, 2), listed),
+        ops.compose(ops.window_with_time_or_count(2.61, 2, aligned=False), listed),
         lambda xs: xs.pipe(rx.window_with_time_or_count(2.61, 2), rx_listed),
     ),
     "with_latest_from": (
@@ -244,7 +394,7 @@ CASES: dict[str, tuple[Ours, Theirs]] = {
 }
 
 
-LATE = {"catch", "concat", "delay_subscription", "repeat", "retry"}
+LATE = {"catch", "concat", "delay_subscription", "on_error_resume_next", "repeat", "retry"}
 """Of these only values are compared: our source also ends later subscribers, a hot one of RxPY does not."""
 
 

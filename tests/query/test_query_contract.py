@@ -18,7 +18,7 @@ from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import VirtualScheduler
 from rt.query.core.source import Source
 from rt.query.operators import buffer_with_count, buffer_with_time_or_count, take, where
-from rt.query.operators.take_skip import Take
+from rt.query.operators.elements.take_skip import Take
 from rt.testing.queries import MarbleError, MarbleEvent, check_laws, hot
 
 IN = Source("in")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rt.objects import VolatileObjectSpace
-from rt.query.checkpoint.edge import InputEdge, OutputEdge, Release
+from rt.query.checkpoint.edge import OutputEdge, Release
+from rt.query.checkpoint.input_edge import InputEdge
 from rt.query.checkpoint.replay_buffer import ReplayBuffer
 from rt.query.core.errors import NotInBuffer, QueryExists, SequenceGap
 from rt.query.core.reliable import NOTHING, RESUME, ReliableObserver
@@ -57,6 +58,7 @@ class Consumer:
 
 def edge(source: Scripted, **more: Any) -> InputEdge:
     made = InputEdge(source, ValueFeed("in"), **more)
+    made.subscribe()
     made.start()
     return made
 
@@ -66,7 +68,8 @@ def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None
     feed = ValueFeed("in")
     feed.watermark = 4
     accepted: list[str] = []
-    made = InputEdge(source, feed, before=accepted.append)
+    made = InputEdge(source, feed, before=lambda _, value: accepted.append(value))
+    made.subscribe()
     made.start()
     for sequence_id, value in ((3, "a"), (4, "b"), (5, "c"), (5, "d"), (6, "e")):
         made.on_next(sequence_id, value)
@@ -75,7 +78,9 @@ def test_an_input_edge_starts_after_its_watermark_and_drops_duplicates() -> None
 
 def test_an_edge_without_values_acknowledges_nothing() -> None:
     source = Scripted()
-    edge(source).saved(NOTHING, has_ended=False)
+    made = edge(source)
+    made.saved(NOTHING, has_ended=False)
+    made.acknowledge()
     assert source.calls == [("start", 0), ("acknowledge", NOTHING)]
 
 
@@ -95,7 +100,7 @@ def test_a_gap_of_a_dense_source_is_never_silent() -> None:
 
 
 def test_a_refused_value_does_not_move_the_watermark() -> None:
-    def refuse(value: object) -> None:
+    def refuse(sequence_id: int, value: object) -> None:
         raise OSError("full")
 
     made = edge(Scripted(), before=refuse)
@@ -111,9 +116,11 @@ def test_a_source_is_released_by_the_first_checkpoint_that_holds_its_end() -> No
     made.on_completed()
     made.on_next(1, "x")
     made.saved(0, has_ended=False)
+    made.acknowledge()
     assert source.calls == [("start", 0), ("acknowledge", 0)]
-    made.saved(0, has_ended=True)
-    made.saved(0, has_ended=True)
+    for _ in range(2):
+        made.saved(0, has_ended=True)
+        made.acknowledge()
     assert source.calls[2:] == [("acknowledge", 0), "dispose"]
 
 
@@ -121,7 +128,9 @@ def test_a_source_that_has_ended_is_not_started_again() -> None:
     source = Scripted()
     feed = ValueFeed("in")
     feed.on_completed()
-    InputEdge(source, feed).start()
+    made = InputEdge(source, feed)
+    made.subscribe()
+    made.start()
     assert source.calls == []
 
 
@@ -157,6 +166,9 @@ def test_a_value_is_sent_after_a_checkpoint_holds_it() -> None:
     made.deliver()
     assert consumer.got == [(0, "a")]
     made.saved(2)
+    made.deliver()
+    assert consumer.got == [(0, "a"), (1, "b")]  # The end is not durable yet.
+    made.saved(2, made.ended_with)
     made.deliver()
     assert consumer.got == [(0, "a"), (1, "b"), "completed"]
 

@@ -270,7 +270,7 @@ def test_a_query_stopped_and_started_between_checkpoints_starts_from_scratch() -
 def test_a_query_that_fails_ends_alone_and_its_error_is_kept() -> None:
     ended: list[Any] = []
     process = Process(on_query_ended=lambda *end: ended.append(end))
-    process.engine.start("bad", "fragile", sink="out")
+    process.engine.start("bad", "fragile", sink="out", on_error="stop")
     process.engine.start("good", "every", {"count": 5}, sink="out")
     process.feed(5)
     assert [(query_id, type(error)) for query_id, error in ended] == [("bad", ZeroDivisionError)]
@@ -414,6 +414,7 @@ def test_an_ignored_new_query_starts_when_it_can_be_built() -> None:
     process = Process()
     process.engine.start("q", "every", {"count": 2}, sink="out")
     process.feed(2)
+    process.engine.unload()
     store, other = process.store, Factories()
     for _ in range(2):
         engine = QueryEngine(
@@ -580,7 +581,7 @@ def test_queries_run_during_a_commit_and_another_checkpoint_is_refused() -> None
 
             def wait() -> None:
                 committing.set()
-                assert go_on.wait(60)
+                assert go_on.wait(600)
                 commit()
 
             if is_slow.is_set():
@@ -595,7 +596,7 @@ def test_queries_run_during_a_commit_and_another_checkpoint_is_refused() -> None
     thread = threading.Thread(target=process.engine.checkpoint)
     thread.start()
     try:
-        assert committing.wait(60)
+        assert committing.wait(600)
         assert process.engine.state is EngineState.CHECKPOINTING
         process.feed(4)
         with pytest.raises(WrongState):

@@ -301,15 +301,17 @@ def test_an_unload_releases_all_sources_even_if_one_raises() -> None:
             add()
 
 
-def test_a_query_whose_start_raised_can_be_started_again() -> None:
+def test_a_query_is_started_though_its_source_refuses_the_acknowledgement() -> None:
     process = Process()
     process.source.fails = "acknowledge"
-    with pytest.raises(DiskFull):
-        process.engine.start("q", "sized", sink="now")
-    assert process.engine.queries == {}
-    process.source.fails = ""
-    process.engine.start("q", "sized")
+    process.engine.start("q", "sized", sink="now")
     assert process.crash().engine.queries == {"q": None}
+    with pytest.raises(DiskFull):
+        process.engine.checkpoint()
+    process.source.fails = ""
+    process.source.pump(1)
+    process.engine.checkpoint()
+    assert process.source.acknowledged == 0
 
 
 def test_values_without_a_time_wait_until_the_time_starts() -> None:

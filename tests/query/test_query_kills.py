@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from merged_logs import BASE_NS, Feeds
-from query_driver import RunningQueries
+from postgres_server import PostgresServer
+from query_driver import FRAGILE_EVERY, RunningQueries, factories, open_store
 
 import rt
 from rt.errors import WriteConflict
 from rt.objects import MemoryStore
+from rt.query import QueryEngine, VirtualScheduler
+from rt.query.messages import MessageSource, as_message
 from rt.sidecar.progress_file import read_progress
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
@@ -47,8 +50,17 @@ def merged(node: LocalCluster) -> list[bytes]:
         return [each.value for each in reader]
 
 
+@pytest.fixture(params=["file", "server"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the store of the queries is."""
+    if request.param == "file":
+        return f"{tmp_path}/queries.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return f"{server.url}#{server.schema(tmp_path)}"
+
+
 def test_an_engine_killed_at_random_moments_publishes_each_result_once(
-    tmp_path: Path, node: LocalCluster
+    tmp_path: Path, node: LocalCluster, place: str
 ) -> None:
     feeds = Feeds(tmp_path, ["a"])
     feeds.publish("a", [b"%d" % n for n in range(COUNT)], "t", [BASE_NS + n * 10**8 for n in range(COUNT)])
@@ -69,7 +81,7 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
 
     def arguments(disk: int) -> list[str]:
         on_disk = json.dumps({**sink, "path": f"{tmp_path}/{disk}"})
-        return [feeds.path, f"{tmp_path}/queries.db", str(COUNT), on_disk]
+        return [feeds.path, place, str(COUNT), on_disk]
 
     for kill in range(KILLS):
         # What the first process published stays on another disk, and is still pushed.
@@ -80,10 +92,25 @@ def test_an_engine_killed_at_random_moments_publishes_each_result_once(
     run(arguments(1))
     node.wait_merged(len(expected), timeout_s=WAIT_S)  # It is agreed; the node may still be writing it.
     assert merged(node) == expected
+    check_letters(place, feeds.path)
 
     lost = {**sink, "path": f"{tmp_path}/1", "tls": tls}
     with pytest.raises(WriteConflict, match="not of this output"):
         RunningQueries(feeds.path, MemoryStore(), lost, "commit")
+
+
+def check_letters(place: str, log: str) -> None:
+    """Each value that was left out has one letter, also if it was processed again after a kill."""
+    with open_store(place) as store:
+        engine = QueryEngine(store, factories, VirtualScheduler())
+        engine.add_source("in", MessageSource(log, "s"), time_of=lambda message: message.timestamp_ns)
+        engine.add_sink("out", encode=as_message)
+        engine.recover()
+        letters = [each.sequence_id for each in engine.dead_letters]
+        (fragile,) = (each for each in engine.status().queries if each.id == "fragile")
+        engine.unload()
+    assert letters == list(range(0, COUNT, FRAGILE_EVERY))
+    assert (fragile.skipped, fragile.events) == (len(letters), COUNT)
 
 
 def is_replicated(disk: Path) -> bool:

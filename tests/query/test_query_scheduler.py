@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
+
+from rt.errors import InvalidOption
 from rt.query.core.scheduler import RealScheduler, VirtualScheduler
 
 
@@ -27,3 +32,65 @@ def test_a_clock_that_is_set_back_does_not_move() -> None:
     assert (scheduler.now_ns, scheduler.run_due(), fired) == (10, False, [])
     now[0] = 13
     assert (scheduler.run_due(), scheduler.run_due(), fired) == (True, False, [13])
+
+
+def test_timers_of_a_query_that_starts_fire_after_the_others_that_were_set_at_that_time() -> None:
+    fired: list[str] = []
+
+    def timers(scheduler: VirtualScheduler, *names: str) -> None:
+        for name in names:
+            scheduler.is_starting = name.startswith("start")
+            scheduler.at(9, lambda name=name: fired.append(name), set_ns=4)  # type: ignore[misc]
+        scheduler.is_starting = False
+
+    for names in (("early", "start1", "start2", "late"), ("start1", "start2", "early", "late")):
+        scheduler = VirtualScheduler()
+        timers(scheduler, *names)
+        scheduler.at(9, lambda: fired.append("before"), set_ns=3)
+        scheduler.advance_to(9)
+        assert fired == ["before", "early", "late", "start1", "start2"]
+        fired.clear()
+
+
+def test_saved_timers_keep_their_order_before_new_ones() -> None:
+    fired: list[int] = []
+    first = VirtualScheduler()
+    saved = [(first.at(9, int, set_ns=5), number) for number in range(5)]
+    second = VirtualScheduler(5)
+    second.restore_timers(
+        (partial(fired.append, number), timer.due_ns, *timer.order) for timer, number in reversed(saved)
+    )
+    second.at(9, lambda: fired.append(9))
+    second.restore_timers([(lambda: fired.append(0), saved[0][0].due_ns, *saved[0][0].order)])
+    second.advance_to(9)
+    assert fired == [0, 0, 1, 2, 3, 4, 9]
+
+
+def test_a_jump_of_the_clock_leaves_the_last_ticks() -> None:
+    scheduler, seen = VirtualScheduler(ticks_max=3), list[int]()
+
+    def tick() -> None:
+        seen.append(scheduler.now_ns)
+        scheduler.at(scheduler.skip_ns(scheduler.now_ns + 10, 10), tick)
+
+    scheduler.at(10, tick)
+    for now_ns in (25, 10_000_000_007, 10_000_000_035):
+        scheduler.advance_to(now_ns)
+    end = 10_000_000_000
+    assert seen == [10, 20, 30, end - 30, end - 20, end - 10, end, end + 10, end + 20, end + 30]
+    with pytest.raises(InvalidOption):
+        VirtualScheduler(ticks_max=0)
+
+
+def test_timers_that_are_restored_one_by_one_fire_in_the_order_of_those_restored_at_once() -> None:
+    times = [(number * 37) % 101 for number in range(101)]
+    fired: list[list[int]] = []
+    for size in (1, 101):
+        scheduler, seen = VirtualScheduler(), list[int]()
+        saved = [(partial(seen.append, due_ns), due_ns, 0, number) for number, due_ns in enumerate(times)]
+        for at in range(0, len(saved), size):
+            scheduler.restore_timers(saved[at : at + size])
+        scheduler.at(50, partial(seen.append, -1))
+        scheduler.advance_to(101)
+        fired.append(seen)
+    assert fired[0] == fired[1] == [*range(51), -1, *range(51, 101)]

@@ -6,10 +6,21 @@ import threading
 from typing import Any
 
 from rt.objects import MemoryStore
-from rt.query import RESUME, EngineState, Factories, QueryEngine, RealScheduler, ReliableObserver, Source
+from rt.query import (
+    RESUME,
+    EngineState,
+    Factories,
+    QueryEngine,
+    RealScheduler,
+    ReliableObserver,
+    Source,
+    WrongState,
+)
 from rt.query.operators import buffer_with_count, take
 
 COUNT = 3000
+WAIT_S = 30.0
+"""The longest wait for a thread."""
 factories = Factories()
 
 
@@ -93,3 +104,56 @@ def test_feeding_saving_and_changing_an_engine_in_three_threads_is_exact() -> No
     assert (source.acknowledged, engine.queries) == (COUNT - 1, {"lists": None})
     engine.unload()
     assert engine.state is EngineState.UNLOADED
+
+
+class Gate:
+    """A lock that `second` gets only after another thread had it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.second: threading.Thread | None = None
+        self.second_waits = threading.Event()
+        self._was_held = threading.Event()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is self.second:
+            self.second_waits.set()
+            assert self._was_held.wait(WAIT_S)
+            self._lock.acquire()
+        else:
+            self._lock.acquire()
+            self._was_held.set()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+class Joining(Feeding):
+    """A source whose thread changes the engine. `dispose` waits for that thread."""
+
+    def dispose(self) -> None:
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive(), "unload and the thread of a source wait for each other"
+
+
+def test_unload_holds_no_lock_while_a_source_waits_for_its_thread() -> None:
+    engine, source, gate, errors = QueryEngine(MemoryStore(), factories), Joining(), Gate(), list[str]()
+    engine.add_source("in", source)
+    engine.recover()
+    checkpointer: Any = engine._checkpointer
+    checkpointer.writing = gate
+
+    def start() -> None:
+        try:
+            engine.start("q", "first")
+        except WrongState as error:
+            errors.append(str(error))
+
+    gate.second = source.thread = threading.Thread(target=start)
+    source.thread.start()
+    assert gate.second_waits.wait(WAIT_S)  # The engine was running when it began its call.
+    engine.unload()
+    assert engine.state is EngineState.UNLOADED
+    assert len(errors) == 1
+    assert "not running" in errors[0]
+    source.thread.join()

@@ -17,6 +17,7 @@ from rt.errors import WriteConflict
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.objects import CheckpointKind, MemoryStore
+from rt.query import Factories, QueryEngine
 from rt.query.checkpoint.edge import Release
 from rt.query.core.errors import Backlogged, QueryExists, SequenceGap
 from rt.query.messages import MessageSource, OutgoingMessage, as_message
@@ -189,10 +190,22 @@ def test_queries_can_start_at_either_end_of_a_trimmed_log(
 def test_a_result_that_cannot_be_published_ends_its_query_only(tmp_path: Path, feeds: Feeds) -> None:
     fill(feeds, 3)
     machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
-    machine.engine.start("bad", "numbers", sink="out")
+    machine.engine.start("bad", "numbers", sink="out", on_error="stop")
     machine.finish(3)
     assert "TypeError" in (machine.engine.queries["bad"] or "")
     assert machine.engine.queries["pairs"] is None
+
+
+def test_a_source_of_messages_knows_its_lag(tmp_path: Path, feeds: Feeds) -> None:
+    fill(feeds, 5)
+    machine = Machine(tmp_path, MemoryStore(), log=feeds.path)
+    machine.source.pump(2)
+    (status,) = machine.engine.status().sources
+    assert (status.watermark, status.end, status.lag) == (1, 5, 3)
+    machine.finish(5)
+    machine.engine.unload()
+    (status,) = machine.engine.status().sources
+    assert (status.watermark, status.lag) == (4, 0)
 
 
 def test_a_lost_store_is_found_before_old_numbers_are_published_again(tmp_path: Path, feeds: Feeds) -> None:
@@ -248,17 +261,40 @@ def test_a_sink_whose_session_another_publisher_took_over_says_so(tmp_path: Path
     node = PushNode(members=1)
     node.refusal = rt.Fenced("a newer directory of this session was opened")
     fill(feeds, 9)
+    options = {
+        "path": str(tmp_path),
+        "endpoints": [node.endpoint],
+        "tls": rt.TLS.from_directory(pki, "out"),
+        "dedup_id": "results",
+        "check_timeout": None,
+    }
+    queries = RunningQueries(feeds.path, MemoryStore(), options, "commit")
+    queries.runner.run(lambda: queries.sink.publisher.next_number > 0)
     with NodesInThread(node, tls=rt.TLS.from_directory(pki, "n1")):
-        options = {
-            "path": str(tmp_path),
-            "endpoints": [node.endpoint],
-            "tls": rt.TLS.from_directory(pki, "out"),
-            "dedup_id": "results",
-            "check_timeout": None,
-        }
-        queries = RunningQueries(feeds.path, MemoryStore(), options, "commit")
         with pytest.raises(rt.Fenced):
             queries.finish(9)
         queries.engine.unload()
         with pytest.raises(rt.Fenced):
             queries.sink.close(timeout=0)
+
+
+def test_a_source_that_could_not_be_closed_is_closed_by_the_next_call(feeds: Feeds) -> None:
+    fill(feeds, 3)
+    source = MessageSource(feeds.path, "s")
+    engine = QueryEngine(MemoryStore(), Factories())
+    engine.add_source("in", source)
+    engine.recover()
+    subscriber = source._subscriber
+    assert subscriber is not None
+    close, errors = subscriber.close, [OSError("disk")]
+
+    def close_once() -> None:
+        if errors:
+            raise errors.pop()
+        close()
+
+    subscriber.close = close_once  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="disk"):
+        engine.unload()
+    engine.unload()
+    assert source._is_disposed

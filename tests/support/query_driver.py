@@ -2,8 +2,9 @@
 
     python query_driver.py LOG STORE COUNT SINK
 
-SINK is JSON: arguments of `rt.Publisher`. Before every step the process prints the step and its watermark,
-and reads a line. It ends when the results of COUNT messages are acknowledged.
+STORE is a path, or a URL with # and a schema. SINK is JSON: arguments of `rt.Publisher`. Before every step
+the process prints the step and its watermark, and reads a line. It ends when the results of COUNT messages
+are acknowledged.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import sys
 from typing import Any
 
 import rt
-from rt.objects import SqliteStore
+from rt.objects import PostgresStore, SqliteStore
+from rt.objects.postgres.address import is_url
 from rt.query import Factories, Observable, QueryEngine, Source, VirtualScheduler
 from rt.query.checkpoint.edge import Release
 from rt.query.core.observable import applied
 from rt.query.core.operator import Operator
 from rt.query.messages import MessageSink, MessageSource, as_message
 from rt.query.operators import buffer_with_count, buffer_with_time_or_count, where
+from rt.query.operators import map as mapped
 from rt.query.runner import EngineRunner
 
 factories = Factories()
+
+FRAGILE_EVERY = 50
+"""The process has a query that leaves out every such number."""
 
 
 class Shown(Operator[Any, Any]):
@@ -59,6 +65,12 @@ def sevens(seconds: float = 1.5) -> Observable[Any]:
 @factories("numbers")
 def numbers() -> Observable[Any]:
     return _texts().pipe(applied(Shown, int))
+
+
+@factories("fragile")
+def fragile(every: int) -> Observable[Any]:
+    """Raises for each number that is divisible by `every`."""
+    return Source("in").pipe(mapped(lambda message: 1 // (int(message.value) % every)))
 
 
 class RunningQueries:
@@ -132,13 +144,23 @@ def gated(queries: RunningQueries) -> None:
     queries.sink.pump = acknowledge_then  # type: ignore[method-assign]
 
 
+def open_store(place: str) -> SqliteStore | PostgresStore:
+    """A store in a file, or in the schema of a URL after its last #."""
+    if not is_url(place):
+        return SqliteStore(place)
+    url, schema = place.rsplit("#", 1)
+    return PostgresStore(url, schema=schema)
+
+
 def main() -> None:
     log, path, count, sink = sys.argv[1:]
     options = json.loads(sink)
     if "tls" in options:
         options["tls"] = rt.TLS(**options["tls"])
-    with SqliteStore(path) as store:
+    with open_store(path) as store:
         queries = RunningQueries(log, store, options, "commit")
+        if "fragile" not in queries.engine.queries:
+            queries.engine.start("fragile", "fragile", {"every": FRAGILE_EVERY})
         gated(queries)
         queries.finish(int(count))
 

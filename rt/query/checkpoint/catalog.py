@@ -2,7 +2,10 @@
 
     query/meta      version    1
                     clock      {"now_ns": …}
-    query/source    <name>     {"watermark": …, "end": null, or ["completed"], or ["error", text]}
+    query/source    <name>     {"watermark": …, "missing": …, "end": null, ["completed"] or ["error", text],
+                                "time": null, or [highest time, is idle, late, refused]}
+    query/stage     <name>     {"end": as above, "skipped": its number of dead letters,
+                                "counts": by source, the number of values before the stage began}
     query/sink      <name>     {"low": …, "consumers": {name: acknowledged}, "end": as above}
 
 The rows of definitions and queries are described in `factories`, those of the log in `transaction_log`. If a
@@ -20,9 +23,12 @@ from rt.query.checkpoint.factories import DEFINITIONS, QUERIES, Recipe, StoredQu
 from rt.query.checkpoint.transaction_log import LOG, LogEntry, number_key
 from rt.query.core.row_json import decode, encode
 
-VERSION: Final = 1
+VERSION: Final = 2
+ROOT: Final = "query"
+"""The tree of categories that an engine owns."""
 META: Final = "query/meta"
 SOURCES: Final = "query/source"
+STAGES: Final = "query/stage"
 SINKS: Final = "query/sink"
 
 
@@ -47,12 +53,14 @@ class QueryCatalog:
             query_id: StoredQuery.decode(data, f"{QUERIES}/{query_id}")
             for query_id, data in reader.rows(QUERIES)
         }
-        self.sources = _rows(reader, SOURCES, "watermark", "end")
+        self.sources = _rows(reader, SOURCES, "watermark", "end", "missing", "time")
+        self.stages = _rows(reader, STAGES, "end", "skipped", "counts")
         self.sinks = _rows(reader, SINKS, "low", "consumers", "end")
         self._tables: dict[str, Mapping[str, Any]] = {
             DEFINITIONS: self.definitions,
             QUERIES: self.queries,
             SOURCES: self.sources,
+            STAGES: self.stages,
             SINKS: self.sinks,
         }
         clock = reader.get(META, "clock")
@@ -87,6 +95,18 @@ class QueryCatalog:
             self.queries[query_id] = stored
             self._order = max(self._order, stored.order + 1)
         self._dirty[QUERIES, query_id] = None
+
+    def put_stage(self, name: str, row: dict[str, Any] | None) -> None:
+        """Set the row of a stage, or delete it (None)."""
+        if row is None:
+            self.stages.pop(name, None)
+        else:
+            self.stages[name] = row
+        self._dirty[STAGES, name] = None
+
+    def drop_sink(self, name: str) -> None:
+        self.sinks.pop(name, None)
+        self._dirty[SINKS, name] = None
 
     def append(self, writer: StateWriter, entries: Sequence[LogEntry]) -> Callable[[bool], None]:
         """Put log entries into a writer. Returns a function to call with the outcome of the commit.

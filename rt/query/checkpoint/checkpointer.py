@@ -1,24 +1,30 @@
 """Writes what an engine stores: checkpoints of everything, and entries of the transaction log.
 
-A checkpoint collects changes under the engine's lock, between two events, and commits without the lock. After
-the commit the edges are notified. If the commit failed, its changes are saved again.
+A checkpoint collects changes under the engine's lock, between two events, and commits without the lock.
+After the commit the edges are notified, and the engine acknowledges the sources when it holds no lock. If the
+commit failed, its changes are saved again.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+from rt.errors import InvalidOption
 from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
-from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.checkpoint.catalog import ROOT, QueryCatalog
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.transaction_log import LogEntry
 from rt.query.core.clock import QueryClock
 from rt.query.core.lifecycle import EventLock
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
+
+logger = logging.getLogger("rt.query")
 
 
 class Checkpointer:
@@ -46,30 +52,54 @@ class Checkpointer:
         self._on_failed: Final = on_failed
         self.writing: Final = threading.Lock()
         """Held during every write. Lock order: this lock before the event lock."""
-        self.uncertain: Final[set[str]] = set()
-        """Queries whose starting or ending checkpoint failed: the store may know them or not.
-
-        No log entry about them is correct until the next checkpoint.
-        """
+        self.uncertain: Final = runtime.uncertain
 
     def checkpoint(self, kind: CheckpointKind = CheckpointKind.DIFFERENTIAL) -> None:
-        """Return when all changes, or everything, are durable. Call with `writing` held."""
+        """Return when all changes, or everything, are durable. Call with `writing` held.
+
+        `EdgeTable.acknowledge` must follow, when no lock is held.
+        """
+        if not isinstance(kind, CheckpointKind):
+            raise InvalidOption(f"the kind of a checkpoint must be a CheckpointKind, got {kind!r}")
         writer = self._store.begin(kind)
-        with self._lock:
+        with self._lock.next():
             edges_saved = self._save(writer)
+            uncertain = set(self.uncertain)
+            self.uncertain.clear()
         try:
             writer.commit()
         except BaseException as error:
-            with self._lock:
+            with self._lock.next():
                 self._catalog.save_failed()
                 self._runtime.save_failed(unknown_outcome=_is_unknown(error))
+                self.uncertain.update(uncertain)
             raise
-        with self._lock:
+        with self._lock.next():
             self._catalog.saved()
-            self.uncertain.clear()
             self._runtime.saved()
             for saved in edges_saved:
                 saved()
+
+    @contextmanager
+    def exclusive(self, require_usable: Callable[[], object]) -> Iterator[None]:
+        """Hold both locks, and acknowledge the sources afterwards. `require_usable` may refuse by raising.
+
+        A source that raises then is only logged: what was done is durable.
+        """
+        require_usable()
+        with self.writing, self._lock.next():
+            require_usable()
+            self._lock.require_intact()
+            yield
+        try:
+            self._edges.acknowledge()
+        except Exception:
+            logger.exception("acknowledge_failed")
+
+    def close(self) -> None:
+        """Wait for the running write, then close all edges, and abandon all queries and stages."""
+        with self.writing:
+            self._edges.close(each.abandon for each in self._runtime.all_roots)
 
     def append(self, entries: list[LogEntry]) -> None:
         """Make log entries durable. Call with both locks held."""
@@ -102,10 +132,12 @@ class Checkpointer:
         inputs, outputs = self._edges.inputs.items(), self._edges.outputs.items()
         try:
             self._lock.require_intact()
+            if writer.kind is CheckpointKind.FULL:
+                writer.clear_tree(ROOT)
             self._runtime.prepare(is_full=writer.kind is CheckpointKind.FULL, on_failed=self._on_failed)
             self._catalog.save(
                 writer,
-                sources={name: edge.save() for name, edge in inputs},
+                sources=self._edges.save_sources(),
                 sinks={name: edge.save() for name, edge in outputs},
                 now_ns=self._clock.now_ns,
             )
@@ -114,7 +146,7 @@ class Checkpointer:
             writer.rollback()
             self._catalog.save_failed()
             raise
-        return [partial(edge.saved, edge.buffer.end) for _, edge in outputs] + [
+        return [partial(edge.saved, edge.buffer.end, edge.ended_with) for _, edge in outputs] + [
             partial(edge.saved, edge.feed.watermark, has_ended=edge.is_stopped) for _, edge in inputs
         ]
 

@@ -1,166 +1,38 @@
-"""The edges of queries: sequence ids end at inputs and start again at outputs.
+"""The output edge: where the sequence ids of results start. `input_edge` is its counterpart.
 
 Invariants:
-- The watermark of an input is the id of the last value that every query processed completely. It is saved
-  with the queries, so after a recovery exactly the unprocessed values come again. Values up to it are
-  dropped.
 - An output numbers its values, keeps them until they are acknowledged, and sends them to its consumers: at
   once, or when a checkpoint holds them.
+- Consumers are called without the engine's lock: they may be sources of another engine, or of this one. A
+  consumer is called by one thread at a time.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Literal
 
 from rt.errors import InvalidOption
 from rt.objects import PersistedQueue
 from rt.query.checkpoint.replay_buffer import ReplayBuffer
-from rt.query.core.errors import Backlogged, QueryExists, QueryFailed, SequenceGap, error_text
+from rt.query.core.errors import QueryExists, QueryFailed, WrongState, call_all, error_text
 from rt.query.core.lifecycle import EventLock
-from rt.query.core.reliable import NOTHING, RESUME, ReliableObservable, ReliableObserver, ReliableSubscription
-from rt.query.core.source import ValueFeed
-
-logger = logging.getLogger("rt.query")
-
-T = TypeVar("T")
+from rt.query.core.reliable import RESUME, ReliableObserver, ReliableSubscription
 
 Release = Literal["commit", "now"]
-OnGap = Callable[[SequenceGap], object]
-
-
-def call_all(calls: Iterable[Callable[[], T]]) -> bool:
-    """Call all, also if some raise; then raise the first error. Returns whether a call returned true."""
-    errors: list[Exception] = []
-    found = False
-    for call in calls:
-        try:
-            found = bool(call()) or found
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-    errors.sort(key=lambda error: isinstance(error, Backlogged))  # Other errors are more important.
-    for other in errors[1:]:
-        logger.error("also_failed error=%r", other)
-    if errors:
-        raise errors[0]
-    return found
-
-
-class InputEdge:
-    """A reliable observer that feeds queries with the values of a source.
-
-    - `before(value)` is called before a value is processed, and may refuse it by raising.
-    - `on_gap` is called if a dense source left out ids; the edge then continues after the gap. Without it
-      `SequenceGap` is raised to the source, and the value is not accepted.
-    - `accepts_any_first`: the first id of the source may be any id.
-    """
-
-    def __init__(
-        self,
-        source: ReliableObservable[Any],
-        feed: ValueFeed,
-        *,
-        lock: EventLock | None = None,
-        before: Callable[[Any], object] | None = None,
-        on_gap: OnGap | None = None,
-        accepts_any_first: bool = False,
-    ) -> None:
-        self.feed: Final = feed
-        self._accepts_any_first: Final = accepts_any_first
-        self._lock: Final = lock or EventLock()
-        self._before = before
-        self._on_gap = on_gap
-        self._is_dense = source.is_dense
-        self._subscription: ReliableSubscription = source.subscribe(self)
-        self._is_started = False
-        self.is_stopped = False
-        """Whether the edge accepts no more values."""
-        self._is_released = False
-
-    def start(self) -> None:
-        """Request the values after the watermark. Does nothing if the source has ended."""
-        if not self.is_stopped and not self.feed.has_ended:
-            self._is_started = True
-            self._subscription.start(self.feed.watermark + 1)
-
-    def on_next(self, sequence_id: int, value: Any, /) -> None:
-        """Let every query process the value. On return the watermark is its id."""
-        with self._lock:
-            if self._lock.is_interrupted:
-                self._lock.require_intact()
-            self._handle(sequence_id, value)
-
-    def _handle(self, sequence_id: int, value: Any) -> None:
-        watermark = self.feed.watermark
-        if self.is_stopped or sequence_id <= watermark:
-            return
-        gap = None
-        is_first = watermark == NOTHING and self._accepts_any_first
-        if self._is_dense and sequence_id != watermark + 1 and not is_first:
-            gap = SequenceGap(self.feed.name, watermark + 1, sequence_id)
-            if self._on_gap is None:
-                raise gap
-        if self._before is not None:
-            self._before(value)
-        if gap is not None and self._on_gap is not None:
-            logger.warning("gap source=%s start=%d end=%d", self.feed.name, gap.start, gap.end)
-            self._on_gap(gap)
-        try:
-            self.feed.on_next(sequence_id, value)
-        except BaseException:
-            self._lock.is_interrupted = True
-            raise
-
-    def on_error(self, error: Exception, /) -> None:
-        """Fail every query that reads the source. The source is released when that is durable."""
-        self._end(partial(self.feed.on_error, error))
-
-    def on_completed(self) -> None:
-        """Complete the source for every query. It is released when that is durable."""
-        self._end(self.feed.on_completed)
-
-    def _end(self, notify: Callable[[], None]) -> None:
-        with self._lock:
-            self._lock.require_intact()
-            if not self.is_stopped:
-                self.is_stopped = True
-                notify()
-
-    def save(self) -> dict[str, Any]:
-        end = self.feed.end
-        stored = ["error", error_text(end)] if isinstance(end, Exception) else end and [end]
-        return {"watermark": self.feed.watermark, "end": stored}
-
-    def saved(self, watermark: int, *, has_ended: bool) -> None:
-        """Acknowledge the watermark of a durable checkpoint.
-
-        `has_ended`: the edge was stopped before the checkpoint, so release the source.
-        """
-        if not self._is_started or self._is_released:
-            return
-        self._subscription.acknowledge(watermark)
-        if has_ended:
-            self._release()
-
-    def unload(self) -> None:
-        """Accept no more values, and release the source without acknowledging."""
-        self.is_stopped = True
-        self._release()
-
-    def _release(self) -> None:
-        if not self._is_released:
-            self._is_released = True
-            self._subscription.dispose()
+End = list[Any]
+"""The end of the values, as stored: ["completed"], or ["error", text]."""
 
 
 class OutputEdge:
     """An observer that numbers the values it receives, and a reliable observable of them.
 
     With `limit` kept values it `is_full`, and the engine's sources must wait. All values of one event are
-    accepted, so it may exceed the limit by that. `encode` turns a query's value into a consumer's; an error
-    of it ends the query. Values are sent only by `deliver`.
+    accepted, so it may exceed the limit by that. `encode` turns a query's value into a consumer's. The error
+    policy of the query handles its errors. Values are sent only by `deliver`.
+
+    `ends_with_query`: it serves one query at a time, and consumers hear the end of that query. Otherwise it
+    has no end, because queries may be started at any time.
     """
 
     is_dense: Final = True
@@ -173,6 +45,7 @@ class OutputEdge:
         release: Release = "commit",
         limit: int = 100_000,
         encode: Callable[[Any], Any] | None = None,
+        ends_with_query: bool = False,
         saved: dict[str, Any] | None = None,
     ) -> None:
         if limit < 1:
@@ -182,18 +55,26 @@ class OutputEdge:
             held, low=saved["low"], acknowledged=saved["consumers"]
         )
         self._lock: Final = lock or EventLock()
-        self._end: list[Any] | None = saved["end"]
+        self.ended_with: End | None = saved["end"]
+        self._durable: tuple[int, End | None] = self.buffer.end, self.ended_with
+        """The end of the buffer, and the end of the values, as of the last durable checkpoint."""
         self.release: Final = release
-        self._limit: Final = limit
+        self.ends_with_query: Final = ends_with_query
+        self.limit: Final = limit
         self._encode: Final = encode
-        self._durable_end = self.buffer.end
         self._held_end: int | None = None
         self._seen_end = 0
         self._subscriptions: dict[str, _Subscription] = {}
+        self._is_closed = False
+
+    @property
+    def end(self) -> int:
+        """The id of the next value."""
+        return self.buffer.end
 
     @property
     def is_full(self) -> bool:
-        return len(self.buffer) >= self._limit
+        return len(self.buffer) >= self.limit
 
     def on_next(self, value: Any, /) -> None:
         """Number and keep the value.
@@ -204,18 +85,24 @@ class OutputEdge:
 
     def on_error(self, error: Exception, /) -> None:
         """Sent to consumers after all values. After a recovery it is a `QueryFailed` with the same text."""
-        self._end = self._end or ["error", error_text(error)]
+        self.ended_with = self.ended_with or ["error", error_text(error)]
 
     def on_completed(self) -> None:
         """Sent to consumers after all values."""
-        self._end = self._end or ["completed"]
+        self.ended_with = self.ended_with or ["completed"]
+
+    def reopen(self) -> None:
+        """More values will come: a consumer that heard the end may start again."""
+        self.ended_with = None
+        self._durable = self._durable[0], None
 
     def subscribe(self, observer: ReliableObserver[Any], /, name: str = "") -> ReliableSubscription:
         """Subscribe a consumer. Its name is stored, and unacknowledged values are kept until it is disposed.
 
-        Raises `QueryExists` if a consumer with this name is subscribed.
+        Raises `QueryExists` if a consumer with this name is subscribed, `WrongState` after an unload.
         """
         with self._lock:
+            self.require_open()
             if name in self._subscriptions:
                 hint = "Dispose its subscription first."
                 raise QueryExists("a consumer has this name", got=repr(name), hint=hint)
@@ -223,31 +110,55 @@ class OutputEdge:
             made = self._subscriptions[name] = _Subscription(self, name, observer, self._lock)
             return made
 
-    def detach(self) -> None:
-        """Remove all subscriptions. The values kept for them stay."""
+    def close(self) -> None:
+        """End all subscriptions, and accept no more. The values kept for them stay."""
+        self._is_closed = True
+        for each in self._subscriptions.values():
+            each.is_over = True
         self._subscriptions.clear()
+
+    def require_open(self) -> None:
+        """`WrongState` after an unload, when nothing would be sent."""
+        if self._is_closed:
+            hint = "Subscribe to the output of the engine that runs now."
+            raise WrongState("the engine of this output was unloaded, or the output dropped", hint=hint)
 
     def deliver(self) -> bool:
         """Send the values that may be sent to all started consumers. Returns whether any was sent.
 
-        An error of a consumer is raised after all were served. Values that it refused are sent again.
+        An error of a consumer is raised after all were served. Values that it refused are sent again. A
+        consumer to which another thread is sending is left to that thread. Call without the engine's lock.
         """
-        end = self._durable_end if self.release == "commit" else self._immediate_end()
-        last = self._end if end == self.buffer.end else None
-        return call_all(partial(each.send, end, last) for each in list(self._subscriptions.values()))
+        with self._lock.next():
+            subscriptions = list(self._subscriptions.values())
+        return call_all(each.send for each in subscriptions)
+
+    def sendable(self, start: int) -> tuple[int, list[Any], End | None]:
+        """The first id, from `start` on, that can be sent, all values that may be sent now, and the end if it
+        follows them.
+        """
+        durable, durable_end = self._durable
+        if self.release == "commit" or self._held_end is not None:
+            end, last = max(durable, self._held_end or 0), durable_end
+        else:
+            end, last = self.buffer.end, self.ended_with
+        if start >= end:
+            return start, [], last if end == self.buffer.end else None
+        start = max(start, self.buffer.low)  # The consumer may have acknowledged more in an earlier run.
+        return start, self.buffer.read(start, end), last if end == self.buffer.end else None
 
     def save(self) -> dict[str, Any]:
         """The row of the sink, the `saved` argument of the next run. The values are saved by their queue."""
-        return {"low": self.buffer.low, "consumers": self.buffer.consumers, "end": self._end}
+        return {"low": self.buffer.low, "consumers": self.buffer.consumers, "end": self.ended_with}
 
-    def saved(self, end: int) -> None:
-        """A checkpoint with all ids below `end` is durable."""
-        self._durable_end = max(self._durable_end, end)
+    def saved(self, end: int, last: End | None = None) -> None:
+        """A checkpoint with all ids below `end`, and `last` as the end of the values, is durable."""
+        self._durable = max(self._durable[0], end), last if last is self.ended_with else None
         self._held_end = None
 
     def hold(self) -> None:
         """Send later values only when a checkpoint holds them, whatever `release` says."""
-        if self._held_end is None:
+        if self._held_end is None and self.release == "now":
             self._held_end = self.buffer.end
 
     def expect(self, end: int) -> None:
@@ -263,13 +174,20 @@ class OutputEdge:
         """
         return self.buffer.end < self._seen_end
 
-    def _immediate_end(self) -> int:
-        return self.buffer.end if self._held_end is None else max(self._held_end, self._durable_end)
-
     def drop(self, name: str) -> None:
         """Remove a consumer and the values kept for it."""
         self._subscriptions.pop(name, None)
         self.buffer.leave(name)
+
+
+class _Place:
+    """The id that is sent next. A new `start` makes a new place, so that an older one is not continued."""
+
+    __slots__ = ("has_ended", "next")
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+        self.has_ended = False
 
 
 class _Subscription:
@@ -278,51 +196,59 @@ class _Subscription:
         self._edge = edge
         self._name = name
         self._observer = observer
-        self._next: int | None = None
-        self._has_ended = False
-        self._is_disposed = False
+        self._place: _Place | None = None
+        self._is_sending = False
+        self.is_over = False
+        """Whether it was disposed, possibly by its observer, or the engine was unloaded."""
 
     def start(self, sequence_id: int, /) -> None:
         with self._lock:
+            self._edge.require_open()
             buffer = self._edge.buffer
             start = buffer.resume(self._name) if sequence_id == RESUME else sequence_id
             buffer.check_start(start)
-            self._next = start
+            self._place = _Place(start)
 
     def acknowledge(self, sequence_id: int, /) -> None:
         with self._lock:
-            if not self._is_disposed:
+            if not self.is_over:
                 self._edge.buffer.acknowledge(self._name, sequence_id)
 
     def dispose(self) -> None:
         with self._lock:
-            if not self._is_disposed:
-                self._is_disposed = True
+            if not self.is_over:
+                self.is_over = True
                 self._edge.drop(self._name)
 
-    def _is_over(self) -> bool:
-        """Whether it was disposed, possibly by `on_next` of its observer."""
-        return self._is_disposed
+    def send(self) -> bool:
+        """Send what may be sent. Returns whether anything was sent."""
+        with self._lock.next():
+            place = self._place
+            if place is None or place.has_ended or self._is_sending or self.is_over:
+                return False
+            place.next, values, last = self._edge.sendable(place.next)
+            if not values and last is None:
+                return False
+            self._is_sending = True
+        try:
+            return self._send(place, values, last)
+        finally:
+            self._is_sending = False
 
-    def send(self, end: int, last: list[Any] | None) -> bool:
-        if self._next is None or self._has_ended or self._is_over():
-            return False
+    def _send(self, place: _Place, values: list[Any], last: End | None) -> bool:
         sent = False
-        if self._next < end:
-            # The consumer may have acknowledged more values in an earlier run.
-            self._next = max(self._next, self._edge.buffer.low)
-            for value in self._edge.buffer.read(self._next, end):
-                self._observer.on_next(self._next, value)
-                self._next += 1
-                sent = True
-                if self._is_over():
-                    return True
-        if last is not None and self._next >= end:
-            match last:
-                case ["error", text]:
-                    self._observer.on_error(QueryFailed(text))
-                case _:
-                    self._observer.on_completed()
-            self._has_ended = True
-            return True
-        return sent
+        for value in values:
+            if self._place is not place or self.is_over:
+                return sent
+            self._observer.on_next(place.next, value)
+            place.next += 1
+            sent = True
+        if last is None or self._place is not place or self.is_over:
+            return sent
+        match last:
+            case ["error", text]:
+                self._observer.on_error(QueryFailed(text))
+            case _:
+                self._observer.on_completed()
+        place.has_ended = True
+        return True

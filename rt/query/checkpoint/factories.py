@@ -1,6 +1,6 @@
 """How a query is stored so that it can be built again: the name of a factory, and JSON arguments.
 
-    query/definition    <name>    {"factory": …, "arguments": {…}}
+    query/definition    <name>    {"factory": …, "arguments": {…}, "on_error": null or an error policy}
     query/query         <id>      the same, and "sink", "order", "after", "begun_ns" …: see `StoredQuery`
 
 Code is never stored. A program must register the same factories under the same names before it recovers.
@@ -9,10 +9,12 @@ Code is never stored. A program must register the same factories under the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from rt.names import check_name
+from rt.query.checkpoint.error_policy import ErrorPolicy
 from rt.query.core.errors import NoSuchQuery, QueryExists
 from rt.query.core.observable import Observable
 from rt.query.core.row_json import decode, encode, plain
@@ -22,6 +24,7 @@ F = TypeVar("F", bound=Factory)
 
 DEFINITIONS: Final = "query/definition"
 QUERIES: Final = "query/query"
+RECIPE: Final = ("factory", "arguments", "on_error")
 
 
 class Factories:
@@ -63,25 +66,31 @@ class Factories:
                 got=repr(recipe.factory),
                 hint="Register it with the engine's factories before the engine recovers.",
             )
-        return self._by_name[recipe.factory](**recipe.arguments)
+        return self._by_name[recipe.factory](**deepcopy(dict(recipe.arguments)))
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     factory: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    on_error: ErrorPolicy | None = None
+    """None: the default of the engine."""
 
     def row(self) -> dict[str, Any]:
         """Raises `NotSerializable` for arguments that JSON cannot restore unchanged."""
-        return {"factory": self.factory, "arguments": plain(dict(self.arguments))}
+        on_error = None if self.on_error is None else self.on_error.row()
+        return {"factory": self.factory, "arguments": plain(dict(self.arguments)), "on_error": on_error}
 
     def encode(self) -> bytes:
         return encode(self.row())
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
-        found = decode(data, where, "factory", "arguments")
-        return cls(found["factory"], found["arguments"])
+        return cls.of(decode(data, where, *RECIPE), where)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any], where: str) -> Self:
+        return cls(row["factory"], row["arguments"], ErrorPolicy.from_row(row["on_error"], where))
 
 
 @dataclass(slots=True)
@@ -98,6 +107,10 @@ class StoredQuery:
     """None while it runs; "" if it completed, otherwise its error."""
     is_started: bool = True
     """False if it was logged but could not be built: it has no state."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """By source, how many values it had sent in all when the query was started."""
+    skipped: int = 0
+    """Number of dead letters."""
 
     def encode(self) -> bytes:
         return encode(
@@ -109,11 +122,13 @@ class StoredQuery:
                 "begun_ns": self.started_ns,
                 "ended": self.ended,
                 "is_begun": self.is_started,
+                "counts": self.counts,
+                "skipped": self.skipped,
             }
         )
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Self:
-        names = ("sink", "order", "after", "begun_ns", "ended", "is_begun")
-        found = decode(data, where, "factory", "arguments", *names)
-        return cls(Recipe(found["factory"], found["arguments"]), *(found[name] for name in names))
+        names = ("sink", "order", "after", "begun_ns", "ended", "is_begun", "counts", "skipped")
+        found = decode(data, where, *RECIPE, *names)
+        return cls(Recipe.of(found, where), *(found[name] for name in names))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import gc
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from rt.objects import StateDamaged
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.factories import Recipe, StoredQuery
+from rt.query.checkpoint.stage_table import StageTable
 from rt.query.checkpoint.transaction_log import DEFINITION, Change, LogEntry, net_change
 from rt.query.core.errors import LogConflict
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 
 logger = logging.getLogger("rt.query")
+
+_MANY_OBJECTS: Final = 1_000_000
 
 
 class Mitigation(enum.Enum):
@@ -31,6 +36,19 @@ class Mitigation(enum.Enum):
 
 
 OnLoadFailed = Callable[[str, Exception], Mitigation | None]
+OnSaveFailed = Callable[[str, Exception], Mitigation | None]
+
+
+def handler_of(on_save_failed: OnSaveFailed | None) -> Callable[[OperatorGroup, Exception], None]:
+    """What a checkpoint calls for an operator group that cannot be saved."""
+
+    def end_or_raise(group: OperatorGroup, error: Exception) -> None:
+        answer = on_save_failed(group.root.id, error) if on_save_failed else None
+        if answer is not Mitigation.REMOVE:
+            raise error
+        group.end(error)
+
+    return end_or_raise
 
 
 class Recovery:
@@ -40,12 +58,14 @@ class Recovery:
         self,
         runtime: QueryRuntime,
         catalog: QueryCatalog,
+        stages: StageTable,
         build: Callable[[str, StoredQuery], OperatorGroup],
         start: Callable[[OperatorGroup, dict[str, int] | None], object],
         on_failed: OnLoadFailed | None,
     ) -> None:
         self._runtime: Final = runtime
         self._catalog: Final = catalog
+        self._stages: Final = stages
         self._build: Final = build
         self._start: Final = start
         self._on_failed: Final = on_failed
@@ -53,13 +73,17 @@ class Recovery:
         self._ignored: set[str] = set()
 
     def run(self) -> None:
-        """Load all queries, then start them all. No events happen meanwhile."""
+        """Load all stages and queries, then start them all. No events happen meanwhile."""
         self._replay()
         stored = sorted(self._catalog.queries.items(), key=lambda each: each[1].order)
-        for query_id, each in stored:
-            if query_id not in self._ignored:
-                self._load(query_id, each)
+        with _collector_paused():
+            self._load_stages()
+            for query_id, each in stored:
+                if query_id not in self._ignored:
+                    self._load(query_id, each)
         self._runtime.sweep(self._ignored)
+        for group in reversed(self._runtime.stages.values()):  # what reads first, as inside a query
+            self._start(group, None)
         for query_id, each in stored:
             if query_id in self._runtime.roots:
                 self._start(self._runtime.roots[query_id], each.after if query_id in self._is_new else None)
@@ -103,6 +127,22 @@ class Recovery:
             self._catalog.put_query(key, StoredQuery.decode(row, key))
             self._is_new.add(key)
 
+    def _load_stages(self) -> None:
+        for name, stage_id, load in self._stages.loads():
+            try:
+                load()
+            except Exception as error:
+                match self._decide(stage_id, error):
+                    case Mitigation.REGENERATE:
+                        self._stages.regenerate(name)
+                    case Mitigation.IGNORE if name not in self._stages:
+                        self._ignored.add(stage_id)
+                    case Mitigation.REMOVE if name not in self._stages:
+                        self._catalog.put_stage(name, None)
+                        self._runtime.delete_stored(stage_id)
+                    case _:
+                        raise
+
     def _load(self, query_id: str, stored: StoredQuery) -> None:
         try:
             self._runtime.roots[query_id] = self._build_and_load(query_id, stored)
@@ -114,7 +154,11 @@ class Recovery:
                     self._runtime.delete_stored(query_id)
                     self._is_new.add(query_id)
                     stored.after = {name: row["watermark"] for name, row in self._catalog.sources.items()}
-                    stored.ended = None
+                    stored.counts = {
+                        name: row["watermark"] + 1 - row["missing"]
+                        for name, row in self._catalog.sources.items()
+                    }
+                    stored.ended, stored.skipped = None, 0
                     stored.order = self._catalog.next_order()
                     self._catalog.put_query(query_id, stored)
                     self._runtime.roots[query_id] = self._build_and_load(query_id, stored)
@@ -154,3 +198,22 @@ class Recovery:
             raise error
         logger.warning("recovery_failed id=%s what=%s error=%r", query_id, answer.value, error)
         return answer
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A load makes up to millions of objects that stay: Python's collector would visit them many times.
+
+    If it made many, they are afterwards as objects that it has visited. With few, to ask whether the program
+    has frozen objects of its own, which must stay frozen, would cost more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

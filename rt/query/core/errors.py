@@ -8,18 +8,32 @@ RtError
 │   ├── LateSubscription              a window or group was subscribed to too late
 │   ├── LimitExceeded                 an operator would hold more than its limit
 │   ├── WrongCount                    too few or too many values
+│   ├── InvalidKey (TypeError)        the key of a stage's value is not hashable
 │   ├── NotInBuffer (IndexError)      a replay or acknowledgement of ids that are not kept
 │   ├── SequenceGap                   a source with dense ids left some out
+│   ├── ClockJump                     the time of a value is too far ahead
+│   ├── BadTime (ValueError)          `time_of` has no time for a value
+│   ├── ValueChanged                  a value was changed after it was emitted
 │   ├── WrongState                    the engine's state does not allow the call
 │   ├── LogConflict                   the transaction log contradicts itself
+│   ├── EngineStopped                 the error policy of a query stopped the engine
 │   └── QueryFailed                   the stored error of a query
 └── Overloaded
     └── Backlogged                    an output is full: the value was not accepted
+        └── TimersPending             too many timers are due before the value
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from rt.errors import Overloaded, RtError
+
+logger = logging.getLogger("rt.query")
+
+T = TypeVar("T")
 
 
 class QueryError(RtError):
@@ -64,6 +78,12 @@ class WrongCount(QueryError):
     grpc_status = "OUT_OF_RANGE"
 
 
+class InvalidKey(QueryError, TypeError):
+    """The `key_of` of a stage returned something that is not hashable."""
+
+    grpc_status = "INVALID_ARGUMENT"
+
+
 class NotInBuffer(QueryError, IndexError):
     """The buffer does not hold these sequence ids."""
 
@@ -87,6 +107,43 @@ class SequenceGap(QueryError):
         self.end = end
 
 
+class ClockJump(QueryError):
+    """The time of a value is further ahead than the source allows. The value was not accepted."""
+
+    grpc_status = "OUT_OF_RANGE"
+
+
+class BadTime(QueryError, ValueError):
+    """`time_of` raised for a value, or returned no time since 1970. The value was not accepted."""
+
+    grpc_status = "INVALID_ARGUMENT"
+
+    def __init__(self, source: str, sequence_id: int, value: object, got: object) -> None:
+        super().__init__(
+            "time_of has no time for a value",
+            where=f"source {source!r}, sequence id {sequence_id}",
+            got=repr(got)[:200],
+            expected="ns since the Unix epoch, as an int of 0 or more",
+            hint="Mend time_of, or pass on_bad_time to skip such values.",
+        )
+        self.source = source
+        self.sequence_id = sequence_id
+        self.value = value
+
+
+class ValueChanged(QueryError):
+    """A value was changed after an operator emitted it. Ends the query, if the engine checks that."""
+
+    def __init__(self, changed_by: str, emitted_by: str, before: str, now: str) -> None:
+        super().__init__(
+            f"a value of {emitted_by} was changed",
+            where=changed_by,
+            got=now,
+            expected=before,
+            hint="Values are shared. Make a new one instead of changing one that was received or emitted.",
+        )
+
+
 class WrongState(QueryError):
     """The engine's state does not allow the call."""
 
@@ -95,6 +152,19 @@ class LogConflict(QueryError):
     """Entries of the transaction log contradict each other."""
 
     grpc_status = "DATA_LOSS"
+
+
+class EngineStopped(QueryError):
+    """A query with `on_error="stop-engine"` raised an error. The value that it processed was not accepted."""
+
+
+class StopEngine(BaseException):
+    """Leaves the operators of all queries, and becomes `EngineStopped` where the engine is called."""
+
+    def __init__(self, error: Exception, *, where: str) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.where = where
 
 
 class QueryFailed(QueryError):
@@ -108,3 +178,32 @@ def error_text(error: Exception) -> str:
 
 class Backlogged(Overloaded):
     """An output is full until its consumer acknowledges values. The value was not accepted."""
+
+
+class TimersPending(Backlogged):
+    """Many timers are due before the value, which was not accepted: its source must send it again.
+
+    A query that never ends at one time, such as `of(1).pipe(repeat())`, must be stopped first.
+    """
+
+
+def call_all(calls: Iterable[Callable[[], T]]) -> bool:
+    """Call all, also if some raise; then raise the first error. Returns whether a call returned true."""
+    errors: list[Exception] = []
+    found = False
+    for call in calls:
+        try:
+            found = bool(call()) or found
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    raise_first(errors)
+    return found
+
+
+def raise_first(errors: list[Exception]) -> None:
+    """Raise the first error, if there is one, and log the others."""
+    errors.sort(key=lambda error: isinstance(error, Backlogged))  # Other errors are more important.
+    for other in errors[1:]:
+        logger.error("also_failed error=%r", other)
+    if errors:
+        raise errors[0]

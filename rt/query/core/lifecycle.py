@@ -5,19 +5,20 @@
                          └─ unload ─► unloading ◄────┘ ─► unloaded
 
 Only one checkpoint or recovery runs at a time; another one is refused, never queued. An unload waits for the
-running operation. After a failed recovery the engine is unloaded, after a failed checkpoint it runs.
+running operation. After a failed recovery the engine is unloaded, after a failed checkpoint it runs. A failed
+unload can be repeated.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Final
 
-from rt.query.core.errors import WrongState
+from rt.query.core.errors import EngineStopped, StopEngine, WrongState, error_text
 
 
 class EngineState(enum.Enum):
@@ -39,6 +40,9 @@ class EngineLifecycle:
         self._changed = threading.Condition()
         self._state = EngineState.NEW
         self._is_unload_requested = False
+        self._is_released = False
+        self._operator: int | None = None
+        """The thread that runs an operation or unloads."""
 
     @property
     def state(self) -> EngineState:
@@ -48,6 +52,18 @@ class EngineLifecycle:
         """`WrongState` unless queries run."""
         if self._state not in _USABLE or self._is_unload_requested:
             raise self._wrong_state("the engine is not running", "running")
+
+    def require_open(self) -> None:
+        """`WrongState` if the engine is unloading or unloaded."""
+        if self._state is not EngineState.NEW:
+            self.require_usable()
+
+    def require_new(self) -> None:
+        """`WrongState` if `recover` was called."""
+        if self._state is not EngineState.NEW:
+            raise WrongState(
+                "too late", got=self._state.value, expected="new", hint="Call it before recover."
+            )
 
     @contextmanager
     def operation(
@@ -61,6 +77,7 @@ class EngineLifecycle:
             if self._state is not allowed_from or self._is_unload_requested:
                 raise self._wrong_state(f"the engine cannot enter state {state.value}", allowed_from.value)
             self._state = state
+            self._operator = threading.get_ident()
         after = fails_to
         try:
             yield
@@ -68,24 +85,31 @@ class EngineLifecycle:
         finally:
             with self._changed:
                 self._state = after
+                self._operator = None
                 self._changed.notify_all()
 
-    def start_unload(self) -> bool:
-        """Wait for the running operation. False if the engine is unloaded already; then waits for that."""
-        with self._changed:
-            if self._is_unload_requested:
-                self._changed.wait_for(lambda: self._state is EngineState.UNLOADED)
-                return False
-            self._is_unload_requested = True
-            busy = {EngineState.CHECKPOINTING, EngineState.RECOVERING}
-            self._changed.wait_for(lambda: self._state not in busy)
-            self._state = EngineState.UNLOADING
-            return True
+    def unload(self, release: Callable[[], object]) -> None:
+        """Wait for the running operation or unload, then release everything, unless that was done.
 
-    def finish_unload(self) -> None:
+        If `release` raises, the state is unloaded, and the next call tries again.
+        """
+        if self._operator == threading.get_ident():
+            what = "a source called unload while its engine called it"
+            raise WrongState(what, hint="Call it from outside.")
+        busy = {EngineState.CHECKPOINTING, EngineState.RECOVERING, EngineState.UNLOADING}
         with self._changed:
-            self._state = EngineState.UNLOADED
-            self._changed.notify_all()
+            self._is_unload_requested = True
+            self._changed.wait_for(lambda: self._state not in busy)
+            if self._is_released:
+                return
+            self._state, self._operator = EngineState.UNLOADING, threading.get_ident()
+        try:
+            release()
+            self._is_released = True
+        finally:
+            with self._changed:
+                self._state, self._operator = EngineState.UNLOADED, None
+                self._changed.notify_all()
 
     def _wrong_state(self, what: str, expected: str) -> WrongState:
         match self._state:
@@ -104,10 +128,12 @@ class EventLock:
     `is_interrupted`: an event was interrupted. The queries' state then matches no watermark; do not save it.
     """
 
-    __slots__ = ("_depth", "_lock", "_owner", "is_interrupted")
+    __slots__ = ("_depth", "_gate", "_lock", "_owner", "is_interrupted")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._gate = threading.Lock()
+        """Held while a thread waits for the lock in `next`."""
         self._owner: int | None = None
         self._depth = 0
         self.is_interrupted = False
@@ -126,6 +152,27 @@ class EventLock:
         if not self._depth:
             self._owner = None
         self._lock.release()
+        if error is not None and isinstance(error, StopEngine) and not self.is_mine:
+            raise EngineStopped(
+                "the error policy of a query stopped the engine",
+                where=error.where,
+                got=error_text(error.error),
+                hint="Mend the cause, and make another engine on the same store: it reads the value again.",
+            ) from error.error
+
+    @contextmanager
+    def next(self) -> Iterator[None]:
+        """Hold the lock, before a thread that calls `give_way`."""
+        with ExitStack() as held:
+            with nullcontext() if self.is_mine else self._gate:
+                held.enter_context(self)
+            yield
+
+    def give_way(self) -> None:
+        """Let threads that wait in `next` have the lock first. Does nothing if this thread holds it."""
+        if not self.is_mine:
+            with self._gate:
+                pass
 
     def require_intact(self) -> None:
         """`WrongState` if an event was interrupted."""

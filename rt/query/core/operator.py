@@ -5,10 +5,15 @@ Invariants of an operator:
   `on_connect` or `on_start`.
 - Its output depends only on its input, its arguments and `now_ns`: not on another clock, randomness, or the
   order of a set.
+- It never changes a value that it received or emitted: values are shared, not copied.
 - It calls `changed()` for every change of its own state.
 - `load_state` restores what `save_state` returned.
-- It calls users' functions inside `try` and passes their exceptions to `fail`. Any other exception ends the
+- Its `on_dispose` may run while other operators of the query have ended already. An error of it ends the
   query.
+- It calls users' functions inside `try` and passes their exceptions to `reject`, before it changes its state.
+  If an operator itself raises for a value, that is handled as if a function of it had raised. An exception
+  at its start or at the end of its source ends the query.
+- After `reject` it is as if the value had not come, or the operator has failed.
 
 Order of calls: `bind`, `add_input`, `on_open`, `load_state` if it was saved, `on_connect`, `on_start` if it
 was not saved, events, `dispose`. The base class saves, loads and disposes timers, inner subscriptions and
@@ -17,20 +22,24 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from rt.errors import UnknownVersion
 from rt.objects import ANY
-from rt.query.core.errors import StateMismatch
+from rt.query.core.errors import StateMismatch, call_all, raise_first
 from rt.query.core.observable import Observable, Observer
 from rt.query.core.row_json import plain
 from rt.query.core.scoped_objects import ScopedObjects
 from rt.query.core.subject import Subject
+from rt.query.core.timers import OBJECT, OperatorTimers
 
 if TYPE_CHECKING:
     from rt.query.core.operator_group import OperatorGroup
-    from rt.query.core.scheduler import Timer
+
+logger = logging.getLogger("rt.query")
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -66,14 +75,15 @@ class Operator(Generic[A, B]):
     def bind(self, group: OperatorGroup, out: Observer[B]) -> None:
         """Join an operator group, and send to `out`."""
         self._group = group
-        self._out = out
         self._inputs: tuple[Operator[Any, Any], ...] = ()
         self.is_disposed = False
         self._objects: ScopedObjects | None = None
-        self._timers: dict[str, Timer] | None = None
+        self._timers: OperatorTimers | None = None
         self._children: dict[str, OperatorGroup] | None = None
         self._children_made = 0
         self._index = group.add(self)
+        watch = group.runtime.watch
+        self._out = out if watch is None else watch(self, out)
 
     # Overridden by subclasses
 
@@ -149,11 +159,15 @@ class Operator(Generic[A, B]):
         return max(group.runtime.scheduler.now_ns, group.root.started_ns)
 
     @property
+    def event_ns(self) -> int:
+        """The time of the value that is processed. In timers, and without `time_of`, it is `now_ns`."""
+        return self._group.runtime.scheduler.event_time(self.now_ns)
+
+    @property
     def objects(self) -> ScopedObjects:
         """Collections in the object space that belong to this operator, for large state."""
         if self._objects is None:
-            runtime = self._group.runtime
-            self._objects = ScopedObjects(runtime.space, self.address)
+            self._objects = ScopedObjects(self._group.runtime.space, self.address)
         return self._objects
 
     @property
@@ -169,11 +183,35 @@ class Operator(Generic[A, B]):
     def emit(self, value: B) -> None:
         """Send a value. Does nothing if this operator has ended, possibly by the value before."""
         if not self.is_disposed:
-            self._out.on_next(value)
+            try:
+                self._out.on_next(value)
+            except Exception as error:  # noqa: BLE001 - any error of an operator concerns only its query
+                self._group.crash(error, self._out)
+
+    def reject(self, error: Exception) -> None:
+        """A user's function raised: leave the value out, or fail, as the query's error policy says."""
+        if not self._group.skips(error, self):
+            self.fail(error)
+
+    def can_skip(self) -> bool:
+        """Whether it can leave out the current value: it still gets others, or an end."""
+        return bool(self._children or self._timers) or self.has_open_input()
+
+    def handles_errors(self) -> bool:
+        """Whether an error of its source or inner subscription does not go on to its observer."""
+        return False
+
+    @property
+    def observer(self) -> Operator[Any, Any] | None:
+        """The operator that receives what this one emits; None: the query's output."""
+        return operator_of(self._out)
 
     def fail(self, error: Exception) -> None:
         if not self.is_disposed:
-            self.dispose()
+            try:
+                self.dispose()
+            except Exception as other:  # noqa: BLE001 - the first error is more important
+                logger.error("dispose_failed operator=%s error=%r", self.address, other)
             self._out.on_error(error)
 
     def complete(self) -> None:
@@ -183,19 +221,28 @@ class Operator(Generic[A, B]):
             self._out.on_completed()
 
     def dispose(self) -> None:
-        """End without emitting, with all inputs. Idempotent."""
+        """End without emitting, with all inputs. Idempotent.
+
+        If an `on_dispose` raises, the rest ends nevertheless; then the error is raised, and ends the query.
+        """
         if self.is_disposed:
             return
         self.is_disposed = True
         self.changed()
         self.release()
-        for key in list(self._children or ()):
-            self.close_child(key)
-        self.on_dispose()
+        steps: list[Callable[[], object]] = [partial(self.close_child, key) for key in self._children or ()]
+        steps.append(self.on_dispose)
         if self._objects is not None:
-            self._objects.delete_all()
-        for source in self._inputs:
-            source.leave()
+            steps.append(self._objects.delete_all)
+        steps.extend(source.leave for source in self._inputs)
+        errors = []
+        for step in steps:  # not `call_all`, because this recurses along the query
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+                self._group.root.is_broken = True
+        raise_first(errors)
 
     def leave(self) -> None:
         """The observer no longer listens: end.
@@ -214,42 +261,51 @@ class Operator(Generic[A, B]):
     def set_timer(self, due_ns: int, key: str = "") -> None:
         """Call `on_timer(key)` at this time; if it is past, after the current event.
 
-        Replaces the timer with this key.
+        Replaces the timer with this key. A checkpoint costs what changed, with any number of timers.
         """
-        self.cancel_timer(key)
-        self._schedule(key, due_ns, None)
-        self.changed()
+        if self._timers is None:
+            self._timers = OperatorTimers(self)
+        self._timers.set(key, due_ns)
 
     def cancel_timer(self, key: str = "") -> None:
         """Does nothing if there is no such timer."""
-        timer = self._timers.pop(key, None) if self._timers else None
-        if timer is not None:
-            timer.cancel()
-            self.changed()
+        if self._timers is not None:
+            self._timers.cancel(key)
 
     def has_timer(self, key: str = "") -> bool:
         return self._timers is not None and key in self._timers
+
+    def skip_ns(self, due_ns: int, every_ns: int) -> int:
+        """When to set the timer of a tick at `due_ns` that has nothing to do: there, or ticks later.
+
+        It is later if the clock jumps over many ticks. A value before then must set the timer to `due_ns`.
+        """
+        return self._group.runtime.scheduler.skip_ns(due_ns, every_ns)
 
     def open_child(self, key: str, seed: Any = None) -> None:
         """Subscribe to `child(key, seed)`. Its events call `on_inner_…(key, …)`.
 
         It is saved as its own row, with the seed: a value that JSON restores unchanged
         (`rt.objects.NotSerializable`), or a window or group that is being handed out. A key must not contain
-        "/" or "#", and must not be used again.
+        "/" or "#", and must not be used again. If this raises, nothing was opened.
         """
         if not isinstance(seed, Subject):
             ANY.check(seed)
         if "/" in key or "#" in key or (self._children and key in self._children):
             raise ValueError(f"an inner subscription needs a new key without '/' and '#', got {key!r}")
-        self._children_made += 1
-        group = self._group.new_child(self._index, key, seed, self._children_made)
+        group = self._group.new_child(self._index, key, seed, self._children_made + 1)
         group.build(self.child(key, seed), Inlet(self, key))
+        self._children_made += 1
         if self._children is None:
             self._children = {}
         self._children[key] = group
         self.changed()
-        group.open()
-        group.start()
+        try:
+            group.open()
+            group.start()
+        except Exception:
+            self.close_child(key)
+            raise
 
     def close_child(self, key: str) -> None:
         """Close an inner subscription. Does nothing if there is none."""
@@ -281,7 +337,7 @@ class Operator(Generic[A, B]):
 
     def save(self) -> list[Any]:
         """The operator's part of its group's row."""
-        timers = [[key, each.due_ns, each.order] for key, each in (self._timers or {}).items()]
+        timers = self._timers.save() if self._timers else []
         state = None if self.is_disposed else plain(self.save_state())
         return [self.NAME, self.VERSION, int(self.is_disposed), state, timers, self._children_made]
 
@@ -295,14 +351,14 @@ class Operator(Generic[A, B]):
         self.on_open()
         if name != self.NAME:
             if self.IS_TRANSITIONING:
+                self.objects.delete(OBJECT)
                 return
             what = "saved state of another operator"
             raise StateMismatch(what, where=self.address, got=name, expected=self.NAME)
         if version > self.VERSION:
             what = f"saved by a newer operator {self.NAME}"
             raise UnknownVersion(what, where=self.address, got=version, expected=self.VERSION)
-        for key, due_ns, order in timers:
-            self._schedule(key, due_ns, order)
+        self._timers = OperatorTimers.load(self, timers)
         self.load_state(state, version)
         self._children = self._group.load_children(self._index) or None
         for key, group in (self._children or {}).items():
@@ -324,32 +380,46 @@ class Operator(Generic[A, B]):
     def release(self) -> None:
         """Cancel the timers. The state stays."""
         timers, self._timers = self._timers, None
-        for timer in (timers or {}).values():
-            timer.cancel()
+        if timers is not None:
+            timers.release()
 
     def abandon(self) -> None:
         """Release everything in memory. The stored state stays."""
         self.release()
-        for group in (self._children or {}).values():
-            group.abandon()
+        steps: list[Callable[[], object]] = [group.abandon for group in (self._children or {}).values()]
         if not self.is_disposed:
             self.is_disposed = True
-            self.on_dispose()
+            steps.append(self.on_dispose)
+        call_all(steps)
 
     def saved(self) -> None:
         if not self.is_disposed:
             self.on_state_saved()
 
-    def _schedule(self, key: str, due_ns: int, order: int | None) -> None:
-        if self._timers is None:
-            self._timers = {}
-        self._timers[key] = self._group.runtime.scheduler.at(due_ns, lambda: self._fire(key), order=order)
 
-    def _fire(self, key: str) -> None:
-        assert self._timers is not None
-        del self._timers[key]
-        self.changed()
-        self._group.guard(self.on_timer, key)
+def operator_of(observer: Observer[Any] | None) -> Operator[Any, Any] | None:
+    """The operator that handles what is sent to `observer`; None if it is not one's."""
+    while isinstance(observer, Watched):
+        observer = observer.out
+    if isinstance(observer, Inlet):
+        return observer._operator
+    return observer if isinstance(observer, Operator) else None
+
+
+class Watched:
+    """Stands in for an observer, `out`."""
+
+    def __init__(self, out: Observer[Any]) -> None:
+        self.out: Final = out
+
+    def on_next(self, value: Any, /) -> None:
+        self.out.on_next(value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self.out.on_error(error)
+
+    def on_completed(self) -> None:
+        self.out.on_completed()
 
 
 class Inlet:

@@ -1,6 +1,7 @@
 """A group of operators that is saved as one row: those of a query, or of an inner subscription.
 
-    {"seed": …, "inner": address, "order": n,
+    {"seed": …, or "inner": address and "key": … of a window or group, "order": n,
+     "feeds": of a query: [sources and stages that only its inner subscriptions have read],
      "operators": [[name, version, is disposed, state, timers, inner subscriptions ever opened], …]}
 
 Operators are in build order: each before its sources. They are loaded from last to first, so that windows and
@@ -9,12 +10,14 @@ groups exist before their subscribers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rt.objects import StateDamaged
-from rt.query.core.errors import StateMismatch
+from rt.query.core.errors import StateMismatch, call_all
 from rt.query.core.observable import Observable, Observer
+from rt.query.core.operator import operator_of
 from rt.query.core.row_json import encode, plain
 from rt.query.core.subject import Subject
 
@@ -23,18 +26,68 @@ if TYPE_CHECKING:
     from rt.query.core.runtime import QueryRuntime
 
 
+logger = logging.getLogger("rt.query")
+
+
+class _QueryEnd:
+    """Sends the values of a query on, and its end once."""
+
+    __slots__ = ("is_over", "on_next", "out")
+
+    def __init__(self, out: Observer[Any]) -> None:
+        self.out = out
+        self.on_next = out.on_next  # as a value: nothing is called in between
+        self.is_over = False
+
+    def on_error(self, error: Exception, /) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.out.on_error(error)
+
+    def on_completed(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.out.on_completed()
+
+
+class ErrorHandler(Protocol):
+    """The error policy of a query."""
+
+    @property
+    def retries(self) -> int:
+        """How often a function is called again."""
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds before each of these calls."""
+
+    def call_again(self, error: Exception, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Call a function again that raised `error`. Raises the last error, without a call `error`."""
+
+    def skips(self, error: Exception, operator: str, address: str, *, can_skip: bool) -> bool:
+        """Whether the current value is left out; then it was reported. False: the query ends with the error.
+
+        Raises `StopEngine` if the engine must stop.
+        """
+
+
 class OperatorGroup:
     """Operators with one dirty flag. `id` is the query's, or `<parent>/<operator>.<key>`."""
 
     __slots__ = (
+        "_end",
+        "_inner_feeds",
         "_is_loaded",
         "_operators",
-        "_out",
         "_row",
         "_watermarks",
+        "errors",
+        "feeds",
         "id",
+        "is_broken",
         "is_dirty",
         "order",
+        "rank",
         "root",
         "runtime",
         "seed",
@@ -42,26 +95,52 @@ class OperatorGroup:
     )
 
     def __init__(
-        self, runtime: QueryRuntime, group_id: str, root: OperatorGroup | None = None, *, started_ns: int = 0
+        self,
+        runtime: QueryRuntime,
+        group_id: str,
+        root: OperatorGroup | None = None,
+        *,
+        started_ns: int = 0,
+        rank: int | None = None,
     ) -> None:
         self.runtime: Final = runtime
         self.id: Final = group_id
         self.root: Final[OperatorGroup] = root or self
         self.started_ns: Final = started_ns
         """Of a query: when it was started."""
+        self.rank: Final = rank
+        """Of a stage: its number. None: a query, or an inner subscription."""
         self.seed: Any = None
         self.order = 0
+        self.errors: ErrorHandler | None = None
+        """Of a query. None: an error ends it."""
+        self.feeds: tuple[str, ...] = ()
+        """Of a query or stage: the names of the sources and stages that it has read."""
+        self.is_broken = False
+        """Of a query: an operator could not be disposed, so no value is left out any more."""
         self.is_dirty = False
         self._operators: list[Operator[Any, Any]] = []
-        self._out: Observer[Any]
+        self._end: _QueryEnd | None = None
+        self._inner_feeds: tuple[str, ...] = ()
+        """Those of `feeds` that its row must hold: a recovery does not make ended inner subscriptions."""
         self._row: dict[str, Any] | None = None
         self._is_loaded = False
         self._watermarks: dict[str, int] | None = None
 
     def build(self, observable: Observable[Any], out: Observer[Any]) -> None:
         """Make the operators of `observable`. They will send to `out`."""
-        self._out = out
+        if self.root is self:
+            out = self._end = _QueryEnd(out)
         observable.build(self, out)
+
+    def note_feed(self, name: str) -> None:
+        """Take note that an operator reads a source or stage."""
+        root = self.root
+        if name not in root.feeds:
+            root.feeds += (name,)
+            if self is not root:
+                root._inner_feeds += (name,)
+                root.mark()
 
     def add(self, operator: Operator[Any, Any]) -> int:
         """Add an operator. Returns its index."""
@@ -104,6 +183,8 @@ class OperatorGroup:
         self._is_loaded = True
         for operator, each in zip(reversed(self._operators), reversed(saved), strict=True):
             operator.load(each)
+        if self._end is not None and self.is_finished:
+            self._end.is_over = True
 
     def start(self, watermarks: dict[str, int] | None = None, *, is_new: bool = False) -> None:
         """Start or continue. A new query receives the values after `watermarks`; None: from now on.
@@ -111,8 +192,13 @@ class OperatorGroup:
         `is_new`: the group was not started before it was saved.
         """
         self._watermarks = watermarks
-        for operator in self._operators:
-            operator.start(is_loaded=self._is_loaded and not is_new)
+        scheduler = self.runtime.scheduler
+        before, scheduler.is_starting = scheduler.is_starting, self.root is self or scheduler.is_starting
+        try:
+            for operator in self._operators:
+                operator.start(is_loaded=self._is_loaded and not is_new)
+        finally:
+            scheduler.is_starting = before
         self._watermarks = None
 
     def start_watermark(self, source: str) -> int:
@@ -121,9 +207,8 @@ class OperatorGroup:
         return watermarks.get(source, self.runtime.feed(source).watermark)
 
     def dispose(self) -> None:
-        """End all operators. The row stays and records that."""
-        for operator in self._operators:
-            operator.dispose()
+        """End all operators, then raise the first error of one. The row stays and records that."""
+        call_all(operator.dispose for operator in self._operators)
 
     def delete(self) -> None:
         """End all operators, and delete the row."""
@@ -134,8 +219,23 @@ class OperatorGroup:
 
     def abandon(self) -> None:
         """Release everything in memory. The stored row stays."""
-        for operator in self._operators:
-            operator.abandon()
+        call_all(operator.abandon for operator in self._operators)
+
+    @property
+    def output(self) -> Observer[Any]:
+        """What receives the values of a query."""
+        assert self._end is not None, "the group is not a query's"
+        return self._end.out
+
+    @property
+    def side_outputs(self) -> set[str]:
+        """The outputs of the engine to which its operators send values besides their results.
+
+        Also those of its inner subscriptions.
+        """
+        names = (getattr(each, "side_output", None) for each in self._operators if not each.is_disposed)
+        found = {name for name in names if name is not None}
+        return found.union(*(each.side_outputs for each in self.children()))
 
     @property
     def is_finished(self) -> bool:
@@ -146,14 +246,47 @@ class OperatorGroup:
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001 - any error of a query ends only that query
-            self.crash(error)
+            self.end(error)
 
-    def crash(self, error: Exception) -> None:
+    def crash(self, error: Exception, observer: Observer[Any]) -> None:
+        """An exception left `observer` while it processed a value or a timer: handle it as a function's."""
+        operator = operator_of(observer)
+        if operator is None:
+            if not self.skips(error, None):
+                self.end(error)
+        elif operator.is_disposed:
+            self.end(error)  # It had ended, so its own end cannot report the error.
+        else:
+            operator.reject(error)
+
+    def skips(self, error: Exception, operator: Operator[Any, Any] | None) -> bool:
+        """Whether the error policy leaves out the current value. None: the output cannot hold it.
+
+        If an operator after this one handles errors, the error goes there in any policy.
+        """
+        errors = self.root.errors
+        if errors is None or self.root.is_broken:
+            return False
+        if operator is None:
+            return errors.skips(error, "output", self.root.id, can_skip=True)
+        after = operator.observer
+        while after is not None:
+            if after.handles_errors():
+                return False
+            after = after.observer
+        can_skip = operator.is_disposed or operator.can_skip()
+        return errors.skips(error, operator.NAME, operator.address, can_skip=can_skip)
+
+    def end(self, error: Exception) -> None:
         """End the query with an error that no operator handled."""
         root = self.root
-        if not root.is_finished:
+        if root._end is None or root._end.is_over:
+            return
+        try:
             root.dispose()
-            root._out.on_error(error)
+        except Exception as other:  # noqa: BLE001 - the first error is more important
+            logger.error("dispose_failed id=%s error=%r", root.id, other)
+        root._end.on_error(error)
 
     def mark(self) -> None:
         """Save the row in the next checkpoint."""
@@ -167,9 +300,11 @@ class OperatorGroup:
         if self.root is not self:
             row["order"] = self.order
             if isinstance(self.seed, Subject):
-                row["inner"] = self.seed.address
+                row["inner"], row["key"] = self.seed.address, plain(self.seed.key)
             elif self.seed is not None:
                 row["seed"] = plain(self.seed)
+        elif self._inner_feeds:
+            row["feeds"] = list(self._inner_feeds)
         return encode(row)
 
     def saved(self) -> None:
@@ -184,8 +319,11 @@ class OperatorGroup:
         self._row = row
         self.order = row.get("order", 0)
         self.seed = row.get("seed")
+        self._inner_feeds = tuple(row.get("feeds", ()))
+        self.feeds += tuple(each for each in self._inner_feeds if each not in self.feeds)
         if "inner" in row:
             inner = self.runtime.subjects.get(row["inner"])
-            if inner is None:
+            if inner is None and "key" not in row:
                 raise StateDamaged("the subscribed window or group does not exist", where=self.id)
-            self.seed = inner
+            # It may have ended while what was made of it continues, for example a delay.
+            self.seed = inner or Subject.ended(self.runtime, row["inner"], row["key"])

@@ -23,7 +23,10 @@ NOTHING: Final = -1
 
 
 class ReliableObserver(Protocol[T_contra]):
-    """A consumer. Called by one thread at a time. Must not be called after an error or the completion."""
+    """A consumer. Called by one thread at a time. Must not be called after an error or the completion.
+
+    The caller must not hold a lock that `acknowledge` or another method of its subscription needs.
+    """
 
     def on_next(self, sequence_id: int, value: T_contra, /) -> None:
         """Accept the next value. If this raises, the value was not accepted and must be sent again."""
@@ -36,7 +39,11 @@ class ReliableObserver(Protocol[T_contra]):
 
 
 class ReliableSubscription(Protocol):
-    """A consumer's subscription to a source."""
+    """A consumer's subscription to a source.
+
+    Any thread may call it, also while another one sends. The consumer calls it without a lock that it needs
+    in `on_next`. If a method raises, it may be called again.
+    """
 
     def start(self, sequence_id: int, /) -> None:
         """Send every value from this id on, inclusive; `RESUME`: after the last acknowledgement.
@@ -55,7 +62,11 @@ class ReliableSubscription(Protocol):
 
 
 class ReliableObservable(Protocol[T_co]):
-    """A source that can send values again."""
+    """A source that can send values again.
+
+    It may have a property `end`: the id of its next value, or None if it does not know. Must not raise. Any
+    thread may read it.
+    """
 
     @property
     def is_dense(self) -> bool:

@@ -8,7 +8,7 @@ If a save fails, the next one writes its rows again.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -20,16 +20,24 @@ from rt.objects import (
     StateReader,
     StateWriter,
 )
-from rt.query.core.errors import NoSuchQuery
+from rt.objects.space import ENGINE_PREFIX
+from rt.query.async_calls import AsyncCalls, Calls
+from rt.query.core.errors import NoSuchQuery, QueryExists
+from rt.query.core.observable import Observer
+from rt.query.core.operator import Operator
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.row_json import decode
 from rt.query.core.scheduler import Scheduler
 from rt.query.core.scoped_objects import owner_of
 from rt.query.core.source import ValueFeed
 from rt.query.core.subject import Subject
+from rt.query.turns import Turns
 
 GROUPS: Final = "query/artifact"
-OBJECTS: Final = "query/objects/"
+OBJECTS: Final = ENGINE_PREFIX
+
+
+Watch = Callable[[Operator[Any, Any], Observer[Any]], Observer[Any]]
 
 
 class _Flight(NamedTuple):
@@ -40,12 +48,38 @@ class _Flight(NamedTuple):
 class QueryRuntime:
     """Queries in memory, and what they share. Not thread-safe."""
 
-    def __init__(self, scheduler: Scheduler, serializers: Serializers | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        serializers: Serializers | None = None,
+        *,
+        watch: Watch | None = None,
+        calls: Calls | None = None,
+    ) -> None:
+        """`watch(operator, out)`: the observer to which an operator sends, in place of `out`."""
+        self.watch: Final = watch
         self.scheduler: Final = scheduler
+        self.calls: Final[Calls] = calls or AsyncCalls()
         self.space: Final = PersistedObjectSpace(serializers, prefix=OBJECTS)
+        self.called_with: Any = None
+        """The value of a finished call that an operator processes now."""
         self.subjects: Final[dict[str, Subject]] = {}
         self.roots: Final[dict[str, OperatorGroup]] = {}
         """The queries, by id."""
+        self.stages: Final[dict[str, OperatorGroup]] = {}
+        """By id, which is never that of a query, in the order in which they were added."""
+        self.turns: Final = Turns(scheduler)
+        self.outputs: Final[dict[str, Observer[Any]]] = {}
+        """By name: where operators send values besides their results, such as late ones."""
+        self.late: Final[Counter[str]] = Counter()
+        """By query: the number of values that its operators left out because they were late."""
+        self.uncertain: Final[set[str]] = set()
+        """Queries about which no log entry is correct until the next checkpoint.
+
+        Their starting or ending checkpoint failed, so the store may know them or not. Or they left out a
+        value: its dead letter, or what a late output got of it, is not stored yet. During a commit these are
+        the queries that became so since its changes were collected.
+        """
         self._feeds: dict[str, ValueFeed] = {}
         self._dirty: dict[str, OperatorGroup] = {}
         self._deleted: dict[str, None] = {}
@@ -58,13 +92,59 @@ class QueryRuntime:
         self._stored_children: defaultdict[str, list[tuple[str, dict[str, Any]]]] = defaultdict(list)
 
     def feed(self, name: str) -> ValueFeed:
-        """The feed of a source; `NoSuchQuery` if there is none."""
+        """The feed of a source or stage; `NoSuchQuery` if there is none."""
         if name not in self._feeds:
             raise NoSuchQuery("no such source", got=repr(name), hint="Add it to the engine first.")
         return self._feeds[name]
 
     def add_feed(self, name: str) -> ValueFeed:
-        return self._feeds.setdefault(name, ValueFeed(name))
+        """The feed of a source, made if there is none. `QueryExists` if a stage has the name."""
+        feed = self._feeds.setdefault(name, ValueFeed(name, self.turns))
+        if feed.rank >= 0:
+            raise QueryExists("a stage has this name", got=repr(name))
+        return feed
+
+    def drop_feed(self, name: str) -> None:
+        """Forget the feed of a source that could not be added, unless a query reads it already."""
+        if not self._feeds[name].has_taps:
+            del self._feeds[name]
+
+    def add_stage(self, group: OperatorGroup, feed: ValueFeed) -> None:
+        self.stages[group.id] = group
+        self._feeds[feed.name] = feed
+
+    def has_feed(self, name: str) -> bool:
+        return name in self._feeds
+
+    @property
+    def source_counts(self) -> dict[str, int]:
+        """By source, the number of values that every query processed, in all runs."""
+        return {name: each.count for name, each in self._feeds.items() if each.rank < 0}
+
+    @property
+    def all_roots(self) -> list[OperatorGroup]:
+        """Queries and stages."""
+        return [*self.roots.values(), *self.stages.values()]
+
+    def output(self, name: str) -> Observer[Any]:
+        """The output of the engine with this name; `NoSuchQuery` if there is none."""
+        if name not in self.outputs:
+            raise NoSuchQuery("no sink has this name", got=repr(name), hint="Add it to the engine first.")
+        return self.outputs[name]
+
+    def senders(self, output: str) -> list[str]:
+        """The queries with an operator that sends values besides its results to this output."""
+        return [each.id for each in self.all_roots if output in each.side_outputs]
+
+    def processing(self) -> tuple[str | None, int | None, Any]:
+        """The source, id and value that the queries process now.
+
+        None three times if it is a timer. A finished call of `map_async` has only its value.
+        """
+        for feed in self._feeds.values():
+            if feed.processing is not None:
+                return feed.name, feed.processing, feed.value
+        return None, None, self.called_with
 
     def mark(self, group: OperatorGroup) -> None:
         """Write the group's row in the next save."""
@@ -115,6 +195,7 @@ class QueryRuntime:
             assert self._prepared is not None
             (dirty, rows), self._prepared = self._prepared, None
             if is_full:
+                writer.clear(GROUPS)
                 rows.extend(self._kept.items())
             writer.put_many(GROUPS, rows)
             if self._deleted and not is_full:
@@ -148,7 +229,7 @@ class QueryRuntime:
 
     def _running_groups(self) -> dict[str, OperatorGroup]:
         live: dict[str, OperatorGroup] = {}
-        waiting = list(self.roots.values())
+        waiting = self.all_roots
         while waiting:
             each = waiting.pop()
             live[each.id] = each
@@ -173,7 +254,7 @@ class QueryRuntime:
             self._stored_children[f"{parent}/{index}"].append((key, row))
 
     def pop_stored(self, query_id: str) -> dict[str, Any] | None:
-        """Remove and return the stored row of a query; None if there is none."""
+        """Remove and return the stored row of a query or stage; None if there is none."""
         return self._stored_roots.pop(query_id, None)
 
     def delete_stored(self, query_id: str) -> None:

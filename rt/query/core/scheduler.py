@@ -2,8 +2,9 @@
 
 Invariants:
 - Timers fire only in `run_due` and `advance_to`, on the calling thread.
-- Timers fire in the order of their times, and at equal times in the order of their creation. This order is
-  saved. A timer in the past fires at the next call.
+- Timers fire in the order of their times, and at equal times in the order in which they were set. This order
+  is saved. A query that starts sets its timers after all others of that time, also if a recovery starts it
+  before the clock is there again. A timer in the past fires at the next call.
 - The clock never goes back.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -31,16 +32,34 @@ def duration_ns(duration: Duration) -> int:
     return round(seconds * NS_PER_S)
 
 
+def next_tick_ns(due_ns: int, every_ns: int, now_ns: int) -> int:
+    """The first `due_ns + n * every_ns` after `now_ns`, n from 1. Missed ticks are left out."""
+    return due_ns + every_ns * max(1, (now_ns - due_ns) // every_ns + 1)
+
+
 _CANCELLED_MAX: Final = 64
+_FEW: Final = 16
+"""A heap that grows by less than this part takes the new timers one by one."""
+
+TICKS_MAX: Final = 100
+"""Default number of ticks of one operator in one jump of a virtual clock."""
+
+
+_AT_START: Final = 1 << 62
+"""Added to the order of timers that a query sets when it starts: it starts after the events of that time."""
 
 
 class Timer:
-    """An action at a time. `order` sorts timers with equal times."""
+    """An action at a time. `order` is its place among timers with equal times: `set_ns`, then a number."""
 
     __slots__ = ("_action", "_on_cancel", "due_ns", "order")
 
     def __init__(
-        self, due_ns: int, order: int, action: Callable[[], object], on_cancel: Callable[[], object]
+        self,
+        due_ns: int,
+        order: tuple[int, int],
+        action: Callable[[], object],
+        on_cancel: Callable[[], object],
     ) -> None:
         self.due_ns: Final = due_ns
         self.order: Final = order
@@ -65,7 +84,12 @@ class Timer:
             action()
 
     def __lt__(self, other: Timer) -> bool:
-        return (self.due_ns, self.order) < (other.due_ns, other.order)
+        """Called by the heap if time and order are equal, which only timers of two histories can be."""
+        return False
+
+
+SavedTimer = tuple[Callable[[], object], int, int, int]
+"""The action and the time, and the two parts of `Timer.order`."""
 
 
 class Scheduler:
@@ -73,8 +97,12 @@ class Scheduler:
 
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns
-        self._heap: list[Timer] = []
-        self._order = 0
+        self.event_ns: int | None = None
+        """The time of the value that is being processed. None: it is that of the clock."""
+        self.is_starting = False
+        """Whether a query starts, and sets its first timers."""
+        self._heap: list[tuple[int, int, int, Timer]] = []
+        self._next_number = 0
         self._cancelled = 0
         """Number of cancelled timers in the heap: at most half of it, or `_CANCELLED_MAX`."""
 
@@ -83,35 +111,61 @@ class Scheduler:
         """The time, in ns since the Unix epoch."""
         return self._now_ns
 
+    def event_time(self, now_ns: int) -> int:
+        """The time of the value that is being processed; the present time, if there is none."""
+        return now_ns if self.event_ns is None else self.event_ns
+
+    def skip_ns(self, due_ns: int, every_ns: int) -> int:  # noqa: ARG002
+        """When a periodic operator that has nothing to do must fire, instead of at its tick `due_ns`."""
+        return due_ns
+
     @property
     def next_due_ns(self) -> int | None:
         """When the next timer fires; None if there is none."""
-        while self._heap and self._heap[0].is_cancelled:
+        while self._heap and self._heap[0][3].is_cancelled:
             heapq.heappop(self._heap)
             self._cancelled -= 1
-        return self._heap[0].due_ns if self._heap else None
+        return self._heap[0][0] if self._heap else None
 
-    def at(self, due_ns: int, action: Callable[[], object], *, order: int | None = None) -> Timer:
-        """Run `action` at this time. `order`: that of a saved timer."""
-        if order is None:
-            order = self._order
-        self._order = max(self._order, order + 1)
-        timer = Timer(due_ns, order, action, self._count_cancelled)
-        heapq.heappush(self._heap, timer)
+    def at(self, due_ns: int, action: Callable[[], object], *, set_ns: int | None = None) -> Timer:
+        """Run `action` at this time. `set_ns`: the present time for the caller. Default: the clock's."""
+        set_ns = self.now_ns if set_ns is None else set_ns
+        number = self._next_number + _AT_START if self.is_starting else self._next_number
+        self._next_number += 1
+        timer = Timer(due_ns, (set_ns, number), action, self._count_cancelled)
+        heapq.heappush(self._heap, (due_ns, set_ns, number, timer))
         return timer
+
+    def restore_timers(self, saved: Iterable[SavedTimer]) -> list[Timer]:
+        """Set saved timers."""
+        on_cancel = self._count_cancelled
+        made = [
+            Timer(due_ns, (set_ns, number), action, on_cancel) for action, due_ns, set_ns, number in saved
+        ]
+        numbers = (each.order[1] % _AT_START + 1 for each in made)
+        self._next_number = max(self._next_number, max(numbers, default=0))
+        entries = ((each.due_ns, *each.order, each) for each in made)
+        if len(made) > len(self._heap) // _FEW:
+            self._heap.extend(entries)
+            heapq.heapify(self._heap)
+        else:  # as a rule, if many queries have a few timers each
+            for entry in entries:
+                heapq.heappush(self._heap, entry)
+        return made
 
     def run_due(self) -> bool:
         """Fire the next due timer. Returns whether there was one."""
         due_ns = self.next_due_ns
         if due_ns is None or due_ns > self._now_ns:
             return False
-        heapq.heappop(self._heap).fire()
+        self.event_ns = None
+        heapq.heappop(self._heap)[3].fire()
         return True
 
     def _count_cancelled(self) -> None:
         self._cancelled += 1
         if self._cancelled > max(_CANCELLED_MAX, len(self._heap) // 2):
-            self._heap = [timer for timer in self._heap if not timer.is_cancelled]
+            self._heap = [each for each in self._heap if not each[3].is_cancelled]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
@@ -121,14 +175,46 @@ class Scheduler:
 
 
 class VirtualScheduler(Scheduler):
-    """A clock that is set by the caller, or by the times of messages: every run is the same."""
+    """A clock that is set by the caller, or by the times of messages: every run is the same.
 
-    def advance_to(self, now_ns: int) -> None:
-        """Set the clock, and fire each timer due before at its own time. The clock never goes back."""
+    `ticks_max`: one call of `advance_to` fires a periodic operator that has nothing to do (an `interval`, a
+    window without values) at most about this many times. It fires at the last ticks before the new time.
+    """
+
+    def __init__(self, now_ns: int = 0, *, ticks_max: int = TICKS_MAX) -> None:
+        super().__init__(now_ns)
+        if ticks_max < 1:
+            raise InvalidOption(f"ticks_max must be 1 or more, got {ticks_max}")
+        self._ticks_max: Final = ticks_max
+        self._target_ns = now_ns
+
+    def expect(self, now_ns: int) -> None:
+        """Say to which time the clock advances next. `advance_to` does so too."""
+        self._target_ns = now_ns
+
+    def skip_ns(self, due_ns: int, every_ns: int) -> int:
+        ticks = (self._target_ns - due_ns) // every_ns
+        return due_ns + every_ns * max(0, ticks - self._ticks_max)
+
+    def advance_to(self, now_ns: int, timers_max: int | None = None) -> bool:
+        """Set the clock, and fire each timer due before at its own time. The clock never goes back.
+
+        False: `timers_max` timers fired, and the clock is at the last one. Call it again for the rest.
+        """
+        left = timers_max
         while self._heap and (due_ns := self.next_due_ns) is not None and due_ns <= now_ns:
-            self._now_ns = max(self._now_ns, due_ns)
+            if left is not None:
+                if not left:
+                    return False
+                left -= 1
+            if due_ns > self._now_ns:
+                # Not before: `run_due` might have fired the timers of the present time already.
+                self.expect(now_ns)
+                self._now_ns = due_ns
             self.run_due()
+        self.expect(now_ns)
         self._now_ns = max(self._now_ns, now_ns)
+        return True
 
 
 class RealScheduler(Scheduler):

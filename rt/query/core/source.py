@@ -1,17 +1,37 @@
-"""How values enter a query: from a feed of its engine, or from a window or group of an operator."""
+"""How values enter a query: from a feed of its engine, or from a window or group of an operator.
+
+A value of a source goes to the stages first, in the order in which they were added, which compute their
+values. Then each query, in the order of starts, receives everything that it reads: from the source and from
+its stages. So a query that reads a stage behaves as one that has the operators of the stage itself.
+"""
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from rt.query.core.errors import NoSuchQuery, WrongState
 from rt.query.core.observable import Observable, Observer
 from rt.query.core.operator import Operator
 from rt.query.core.reliable import NOTHING
+from rt.query.core.scheduler import Scheduler
+from rt.query.turns import Turns, order_of, send_all
 
 if TYPE_CHECKING:
     from rt.query.core.operator_group import OperatorGroup
     from rt.query.core.subject import Subject
+
+
+class _Keys(Enum):
+    """Of an enumeration, because a copy of it is it."""
+
+    EVERY = "every key"
+
+
+EVERY_KEY: Final = _Keys.EVERY
+"""The key of a tap that receives the values of all keys."""
 
 
 class SubjectTap(Operator[Any, Any]):
@@ -42,47 +62,95 @@ class SubjectTap(Operator[Any, Any]):
 
 
 class Source(Observable[Any]):
-    """The values of the engine's feed `name` that arrive after the query started."""
+    """The values of a source or stage of the engine that arrive after the query started.
 
-    def __init__(self, name: str) -> None:
+    `key`: only those for which the `key_of` of the stage returned this key. They are found by a dictionary,
+    so a query costs nothing for other keys.
+    """
+
+    def __init__(self, name: str, *, key: Hashable = EVERY_KEY) -> None:
+        hash(key)  # TypeError here, not in the engine
         self.name: Final = name
+        self.key: Final = key
 
     def build(self, group: OperatorGroup, out: Observer[Any]) -> Operator[Any, Any]:
-        group.runtime.feed(self.name)  # Raises if there is none.
-        tap = SourceTap(self.name)
+        feed = group.runtime.feed(self.name)  # Raises if there is none.
+        if self.key is not EVERY_KEY and not feed.has_keys:
+            hint = "Read a stage with key_of: engine.add_stage(name, …, key_of=…)."
+            raise NoSuchQuery("no keys", where=f"source {self.name!r}", got=f"key {self.key!r}", hint=hint)
+        rank = group.root.rank
+        if rank is not None and feed.rank >= rank:
+            hint = "A stage can read the sources, and the stages that were added before it."
+            raise WrongState(
+                "a stage reads itself or a later one", where=group.root.id, got=self.name, hint=hint
+            )
+        group.note_feed(self.name)
+        tap = SourceTap(self.name, feed.normal_key(self.key), rank)
         tap.bind(group, out)
         return tap
+
+
+class ValueTest:
+    """A mixin for operators whose `on_next(value)` only means `if test(value): send(value)`.
+
+    A source then calls the two functions itself.
+    """
+
+    __slots__ = ()
+
+    def test_and_send(self) -> tuple[Callable[[Any], object], Callable[[Any], object]] | None:
+        """The two functions; None if the operator must be called."""
+        raise NotImplementedError
+
+    def on_test_failed(self, error: Exception, value: Any, /) -> None:
+        """The test raised an error."""
+        raise NotImplementedError
 
 
 class SourceTap(Operator[Any, Any]):
     """A subscription to a feed: receives the values after the watermark `after`.
 
-    `order` is its place among the taps of the feed; None until it is attached.
+    `order` is its place among the taps of the engine; None until it is attached. `rank`: of the stage that
+    has the tap; None: it is a query's.
     """
 
-    __slots__ = ("_name", "after", "order")
+    __slots__ = ("_is_attached", "_name", "after", "key", "order", "place", "rank")
     NAME = "source"
     SAVED = ("after", "order")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, key: Hashable, rank: int | None) -> None:
         self._name: Final = name
+        self.key: Final = key
+        self.rank: Final = rank
         self.after = NOTHING
         self.order: int | None = None
+        self.place: int | None = None
+        """Its index in its list of taps."""
+        self._is_attached = False
 
     def on_connect(self) -> None:
-        self._group.runtime.feed(self._name).attach(self)
+        """Attach. If the feed has ended, end at the next timer.
 
-    def on_start(self) -> None:
-        """Set the watermark. If the feed has ended, end at the next timer."""
-        self.after = self._group.start_watermark(self._name)
-        if self._group.runtime.feed(self._name).has_ended:
+        A recovered tap too: the feed may have ended without it, while its query did not run, or in the
+        recovery.
+        """
+        feed = self._group.runtime.feed(self._name)
+        self._is_attached = True
+        feed.attach(self)
+        if feed.has_ended and not self.has_timer():
             self.set_timer(self.now_ns)
 
+    def on_start(self) -> None:
+        self.after = self._group.start_watermark(self._name)
+
     def on_timer(self, key: str, /) -> None:  # noqa: ARG002
-        self.end()
+        """End, unless the stage was restarted meanwhile."""
+        if self._group.runtime.feed(self._name).has_ended:
+            self.end()
 
     def end(self) -> None:
         """Fail or complete, as the feed did."""
+        self._group.runtime.scheduler.event_ns = None
         end = self._group.runtime.feed(self._name).end
         if isinstance(end, Exception):
             self.fail(end)
@@ -90,28 +158,129 @@ class SourceTap(Operator[Any, Any]):
             self.complete()
 
     def on_dispose(self) -> None:
-        self._group.runtime.feed(self._name).detach(self)
+        if self._is_attached:
+            self._is_attached = False
+            self._group.runtime.feed(self._name).detach(self)
 
     def load_state(self, state: Any, version: int, /) -> None:
+        """The program may have changed: ids of a source that the query read before mean nothing here."""
         super().load_state(state, version)
-        self._group.runtime.feed(self._name).reserve(self.order)
+        feed = self._group.runtime.feed(self._name)
+        self.after = min(self.after, feed.watermark)
+        feed.reserve(self.order)
+
+    def step(self) -> Step:
+        """What the feed does with a value for this tap."""
+        first = self._out
+        split = first.test_and_send() if isinstance(first, ValueTest) else None
+        return (first.on_next, _ignore, self) if split is None else (*split, self)
+
+    def test_failed(self, error: Exception, value: Any) -> None:
+        """The first function of the step raised an error."""
+        first = self._out
+        try:
+            if not isinstance(first, ValueTest) or first.test_and_send() is None:
+                raise error
+            first.on_test_failed(error, value)
+        except Exception as last:  # noqa: BLE001 - any error of a query concerns only that query
+            self._group.crash(last, first)
+
+
+Step: TypeAlias = tuple[Callable[[Any], object], Callable[[Any], object], SourceTap]
+"""`test`, `send` and the tap: `if test(value): send(value)`.
+
+If the first operator only tests values, the feed calls its test itself, because this is the cost of a value
+that most queries do not want. Otherwise `test` processes the value, and `send` does nothing.
+"""
+
+
+def _ignore(_: Any) -> None:
+    """Nothing is left to do."""
+
+
+class TapList:
+    """Attached taps in their order.
+
+    A tap that is detached while a value is being sent does not receive it. A tap that is attached meanwhile
+    receives the next value.
+    """
+
+    __slots__ = ("_added", "_detached", "_last_order", "_steps", "after", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Number of attached taps."""
+        self.after = NOTHING
+        """Values with a greater id are for all taps."""
+        self._added: dict[SourceTap, None] = {}
+        self._steps: list[Step] = []
+        self._detached = 0
+        """Number of steps whose taps were detached."""
+        self._last_order = -1
+
+    def attach(self, tap: SourceTap) -> None:
+        self._added[tap] = None
+        self.count += 1
+
+    def detach(self, tap: SourceTap) -> None:
+        """A list that is being read forgets the tap too."""
+        self._added.pop(tap, None)
+        self.count -= 1
+        if tap.place is not None:
+            self._steps[tap.place] = (_ignore, _ignore, tap)
+            self._detached += 1
+
+    def steps(self) -> list[Step]:
+        """Call before a value is sent, not meanwhile."""
+        if self._added or self._detached > len(self._steps) // 2:
+            self._update()
+        return self._steps
+
+    def _update(self) -> None:
+        added = [tap for tap in self._added if not tap.is_disposed]
+        self._added = {}
+        added.sort(key=order_of)
+        is_out_of_order = bool(added) and order_of(added[0]) < self._last_order
+        if is_out_of_order or self._detached > len(self._steps) // 2:
+            added = sorted([*(tap for _, _, tap in self._steps if not tap.is_disposed), *added], key=order_of)
+            self._steps = []
+            self._detached = 0
+        for place, tap in enumerate(added, len(self._steps)):
+            tap.place = place
+            self._steps.append(tap.step())
+            self.after = max(self.after, tap.after)
+        if added:
+            self._last_order = order_of(added[-1])
 
 
 class ValueFeed:
-    """The values of one source, sent to the taps of all queries in the order in which these started.
+    """The values of one source or stage, sent to the taps of stages, then to those of queries."""
 
-    The order is saved, because a query may start or end others, and a recovery attaches taps in another
-    order.
-    """
+    rank = -1
+    """Of a stage: its number. Stages read only feeds of lower rank."""
+    has_keys = False
+    """Whether taps can read the values of one key."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, turns: Turns | None = None) -> None:
         self.name: Final = name
         self.watermark = NOTHING
         """The id of the last value that every query processed."""
         self.end: Exception | Literal["completed"] | None = None
-        self._taps: dict[int, SourceTap] = {}
-        self._in_order: tuple[SourceTap, ...] | None = ()
-        self._next_order = 0
+        self.missing = 0
+        """Number of ids up to the watermark that no value had."""
+        self.processing: int | None = None
+        """The id of the value that the queries process now."""
+        self.value: Any = None
+        """That value, or the last one."""
+        self._turns: Final = turns or Turns(Scheduler())
+        self._taps: Final = TapList()
+        self._stage_steps: Final[dict[Hashable, dict[SourceTap, Step]]] = {}
+        """By key, for the taps of stages."""
+
+    @property
+    def count(self) -> int:
+        """Number of values that every query processed, in all runs."""
+        return self.watermark + 1 - self.missing
 
     @property
     def has_ended(self) -> bool:
@@ -120,29 +289,40 @@ class ValueFeed:
     def attach(self, tap: SourceTap) -> None:
         """Send values to the tap: after all others, or at its saved place."""
         if tap.order is None:
-            tap.order = self._next_order
-            self._next_order += 1
-        self._taps[id(tap)] = tap
-        self._in_order = None
+            tap.order = self._turns.next_order()
+        if tap.rank is None:
+            self._taps_of(tap.key).attach(tap)
+        else:
+            self._stage_steps.setdefault(tap.key, {})[tap] = tap.step()
+
+    def normal_key(self, key: Hashable) -> Hashable:
+        """The key of a tap, as values have it."""
+        return key
+
+    @property
+    def has_taps(self) -> bool:
+        return bool(self._stage_steps) or any(each.count for each in self._tap_lists())
 
     def reserve(self, order: int | None) -> None:
         """Place new taps after this saved place."""
-        if order is not None:
-            self._next_order = max(self._next_order, order + 1)
+        self._turns.reserve(order)
 
     def detach(self, tap: SourceTap) -> None:
-        """Does nothing if the tap is not attached."""
-        if self._taps.pop(id(tap), None) is not None:
-            self._in_order = None
+        """Must be attached."""
+        if tap.rank is None:
+            self._taps_of(tap.key).detach(tap)
+        else:
+            steps = self._stage_steps[tap.key]
+            del steps[tap]
+            if not steps:
+                del self._stage_steps[tap.key]
 
     def on_next(self, sequence_id: int, value: Any, /) -> None:
-        """Let every query process the value."""
-        for tap in self._all():
-            if sequence_id > tap.after and not tap.is_disposed:
-                try:
-                    tap._out.on_next(value)
-                except Exception as error:  # noqa: BLE001 - any error of a query ends only that query
-                    tap._group.crash(error)
+        """Let every stage and query process the value."""
+        if self._stage_steps:
+            self._turns.collect(partial(self._share, sequence_id, value))
+        else:
+            send_all(self._steps(sequence_id), value)
         self.watermark = sequence_id
 
     def on_error(self, error: Exception, /) -> None:
@@ -153,12 +333,47 @@ class ValueFeed:
         """Complete every present and later tap."""
         self._finish("completed")
 
+    def _share(self, sequence_id: int, value: Any) -> None:
+        for step in self._steps_of_stages(EVERY_KEY):
+            self._turns.add_for_stage(step, value)
+        steps = self._taps.steps()
+        if sequence_id > self._taps.after:
+            self._turns.add_for_queries(steps, value)
+            return
+        for step in steps:
+            if sequence_id > step[2].after:
+                self._turns.add_for_queries([step], value)
+
+    def _steps(self, sequence_id: int) -> Iterable[Step]:
+        steps = self._taps.steps()
+        if sequence_id > self._taps.after:
+            return steps
+        # Lazily: a step may be replaced by what a step before it does.
+        return (step for step in steps if sequence_id > step[2].after)
+
     def _finish(self, end: Exception | Literal["completed"]) -> None:
         self.end = end
-        for tap in self._all():
-            tap._group.guard(tap.end)
+        self._turns.collect(self._end_taps)
 
-    def _all(self) -> tuple[SourceTap, ...]:
-        if self._in_order is None:
-            self._in_order = tuple(sorted(self._taps.values(), key=attrgetter("order")))
-        return self._in_order
+    def _end_taps(self) -> None:
+        for key in self._stage_steps:
+            for _, _, tap in self._steps_of_stages(key):
+                self._turns.add_for_stage((partial(_end, tap), _ignore, tap), None)
+        for taps in self._tap_lists():
+            ends: list[Step] = [(partial(_end, tap), _ignore, tap) for _, _, tap in taps.steps()]
+            self._turns.add_for_queries([each for each in ends if not each[2].is_disposed], None)
+
+    def _steps_of_stages(self, key: Hashable) -> Iterator[Step]:
+        steps = self._stage_steps.get(key)
+        return iter(steps.values() if steps else ())
+
+    def _taps_of(self, key: Hashable) -> TapList:  # noqa: ARG002 - a stage has keys
+        return self._taps
+
+    def _tap_lists(self) -> list[TapList]:
+        return [self._taps]
+
+
+def _end(tap: SourceTap, _: Any) -> None:
+    if not tap.is_disposed:
+        tap._group.guard(tap.end)

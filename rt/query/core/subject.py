@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from rt.objects import StateDamaged
 from rt.query.core.errors import LateSubscription
 from rt.query.core.observable import Observable, Observer
 
@@ -34,6 +35,13 @@ class Subject(Observable[Any]):
         self.on_idle: Callable[[], object] | None = None
         runtime.subjects[address] = self
 
+    @classmethod
+    def ended(cls, runtime: QueryRuntime, address: str, key: Any) -> Subject:
+        """A window or group that ended before a recovery: nothing can subscribe to it."""
+        made = cls(runtime, address, key)
+        made.drop()
+        return made
+
     def build(self, group: OperatorGroup, out: Observer[Any]) -> Operator[Any, Any]:
         from rt.query.core.source import SubjectTap
 
@@ -56,7 +64,12 @@ class Subject(Observable[Any]):
             self._is_open = False
 
     def attach(self, tap: Operator[Any, Any], *, is_loaded: bool) -> None:
-        """`LateSubscription` unless it is being handed out, or the tap was attached when it was saved."""
+        """`LateSubscription` unless it is being handed out, or the tap was attached when it was saved.
+
+        `StateDamaged` if it was attached, and the window or group has ended without it.
+        """
+        if is_loaded and self._runtime.subjects.get(self.address) is not self:
+            raise StateDamaged("the subscribed window or group does not exist", where=self.address)
         if not self._is_open and not is_loaded:
             raise LateSubscription(
                 "subscribed to a window or group after it was handed out",

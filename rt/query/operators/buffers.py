@@ -8,10 +8,10 @@ from rt.errors import InvalidOption
 from rt.objects import PersistedQueue
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.core.scheduler import Duration, duration_ns
-from rt.query.operators.aggregate import to_list
-from rt.query.operators.flatten import flat_map
-from rt.query.operators.user_functions import compose
+from rt.query.core.scheduler import Duration, duration_ns, next_tick_ns
+from rt.query.operators.elements.aggregate import to_list
+from rt.query.operators.inner.flatten import flat_map
+from rt.query.operators.user_functions import compose, last_tick_ns, offset_ns
 from rt.query.operators.windows import window_with_time
 
 A = TypeVar("A")
@@ -29,27 +29,34 @@ def buffer_with_count(count: int, skip: int | None = None) -> Transform:
     return applied(BufferWithCount, count, skip)
 
 
-def buffer_with_time(timespan: Duration, timeshift: Duration | None = None) -> Transform:
+def buffer_with_time(
+    timespan: Duration, timeshift: Duration | None = None, *, aligned: bool = True, offset: Duration = 0
+) -> Transform:
     """Every `timespan`, the list of the values since the last list, possibly empty. At the end, the rest.
 
-    With `timeshift`, a list of `timespan` starts at every `timeshift`, like the windows of
-    `window_with_time`. Saves the values, in the object space, and the end of the list.
+    With `timeshift`, a list of `timespan` starts at every `timeshift`. Lists start and end at the round times
+    of `window_with_time`. Saves the values, in the object space, and the end of the list.
     """
     if timeshift is not None:
-        return compose(window_with_time(timespan, timeshift), flat_map(lambda window: window.pipe(to_list())))
-    return buffer_with_time_or_count(timespan, None)
+        windows = window_with_time(timespan, timeshift, aligned=aligned, offset=offset)
+        return compose(windows, flat_map(lambda window: window.pipe(to_list())))
+    return buffer_with_time_or_count(timespan, None, aligned=aligned, offset=offset)
 
 
-def buffer_with_time_or_count(timespan: Duration, count: int | None) -> Transform:
+def buffer_with_time_or_count(
+    timespan: Duration, count: int | None, *, aligned: bool = True, offset: Duration = 0
+) -> Transform:
     """As `buffer_with_time`, but a list with `count` values is emitted at once, and the next one starts.
 
-    Saves the values, in the object space, and the end of the list.
+    It ends at the next round time. With `aligned=False`, after `timespan`, as in Rx. Saves the values, in the
+    object space, and the end of the list.
     """
     if duration_ns(timespan) < 1 or (count is not None and count < 1):
         raise InvalidOption(
             f"buffer_with_time_or_count: expected 1 ns and 1 or more, got {timespan} and {count}"
         )
-    return applied(BufferWithTime, duration_ns(timespan), count)
+    from_ns = offset_ns("buffer_with_time", offset, aligned=aligned)
+    return applied(BufferWithTime, duration_ns(timespan), count, from_ns)
 
 
 class BufferWithCount(Operator[A, list[A]]):
@@ -92,33 +99,50 @@ class BufferWithCount(Operator[A, list[A]]):
 
 
 class BufferWithTime(Operator[A, list[A]]):
-    """The only timer is the end of the open list."""
+    """The only timer is the end of the open list, or a later one while the clock jumps over empty lists."""
 
-    __slots__ = ("_count", "_span_ns", "_values")
+    __slots__ = ("_count", "_due_ns", "_is_skipping", "_offset_ns", "_span_ns", "_values")
     NAME = "buffer_with_time"
+    SAVED = ("_due_ns", "_is_skipping")
 
-    def __init__(self, span_ns: int, count: int | None) -> None:
+    def __init__(self, span_ns: int, count: int | None, offset_ns: int | None) -> None:
         self._span_ns: Final = span_ns
         self._count: Final = count
+        self._offset_ns: Final = offset_ns
+        self._due_ns = 0
+        """The end of the open list."""
+        self._is_skipping = False
         self._values: PersistedQueue[A]
 
     def on_open(self) -> None:
         self._values = self.objects.queue("values")
 
     def on_start(self) -> None:
-        self.set_timer(self.now_ns + self._span_ns)
+        self._start_list(last_tick_ns(self.now_ns, self._span_ns, self._offset_ns))
 
     def on_next(self, value: A, /) -> None:
+        if self._is_skipping:
+            self._start_list(self._due_ns - self._span_ns)
         self._values.enqueue(value)
         if len(self._values) == self._count:
-            self.on_timer("")
+            self._end_list(last_tick_ns(self.now_ns, self._span_ns, self._offset_ns))
 
     def on_timer(self, key: str, /) -> None:
         """The list ends. Lists that were missed while the engine did not run are not emitted."""
+        self._end_list(self._due_ns, may_skip=True)
+
+    def _end_list(self, tick_ns: int, *, may_skip: bool = False) -> None:
         full = list(self._values)
         self._values.clear()
-        self.set_timer(self.now_ns + self._span_ns)
+        self._start_list(tick_ns, may_skip=may_skip)
         self.emit(full)
+
+    def _start_list(self, tick_ns: int, *, may_skip: bool = False) -> None:
+        """Start a list that ends at the next tick."""
+        self._due_ns = next_tick_ns(tick_ns, self._span_ns, self.now_ns)
+        due_ns = self.skip_ns(self._due_ns, self._span_ns) if may_skip else self._due_ns
+        self._is_skipping = due_ns != self._due_ns
+        self.set_timer(due_ns)
 
     def on_completed(self) -> None:
         self.emit(list(self._values))

@@ -1,6 +1,7 @@
 """Observables to start a query with, by their Rx names. See also `Source`.
 
-`merge`, `concat`, `zip`, `combine_latest` and `catch` are functions of the operators with these names.
+`merge`, `concat`, `zip`, `combine_latest`, `catch`, `amb` and `on_error_resume_next` are functions of the
+operators with these names.
 """
 
 from __future__ import annotations
@@ -11,10 +12,17 @@ from typing import Any, ClassVar, Final
 
 from rt.query.core.observable import Applied, Observable
 from rt.query.core.operator import Operator
-from rt.query.core.scheduler import Duration
-from rt.query.operators.combine import CombineLatest, Merge, Zip
-from rt.query.operators.concat import Catch, Concat
-from rt.query.operators.user_functions import check_time, next_tick_ns, period_ns, sources_of, time_ns
+from rt.query.core.scheduler import Duration, next_tick_ns
+from rt.query.operators.combining.combine import Amb, CombineLatest, Merge, Zip
+from rt.query.operators.combining.concat import Catch, Concat, OnErrorResumeNext
+from rt.query.operators.user_functions import (
+    check_time,
+    last_tick_ns,
+    offset_ns,
+    period_ns,
+    sources_of,
+    time_ns,
+)
 
 
 def empty() -> Observable[Any]:
@@ -51,17 +59,22 @@ def throw(error: Exception) -> Observable[Any]:
 def timer(due: Duration | datetime, period: Duration | None = None) -> Observable[int]:
     """0 at a time, or a duration after the start; with `period`, then 1, 2, … at every period.
 
-    Without `period`, then completes. Ticks that were missed while the engine did not run are emitted once.
-    Saves the time of the next number, and the number.
+    Without `period`, then completes. Ticks that were missed while the engine did not run are emitted once. If
+    a virtual clock jumps over more than its `ticks_max` ticks, the last of them are emitted. Saves the time
+    of the next number, and the number.
     """
     check_time("timer", due)
     every_ns = None if period is None else period_ns("timer", period)
-    return Applied(lambda: Ticks(due, every_ns), ())
+    return Applied(lambda: Ticks(due, every_ns, None), ())
 
 
-def interval(period: Duration) -> Observable[int]:
-    """0, 1, 2, …: the first one `period` after the start, as `timer(period, period)`. Saves the same."""
-    return timer(period, period)
+def interval(period: Duration, *, aligned: bool = False, offset: Duration = 0) -> Observable[int]:
+    """0, 1, 2, …: the first one `period` after the start, as `timer(period, period)`.
+
+    With `aligned`, at the round times of `window_with_time`. Saves the same.
+    """
+    every_ns, from_ns = period_ns("interval", period), offset_ns("interval", offset, aligned=aligned)
+    return Applied(lambda: Ticks(period, every_ns, from_ns), ())
 
 
 def merge(*sources: Observable[Any]) -> Observable[Any]:
@@ -89,6 +102,17 @@ def catch(*sources: Observable[Any]) -> Observable[Any]:
     """The values of the first source. When it fails, those of the second, and so on."""
     sources_of("catch", sources)
     return Applied(lambda: Catch(sources), ())
+
+
+def amb(*sources: Observable[Any]) -> Observable[Any]:
+    """The events of the first source that sends a value, or ends."""
+    return Applied(Amb, sources_of("amb", sources))
+
+
+def on_error_resume_next(*sources: Observable[Any]) -> Observable[Any]:
+    """The values of the first source. When it ends, also with an error, those of the second, and so on."""
+    sources_of("on_error_resume_next", sources)
+    return Applied(lambda: OnErrorResumeNext(sources), ())
 
 
 class Never(Operator[Any, Any]):
@@ -135,25 +159,28 @@ class Throw(Operator[Any, Any]):
 
 
 class Ticks(Operator[Any, int]):
-    __slots__ = ("_due", "_due_ns", "_every_ns", "_next")
+    __slots__ = ("_due", "_due_ns", "_every_ns", "_next", "_offset_ns")
     NAME = "timer"
     SAVED = ("_due_ns", "_next")
 
-    def __init__(self, due: Duration | datetime, every_ns: int | None) -> None:
+    def __init__(self, due: Duration | datetime, every_ns: int | None, offset_ns: int | None) -> None:
         self._due: Final = due
         self._every_ns: Final = every_ns
+        self._offset_ns: Final = offset_ns
         self._due_ns = 0
         self._next = 0
 
     def on_start(self) -> None:
-        self._due_ns = time_ns(self._due, self.now_ns)
+        start_ns = last_tick_ns(self.now_ns, self._every_ns or 1, self._offset_ns)
+        self._due_ns = time_ns(self._due, start_ns)
         self.set_timer(self._due_ns)
 
     def on_timer(self, key: str, /) -> None:
         number = self._next
         self._next += 1
         if self._every_ns is not None:
-            self._due_ns = next_tick_ns(self._due_ns, self._every_ns, self.now_ns)
+            tick_ns = next_tick_ns(self._due_ns, self._every_ns, self.now_ns)
+            self._due_ns = self.skip_ns(tick_ns, self._every_ns)
             self.set_timer(self._due_ns)
         self.emit(number)
         if self._every_ns is None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rt.objects import PersistedQueue
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration, duration_ns
-from rt.query.operators.creation import interval
-from rt.query.operators.user_functions import UserFunctionOperator, period_ns, storable
+from rt.query.operators.user_functions import (
+    FAILED,
+    UserFunctionOperator,
+    last_tick_ns,
+    offset_ns,
+    period_ns,
+    storable,
+)
 
 
 def delay(duetime: Duration) -> Transform:
@@ -43,14 +49,15 @@ def throttle_first(window_duration: Duration) -> Transform:
     return applied(ThrottleFirst, period_ns("throttle_first", window_duration))
 
 
-def sample(sampler: Observable[Any] | Duration) -> Transform:
+def sample(sampler: Observable[Any] | Duration, *, aligned: bool = True, offset: Duration = 0) -> Transform:
     """At every value of `sampler`, or after every such duration, the last value, if it is new.
 
     The sampler's completion also emits. Completes when the source has completed and the sampler emits or
-    completes. Saves the last value.
+    completes. A duration ends at the round times of `window_with_time`. Saves the last value.
     """
-    every = sampler if isinstance(sampler, Observable) else interval(sampler)
-    return lambda source: Applied(Sample, (source, every))
+    if isinstance(sampler, Observable):
+        return lambda source: Applied(Sample, (source, sampler))
+    return applied(SampleEvery, period_ns("sample", sampler), offset_ns("sample", offset, aligned=aligned))
 
 
 class Delay(Operator[Any, Any]):
@@ -99,7 +106,7 @@ class Pending(UserFunctionOperator[Any, Any]):
     """An operator that keeps one value back. `_kept` holds it, or nothing."""
 
     __slots__ = ("_kept",)
-    SAVED = "_kept"
+    SAVED: ClassVar[str | tuple[str, ...] | None] = "_kept"
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -144,10 +151,12 @@ class Throttle(Pending):
         self._mapper: Final = mapper
 
     def on_next(self, value: Any, /) -> None:
-        self.keep(value)
-        for key in self.child_keys():
-            self.close_child(key)
-        self.call(self.open_child, str(self._children_made), value)
+        storable(value)
+        before = self.child_keys()
+        if self.call(self.open_child, str(self._children_made), value) is not FAILED:
+            for key in before:
+                self.close_child(key)
+            self.keep(value)
 
     def child(self, key: str, seed: Any, /) -> Observable[Any]:
         return self._mapper(seed)
@@ -194,3 +203,39 @@ class Sample(Pending):
             self.send()
         if not self.has_open_input():
             self.complete()
+
+
+class SampleEvery(Pending):
+    """A timer only while there is a new value, or the source has completed: other ticks do nothing."""
+
+    __slots__ = ("_every_ns", "_is_last", "_offset_ns", "_start_ns")
+    NAME = "sample_every"
+    SAVED = ("_kept", "_start_ns", "_is_last")
+
+    def __init__(self, every_ns: int, offset_ns: int | None) -> None:
+        super().__init__()
+        self._every_ns: Final = every_ns
+        self._offset_ns: Final = offset_ns
+        self._start_ns = 0
+        self._is_last = False
+
+    def on_start(self) -> None:
+        self._start_ns = last_tick_ns(self.now_ns, self._every_ns, self._offset_ns)
+
+    def on_next(self, value: Any, /) -> None:
+        self.keep(value)
+        self._await_tick()
+
+    def on_timer(self, key: str, /) -> None:
+        self.send()
+        if self._is_last:
+            self.complete()
+
+    def on_completed(self) -> None:
+        self._is_last = True
+        self.changed()
+        self._await_tick()
+
+    def _await_tick(self) -> None:
+        if not self.has_timer():
+            self.set_timer(last_tick_ns(self.now_ns, self._every_ns, self._start_ns) + self._every_ns)

@@ -18,7 +18,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 FAILED: Final = object()
-"""Result of `UserFunctionOperator.call` if the function raised."""
+"""Result of `UserFunctionOperator.call` if the function raised. It is true. Nothing may be emitted for it."""
 
 ABSENT: Final[Any] = object()
 """A missing argument, if None is a valid one."""
@@ -28,11 +28,21 @@ class UserFunctionOperator(Operator[A, B]):
     __slots__ = ()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function. If it raises, this operator fails with its error, and the result is FAILED."""
+        """Call a function. If it raises: FAILED. Then the value is left out, or this operator failed."""
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - a user's function
-            self.fail(error)
+            return self.call_again(error, function, *arguments)
+
+    def call_again(self, error: Exception, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As `call`, after the function raised `error`: as often as the query's error policy says."""
+        errors = self._group.root.errors
+        try:
+            if errors is None:
+                raise error
+            return errors.call_again(error, function, arguments)
+        except Exception as last:  # noqa: BLE001 - a user's function
+            self.reject(last)
             return FAILED
 
 
@@ -107,9 +117,17 @@ def period_ns(name: str, duration: Duration) -> int:
     return ns
 
 
-def next_tick_ns(due_ns: int, every_ns: int, now_ns: int) -> int:
-    """The first `due_ns + n * every_ns` after `now_ns`, n from 1. Missed ticks are left out."""
-    return due_ns + every_ns * max(1, (now_ns - due_ns) // every_ns + 1)
+def offset_ns(name: str, offset: Duration, *, aligned: bool) -> int | None:
+    """The offset of ticks from round times; None: ticks are counted from the start."""
+    ns = duration_ns(offset)
+    if ns and not aligned:
+        raise InvalidOption(f"{name}: an offset needs aligned=True, got {offset}")
+    return ns if aligned else None
+
+
+def last_tick_ns(now_ns: int, every_ns: int, offset_ns: int | None) -> int:
+    """The last round time at or before `now_ns`: a multiple of `every_ns` plus the offset. None: `now_ns`."""
+    return now_ns if offset_ns is None else now_ns - (now_ns - offset_ns) % every_ns
 
 
 def sources_of(transform: str, sources: tuple[Observable[Any], ...]) -> tuple[Observable[Any], ...]:

@@ -1,4 +1,4 @@
-"""Operators that emit windows or groups: parts of their values, each as an observable.
+"""Operators that emit windows: parts of their values, each as an observable. Groups are in `keyed`.
 
 Windows and groups must be subscribed to while they are handed out, as `flat_map` does. The first window is
 handed out at the start, before the first value.
@@ -6,20 +6,17 @@ handed out at the start, before the first value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rt.errors import InvalidOption
-from rt.objects import PersistedDictionary
 from rt.query.core.observable import Transform, applied
-from rt.query.core.scheduler import Duration
+from rt.query.core.scheduler import Duration, next_tick_ns
 from rt.query.core.subject import Subject
 from rt.query.operators.user_functions import (
-    FAILED,
     UserFunctionOperator,
     check_least,
-    key_of,
-    next_tick_ns,
+    last_tick_ns,
+    offset_ns,
     period_ns,
 )
 
@@ -38,36 +35,36 @@ def window_with_count(count: int, skip: int | None = None) -> Transform:
     return applied(WindowWithCount, count, skip)
 
 
-def window_with_time(timespan: Duration, timeshift: Duration | None = None) -> Transform:
+def window_with_time(
+    timespan: Duration, timeshift: Duration | None = None, *, aligned: bool = True, offset: Duration = 0
+) -> Transform:
     """Windows of `timespan`. A window starts every `timeshift`; default: `timespan`.
 
-    Of the windows that started while the engine did not run, only the last is emitted, if it is still open.
-    Saves the start of the next window, and the ends of the open ones.
+    Windows start at round times: the multiples of `timeshift` since 1970 (UTC), plus `offset`. So a window of
+    an hour starts at the full hour. The first windows are those that contain the start of the query. With
+    `aligned=False`, the first window starts with the query, as in Rx.
+
+    Of the windows that started while the engine did not run, those that are still open are emitted. If a
+    virtual clock jumps over more than its `ticks_max` empty windows, the last of them are emitted. Saves the
+    start of the next window, and the ends of the open ones.
     """
-    shift = timespan if timeshift is None else timeshift
-    return applied(
-        WindowWithTime, period_ns("window_with_time", timespan), period_ns("window_with_time", shift)
-    )
+    name, shift = "window_with_time", timespan if timeshift is None else timeshift
+    from_ns = offset_ns(name, offset, aligned=aligned)
+    return applied(WindowWithTime, period_ns(name, timespan), period_ns(name, shift), from_ns)
 
 
-def window_with_time_or_count(timespan: Duration, count: int) -> Transform:
-    """Windows that end after `count` values or `timespan`. The next window starts there.
-
-    Saves the number of values in the window, and its end.
-    """
-    check_least("window_with_time_or_count", "count", count, 1)
-    return applied(WindowWithTimeOrCount, period_ns("window_with_time_or_count", timespan), count)
-
-
-def group_by(
-    key_mapper: Callable[[Any], Any], element_mapper: Callable[[Any], Any] | None = None
+def window_with_time_or_count(
+    timespan: Duration, count: int, *, aligned: bool = True, offset: Duration = 0
 ) -> Transform:
-    """For every key a group, emitted at its first value. It sends `element_mapper(value)`.
+    """Windows that end after `count` values or at the next round time. The next window starts there.
 
-    A group has its `key`, and must be subscribed to immediately, as `flat_map` does. Groups end with the
-    source. Saves the keys, in the object space.
+    Round times are those of `window_with_time`. With `aligned=False`, a window ends after `timespan`, as in
+    Rx. Saves the number of values in the window, and its end.
     """
-    return applied(GroupBy, key_mapper, element_mapper)
+    name = "window_with_time_or_count"
+    check_least(name, "count", count, 1)
+    from_ns = offset_ns(name, offset, aligned=aligned)
+    return applied(WindowWithTimeOrCount, period_ns(name, timespan), count, from_ns)
 
 
 class SubjectOwner(UserFunctionOperator[Any, Subject]):
@@ -115,9 +112,11 @@ class SubjectOwner(UserFunctionOperator[Any, Subject]):
     def dispose(self) -> None:
         """End. Remaining subscribers of windows and groups, for example of a `switch_map`, are completed."""
         if not self.is_disposed:
-            super().dispose()
-            for inner in list(self._subjects.values()):
-                inner.on_completed()
+            try:
+                super().dispose()
+            finally:
+                for inner in list(self._subjects.values()):
+                    inner.on_completed()
 
     def on_dispose(self) -> None:
         for inner in self._subjects.values():
@@ -126,43 +125,6 @@ class SubjectOwner(UserFunctionOperator[Any, Subject]):
     def _end_if_idle(self) -> None:
         if self._is_unsubscribed and not any(inner.has_subscribers for inner in self._subjects.values()):
             self.dispose()
-
-
-class GroupBy(SubjectOwner):
-    """Groups are named by numbers, in the order of their first values."""
-
-    __slots__ = ("_element_mapper", "_key_mapper", "_names")
-    NAME = "group_by"
-
-    def __init__(self, key_mapper: Callable[[Any], Any], element_mapper: Callable[[Any], Any] | None) -> None:
-        super().__init__()
-        self._key_mapper: Final = key_mapper
-        self._element_mapper: Final = element_mapper
-        self._names: PersistedDictionary[Any, str]
-
-    def on_open(self) -> None:
-        self._names = self.objects.dictionary("keys")
-
-    def on_next(self, value: Any, /) -> None:
-        key = key_of(self.call(self._key_mapper, value))
-        if key is FAILED or (name := self.call(self._names.get, key)) is FAILED:
-            return
-        if name is None:
-            if self._is_unsubscribed:
-                return
-            name = self._names[key] = str(len(self._names))
-            self.open_inner(name, key)
-        element = value if self._element_mapper is None else self.call(self._element_mapper, value)
-        if not self.is_disposed:
-            self._subjects[name].on_next(element)
-
-    def save_state(self) -> bool:
-        return self._is_unsubscribed
-
-    def load_state(self, state: Any, version: int, /) -> None:
-        self._is_unsubscribed = state
-        for key, name in self._names.items():
-            self.reopen_inner(name, key)
 
 
 class Windows(SubjectOwner):
@@ -221,7 +183,7 @@ class CountingWindows(Windows):
     """Windows that end after a number of values."""
 
     __slots__ = ("_count", "_received")
-    SAVED = ("_received",)
+    SAVED: ClassVar[str | tuple[str, ...] | None] = ("_received",)
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -254,56 +216,127 @@ class WindowWithCount(CountingWindows):
 
 
 class WindowWithTime(Windows):
-    __slots__ = ("_ends_ns", "_next_ns", "_shift_ns", "_span_ns")
-    NAME = "window_with_time"
-    SAVED = ("_next_ns", "_ends_ns")
+    """The only timer is the next start or end, or a later one while the clock jumps over empty windows."""
 
-    def __init__(self, span_ns: int, shift_ns: int) -> None:
+    __slots__ = (
+        "_empty",
+        "_ends_ns",
+        "_is_skipping",
+        "_next_ns",
+        "_offset_ns",
+        "_shift_ns",
+        "_span_ns",
+    )
+    NAME = "window_with_time"
+    SAVED = ("_next_ns", "_ends_ns", "_empty", "_is_skipping")
+
+    def __init__(self, span_ns: int, shift_ns: int, offset_ns: int | None) -> None:
         super().__init__()
         self._span_ns: Final = span_ns
         self._shift_ns: Final = shift_ns
+        self._offset_ns: Final = offset_ns
         self._next_ns = 0
         self._ends_ns: list[int] = []
+        self._is_skipping = False
+        self._empty = 0
+        """Number of windows that were opened after the last value."""
 
     def on_start(self) -> None:
-        self._next_ns = self.now_ns
+        now_ns = self.now_ns
+        last_ns = last_tick_ns(now_ns, self._shift_ns, self._offset_ns)
+        open_before = (
+            0 if self._offset_ns is None else (last_ns - now_ns + self._span_ns - 1) // self._shift_ns
+        )
+        self._next_ns = last_ns - self._shift_ns * max(0, open_before)
         super().on_start()
+
+    def on_next(self, value: Any, /) -> None:
+        if self._is_skipping:
+            self._resume()
+        if self._empty:
+            self._empty = 0
+            self.changed()
+        super().on_next(value)
 
     def on_timer(self, key: str, /) -> None:
         """A window starts, or ends, or both in this order."""
         now_ns = self.now_ns
-        if self._next_ns <= now_ns:
-            self._next_ns = next_tick_ns(self._next_ns, self._shift_ns, now_ns)
-            end_ns = self._next_ns - self._shift_ns + self._span_ns
-            if end_ns > now_ns and not self._is_unsubscribed:
-                self._ends_ns.append(end_ns)
-                self.open_window()
+        self._open_started(now_ns)
         while self._ends_ns and self._ends_ns[0] <= now_ns:
             del self._ends_ns[0]
             self.close_oldest()
-        if not self.is_disposed:
-            self.set_timer(min([self._next_ns, *self._ends_ns[:1]]), END)
+        if self.is_disposed:
+            return
+        due_ns = at_ns = min([self._next_ns, *self._ends_ns[:1]])
+        if self._empty >= len(self._ends_ns):
+            at_ns = self.skip_ns(due_ns, self._shift_ns)
+        self._is_skipping = at_ns != due_ns
+        self.set_timer(at_ns, END)
+
+    def _open_started(self, now_ns: int) -> None:
+        """Open the windows that have started and not ended."""
+        if self._next_ns > now_ns:
+            return
+        after_ns = next_tick_ns(self._next_ns, self._shift_ns, now_ns)
+        still_open = -(-self._span_ns // self._shift_ns)
+        first_ns = max(self._next_ns, after_ns - still_open * self._shift_ns)
+        self._next_ns = after_ns
+        for start_ns in range(first_ns, after_ns, self._shift_ns):
+            if start_ns + self._span_ns > now_ns and not self._is_unsubscribed:
+                self._ends_ns.append(start_ns + self._span_ns)
+                self._empty += 1
+                self.open_window()
+
+    def _resume(self) -> None:
+        """A value arrives while the clock jumps: continue with the windows of its time."""
+        self._is_skipping = False
+        due_ns = min([self._next_ns, *self._ends_ns[:1]])
+        if due_ns <= self.now_ns:
+            self.on_timer(END)
+        else:
+            self.set_timer(due_ns, END)
 
 
 class WindowWithTimeOrCount(CountingWindows):
-    __slots__ = ("_span_ns",)
-    NAME = "window_with_time_or_count"
+    """`_due_ns` is the end of the window. The timer is later while the clock jumps over empty windows."""
 
-    def __init__(self, span_ns: int, count: int) -> None:
+    __slots__ = ("_due_ns", "_is_skipping", "_offset_ns", "_span_ns")
+    NAME = "window_with_time_or_count"
+    SAVED = ("_received", "_due_ns", "_is_skipping")
+
+    def __init__(self, span_ns: int, count: int, offset_ns: int | None) -> None:
         super().__init__(count)
         self._span_ns: Final = span_ns
+        self._offset_ns: Final = offset_ns
+        self._due_ns = 0
+        self._is_skipping = False
 
     def on_timer(self, key: str, /) -> None:
-        self._received = 0
-        self.set_timer(self.now_ns + self._span_ns, END)
-        self.close_oldest()
-        self.open_window()
+        tick_ns = self._start_ns() if key == BEGIN else self._due_ns
+        self._start_window(tick_ns, may_skip=True)
 
     def on_next(self, value: Any, /) -> None:
+        if self._is_skipping:
+            self._await_tick(self._due_ns - self._span_ns)
         super().on_next(value)
         if self.is_disposed:
             return
         self._received += 1
         self.changed()
         if self._received == self._count:
-            self.on_timer(END)
+            self._start_window(self._start_ns())
+
+    def _start_ns(self) -> int:
+        return last_tick_ns(self.now_ns, self._span_ns, self._offset_ns)
+
+    def _start_window(self, tick_ns: int, *, may_skip: bool = False) -> None:
+        self._received = 0
+        self._await_tick(tick_ns, may_skip=may_skip)
+        self.close_oldest()
+        self.open_window()
+
+    def _await_tick(self, tick_ns: int, *, may_skip: bool = False) -> None:
+        self._due_ns = next_tick_ns(tick_ns, self._span_ns, self.now_ns)
+        at_ns = self.skip_ns(self._due_ns, self._span_ns) if may_skip else self._due_ns
+        self._is_skipping = at_ns != self._due_ns
+        self.set_timer(at_ns, END)

@@ -48,6 +48,15 @@ def zip(*sources: Observable[Any]) -> Transform:
     return lambda source: Applied(lambda: Zip(len(sources) + 1), (source, *sources))
 
 
+def amb(*sources: Observable[Any]) -> Transform:
+    """The events of the source or of one of `sources`: of the first that sends a value, or ends.
+
+    The others are disposed. Saves which source it is.
+    """
+    sources_of("amb", sources)
+    return lambda source: Applied(Amb, (source, *sources))
+
+
 class MultiSource(Operator[Any, Any]):
     """An operator with one or more sources. A single source is handled like several."""
 
@@ -137,3 +146,36 @@ class Zip(MultiSource):
 
     def _is_used_up(self, index: int) -> bool:
         return not self._waiting[index] and self.has_input_ended(index)
+
+
+class Amb(MultiSource):
+    """`_first`: the index of the source that sent an event first."""
+
+    __slots__ = ("_first",)
+    NAME = "amb"
+    SAVED = "_first"
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+
+    def on_inner_next(self, key: str, value: Any, /) -> None:
+        if self._choose(int(key)):
+            self.emit(value)
+
+    def on_inner_completed(self, key: str, /) -> None:
+        if self._choose(int(key)):
+            self.complete()
+
+    def on_inner_error(self, key: str, error: Exception, /) -> None:
+        if self._choose(int(key)):
+            self.fail(error)
+
+    def _choose(self, index: int) -> bool:
+        """Whether events of this source are sent. The first one disposes the other sources."""
+        if self._first is None:
+            self._first = index
+            self.changed()
+            for other, source in enumerate(self._inputs):
+                if other != index:
+                    source.leave()
+        return self._first == index

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.operators.user_functions import FAILED, IndexedOperator, UserFunctionOperator
+from rt.query.operators.user_functions import FAILED, IndexedOperator, UserFunctionOperator, storable
 
 
 def map(mapper: Callable[[Any], Any]) -> Transform:
@@ -18,6 +18,16 @@ def map(mapper: Callable[[Any], Any]) -> Transform:
 def map_indexed(mapper: Callable[[Any, int], Any]) -> Transform:
     """`mapper(value, index)` for every value, index from 0. Saves the index."""
     return applied(MapIndexed, mapper)
+
+
+def starmap(mapper: Callable[..., Any]) -> Transform:
+    """`mapper(*value)` for every value, for example after `zip`. Saves nothing."""
+    return applied(Map, lambda value: mapper(*value))
+
+
+def pairwise() -> Transform:
+    """For every value after the first, a tuple of the value before and it. Saves the last value."""
+    return applied(Pairwise)
 
 
 def ignore_elements() -> Transform:
@@ -51,8 +61,9 @@ class Map(UserFunctionOperator[Any, Any]):
         try:
             made = self._mapper(value)
         except Exception as error:  # noqa: BLE001 - a user's function
-            self.fail(error)
-            return
+            made = self.call_again(error, self._mapper, value)
+            if made is FAILED:
+                return
         self.emit(made)
 
 
@@ -63,6 +74,23 @@ class MapIndexed(IndexedOperator):
     def on_next(self, value: Any, /) -> None:
         if (made := self.call_indexed(value)) is not FAILED:
             self.emit(made)
+
+
+class Pairwise(Operator[Any, tuple[Any, Any]]):
+    """`_before` holds the last value, or nothing."""
+
+    __slots__ = ("_before",)
+    NAME = "pairwise"
+    SAVED = "_before"
+
+    def __init__(self) -> None:
+        self._before: list[Any] = []
+
+    def on_next(self, value: Any, /) -> None:
+        before, self._before = self._before, [storable(value)]
+        self.changed()
+        if before:
+            self.emit((before[0], value))
 
 
 class IgnoreElements(Operator[Any, Any]):

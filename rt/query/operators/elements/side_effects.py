@@ -74,8 +74,13 @@ class Finally(Operator[Any, Any]):
 
     def dispose(self) -> None:
         if not self.is_disposed:
-            super().dispose()
             try:
-                self._action()
-            except Exception:  # a user's function; an ended query cannot report its error
-                logger.exception("finally_action_failed operator=%s", self.address)
+                super().dispose()
+            finally:
+                self._act()
+
+    def _act(self) -> None:
+        try:
+            self._action()
+        except Exception:  # a user's function; an ended query cannot report its error
+            logger.exception("finally_action_failed operator=%s", self.address)

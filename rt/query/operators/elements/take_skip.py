@@ -224,8 +224,6 @@ class SkipWhile(UserFunctionOperator[Any, Any]):
         if self._next is not None:
             index = (self._next,) if self._is_indexed else ()
             leaves_out = self.call(self._predicate, value, *index)
-            if leaves_out is FAILED:
-                return
             if not leaves_out:
                 self._next = None
                 self.changed()

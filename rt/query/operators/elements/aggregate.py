@@ -12,8 +12,8 @@ from rt.objects import PersistedList
 from rt.query.core.errors import LimitExceeded
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.operators.filter import complete_with, only
-from rt.query.operators.transform import map
+from rt.query.operators.elements.filter import complete_with, only
+from rt.query.operators.elements.transform import map
 from rt.query.operators.user_functions import (
     ABSENT,
     FAILED,

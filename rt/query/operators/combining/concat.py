@@ -72,6 +72,12 @@ def repeat(repeat_count: int | None = None) -> Transform:
     return lambda source: Applied(lambda: Repeat(source, repeat_count), ())
 
 
+def on_error_resume_next(*sources: Observable[Any]) -> Transform:
+    """As `concat`, also after a source that fails. Completes after the last. Saves which source is open."""
+    sources_of("on_error_resume_next", sources)
+    return lambda source: Applied(lambda: OnErrorResumeNext((source, *sources)), ())
+
+
 def delay_subscription(due: Duration | datetime) -> Transform:
     """The values of the source, subscribed to at a time, or a duration after the start. Saves that time."""
     check_time("delay_subscription", due)
@@ -113,6 +119,17 @@ class Concat(Chain):
             self.complete()
 
 
+class OnErrorResumeNext(Concat):
+    __slots__ = ()
+    NAME = "on_error_resume_next"
+
+    def handles_errors(self) -> bool:
+        return True
+
+    def on_inner_error(self, key: str, error: Exception, /) -> None:
+        self.on_inner_completed(key)
+
+
 class Catch(Chain):
     """A failure of the first source goes to the second, a failure of that to the third, and so on."""
 
@@ -126,15 +143,18 @@ class Catch(Chain):
         source = self._sources[int(key)]
         return source if isinstance(source, Observable) else source(Failure(*seed))
 
+    def handles_errors(self) -> bool:
+        return self._children_made < len(self._sources)
+
     def on_inner_error(self, key: str, error: Exception, /) -> None:
-        if self._children_made == len(self._sources):
+        if not self.handles_errors():
             self.fail(error)
             return
         try:
             failure = Failure.of(error)
             self.open_next([failure.kind, failure.text])
         except Exception as raised:  # noqa: BLE001 - a user's function
-            self.fail(raised)
+            self.reject(raised)
 
 
 class Resubscription(Chain):
@@ -154,8 +174,11 @@ class Retry(Resubscription):
     __slots__ = ()
     NAME = "retry"
 
+    def handles_errors(self) -> bool:
+        return self._children_made != self._times
+
     def on_inner_error(self, key: str, error: Exception, /) -> None:
-        if self._children_made == self._times:
+        if not self.handles_errors():
             self.fail(error)
         else:
             self.open_next()

@@ -10,9 +10,9 @@ from rt.objects import PersistedQueue
 from rt.query.core.errors import LimitExceeded
 from rt.query.core.observable import Applied, Observable, Transform, applied
 from rt.query.core.operator import Operator
-from rt.query.operators.aggregate import LIMIT
-from rt.query.operators.filter import complete_with, only
-from rt.query.operators.user_functions import UserFunctionOperator, check_least, sources_of
+from rt.query.operators.elements.aggregate import LIMIT
+from rt.query.operators.elements.filter import complete_with, only
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_least, sources_of
 
 Comparer = Callable[[Any, Any], object]
 
@@ -82,9 +82,12 @@ class SequenceEqual(UserFunctionOperator[Any, bool]):
         mine = int(key)
         other = self._waiting[1 - mine]
         if other:
-            pair = (value, other.dequeue()) if mine == 0 else (other.dequeue(), value)
-            if not self.call(self._comparer, *pair):  # FAILED is true
+            pair = (value, other.peek()) if mine == 0 else (other.peek(), value)
+            is_equal = self.call(self._comparer, *pair)
+            if not is_equal:
                 complete_with(self, False)
+            elif is_equal is not FAILED:
+                other.dequeue()
         elif self.has_input_ended(1 - mine):
             complete_with(self, False)
         elif len(self._waiting[mine]) == self._limit:

@@ -11,8 +11,11 @@ from typing import Any, Final, TypeVar
 
 from rt.objects import PersistedSet
 from rt.query.core.errors import WrongCount
-from rt.query.core.observable import Transform, applied
+from rt.query.core.key_expiry import KeyExpiry
+from rt.query.core.observable import Observable, Transform, applied
 from rt.query.core.operator import Operator
+from rt.query.core.scheduler import Duration
+from rt.query.core.source import ValueTest
 from rt.query.operators.user_functions import (
     ABSENT,
     FAILED,
@@ -21,6 +24,7 @@ from rt.query.operators.user_functions import (
     check_least,
     compose,
     key_of,
+    period_ns,
     storable,
 )
 
@@ -38,9 +42,28 @@ def filter_indexed(predicate: Callable[[Any, int], object]) -> Transform:
     return applied(FilterIndexed, predicate)
 
 
-def distinct(key_mapper: Callable[[Any], Any] | None = None) -> Transform:
-    """The values whose hashable key is new. Saves all keys, in the object space."""
-    return applied(Distinct, key_mapper)
+def partition(predicate: Predicate) -> Callable[[Observable[Any]], tuple[Observable[Any], Observable[Any]]]:
+    """Two observables: the values for which `predicate` is true, and the others.
+
+    `matching, others = partition(predicate)(source)`. Each subscribes to the source: use it inside `share`,
+    so that the operators before it run once. Saves nothing.
+    """
+
+    def split(source: Observable[Any]) -> tuple[Observable[Any], Observable[Any]]:
+        return source.pipe(where(predicate)), source.pipe(where(lambda value: not predicate(value)))
+
+    return split
+
+
+def distinct(key_mapper: Callable[[Any], Any] | None = None, *, ttl: Duration | None = None) -> Transform:
+    """The values whose hashable key is new. With `ttl`, also if that time passed without values of its key.
+
+    Saves all keys, in the object space.
+    """
+    if ttl is None:
+        return applied(Distinct, key_mapper)
+    period_ns("distinct", ttl)
+    return applied(DistinctFor, key_mapper, ttl)
 
 
 def distinct_until_changed(
@@ -96,7 +119,7 @@ def only(predicate: Predicate | None, transform: Transform) -> Transform:
     return transform if predicate is None else compose(where(predicate), transform)
 
 
-class Where(Operator[A, A]):
+class Where(UserFunctionOperator[A, A], ValueTest):
     __slots__ = ("_predicate",)
     NAME = "where"
 
@@ -107,9 +130,17 @@ class Where(Operator[A, A]):
         try:
             passes = self._predicate(value)
         except Exception as error:  # noqa: BLE001 - a user's function
-            self.fail(error)
+            self.on_test_failed(error, value)
             return
         if passes:
+            self.emit(value)
+
+    def test_and_send(self) -> tuple[Callable[[A], object], Callable[[A], object]] | None:
+        return (self._predicate, self._out.on_next) if type(self) is Where else None
+
+    def on_test_failed(self, error: Exception, value: A, /) -> None:
+        passes = self.call_again(error, self._predicate, value)
+        if passes and passes is not FAILED:
             self.emit(value)
 
 
@@ -118,7 +149,8 @@ class FilterIndexed(IndexedOperator):
     NAME = "filter_indexed"
 
     def on_next(self, value: Any, /) -> None:
-        if self.call_indexed(value):  # FAILED is true; emit does nothing then
+        passes = self.call_indexed(value)
+        if passes and passes is not FAILED:
             self.emit(value)
 
 
@@ -138,6 +170,30 @@ class Distinct(UserFunctionOperator[Any, Any]):
         if key is not FAILED and not self.call(self._keys.__contains__, key):
             self._keys.add(key)
             self.emit(value)
+
+
+class DistinctFor(UserFunctionOperator[Any, Any]):
+    __slots__ = ("_key_mapper", "_keys", "_ttl")
+    NAME = "distinct_for"
+
+    def __init__(self, key_mapper: Callable[[Any], Any] | None, ttl: Duration) -> None:
+        self._key_mapper: Final = key_mapper
+        self._ttl: Final = ttl
+        self._keys: KeyExpiry
+
+    def on_open(self) -> None:
+        self._keys = KeyExpiry(self, self._ttl)
+
+    def on_next(self, value: Any, /) -> None:
+        key = key_of(value if self._key_mapper is None else self.call(self._key_mapper, value))
+        if key is FAILED or (is_known := self.call(self._keys.__contains__, key)) is FAILED:
+            return
+        self._keys.touch(key)
+        if not is_known:
+            self.emit(value)
+
+    def on_timer(self, key: str, /) -> None:
+        self._keys.expire()
 
 
 class DistinctUntilChanged(UserFunctionOperator[Any, Any]):

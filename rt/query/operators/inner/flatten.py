@@ -13,7 +13,7 @@ from rt.errors import InvalidOption
 from rt.objects import NotSerializable, PersistedQueue
 from rt.query.core.observable import Observable, Transform, applied
 from rt.query.core.subject import Subject
-from rt.query.operators.user_functions import UserFunctionOperator
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator
 
 Mapper = Callable[..., Observable[Any]]
 
@@ -43,7 +43,10 @@ def merge_all() -> Transform:
 
 
 def switch_map(mapper: Mapper) -> Transform:
-    """The values of `mapper(value)`, until the next value. Ends with the last. Saves the last value."""
+    """The values of `mapper(value)`, until the next value. Ends with the last. Saves the last value.
+
+    If `mapper` raises, and the error policy leaves the value out, the values of the one before continue.
+    """
     return applied(SwitchMap, mapper, False)
 
 
@@ -68,18 +71,28 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
         self._is_done = False
 
     def on_next(self, value: Any, /) -> None:
-        for key in self.child_keys():
-            self.close_child(key)
-        self.subscribe(value)
+        before = self.child_keys()
+        if self.subscribe(value):
+            for key in before:
+                self.close_child(key)
 
-    def subscribe(self, value: Any) -> None:
+    def subscribe(self, value: Any) -> bool:
+        """False if the value is left out, or this operator failed."""
         if isinstance(value, Observable) and not isinstance(value, Subject):
             hint = "Emit plain values, and pass a mapper here that makes an observable of each."
             self.fail(
                 NotSerializable("a value is an observable, which cannot be saved", got=value, hint=hint)
             )
-            return
-        self.call(self.open_child, str(self._children_made), value)
+            return False
+        if self.call(self.open_child, str(self._children_made), value) is FAILED:
+            self._children_made += 1  # The index of a value that is left out is not used again.
+            self.changed()
+            return False
+        return True
+
+    def can_skip(self) -> bool:
+        """After a value that was left out, the next one is subscribed to, or it ends."""
+        return True
 
     def child(self, key: str, seed: Any, /) -> Observable[Any]:
         """`TypeError` if the mapper does not return an observable."""
@@ -101,7 +114,7 @@ class SwitchMap(UserFunctionOperator[Any, Any]):
 
     def end(self) -> None:
         """Complete if no more values can arrive."""
-        if self._is_done and not self.child_keys():
+        if self._is_done and not self._children:
             self.complete()
 
 
@@ -125,10 +138,10 @@ class FlatMap(SwitchMap):
             self.subscribe(value)
 
     def on_inner_completed(self, key: str, /) -> None:
-        if self._waiting:
-            self.subscribe(self._waiting.dequeue())
-        else:
-            super().on_inner_completed(key)
+        while self._waiting and not self.is_disposed:
+            if self.subscribe(self._waiting.dequeue()):
+                return
+        super().on_inner_completed(key)
 
 
 def _flat_map(name: str, mapper: Mapper, max_concurrent: int | None) -> Transform:

@@ -1,0 +1,1 @@
+"""Operators on several sources: all at once, or one after the other."""

@@ -1,0 +1,1 @@
+"""Operators that follow the times of the values: windows, joins, order by time."""

@@ -1,0 +1,1 @@
+"""Operators that subscribe to an observable for every value, window or group."""

@@ -1,0 +1,145 @@
+"""`rt queries`: what the hosts of engines say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from query_engines import Numbers
+
+from rt.cli.commands.queries import queries
+from rt.cli.main import cli
+from rt.objects import MemoryStore
+from rt.query import Factories, Observable, QueryEngine, Source
+from rt.query import operators as ops
+from rt.query.monitoring.status_server import serve_status
+
+factories = Factories()
+
+
+@factories("inverse")
+def inverse() -> Observable[Any]:
+    return Source("numbers").pipe(ops.map(lambda v: 1 // (v - 3)))
+
+
+@factories("reader")
+def reader() -> Observable[Any]:
+    return Source("shared")
+
+
+@pytest.fixture
+def engine() -> Iterator[QueryEngine]:
+    engine = QueryEngine(MemoryStore(), factories)
+    engine.add_source("numbers", Numbers())
+    engine.add_sink("out", limit=8)
+    engine.recover()
+    yield engine
+    engine.unload()
+
+
+def feed(engine: QueryEngine, end: int) -> None:
+    source: Any = engine._edges.inputs["numbers"].source
+    source.pump(end)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(queries, [*arguments, "--timeout", "300"])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_list_has_all_queries_of_all_engines(engine: QueryEngine) -> None:
+    engine.start("q", "inverse", sink="out")
+    feed(engine, 5)
+    with serve_status({"one": engine, "two": engine}, port=0) as port:
+        code, text, _ = run("list", f"127.0.0.1:{port}")
+        assert code == 0
+        cells = [line.split() for line in text.splitlines()]
+        assert cells[0][:5] == ["host", "engine", "query", "state", "sink"]
+        assert [row[1:8] for row in cells[1:]] == [
+            [name, "q", "running", "out", "5", "4", "1"] for name in ("one", "two")
+        ]
+        code, text, _ = run("list", "--json", f"127.0.0.1:{port}")
+        rows = [json.loads(line) for line in text.splitlines()]
+        assert [(row["engine"], row["id"], row["skipped"]) for row in rows] == [
+            ("one", "q", 1),
+            ("two", "q", 1),
+        ]
+
+
+def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:
+    engine = QueryEngine(MemoryStore(), factories)
+    engine.add_source("numbers", Numbers())
+    engine.add_stage("shared", Source("numbers").pipe(ops.map(lambda v: 1 // (v - 3))))
+    engine.add_stage("ended", Source("numbers").pipe(ops.map(lambda v: 1 // v)), on_error="stop")
+    engine.recover()
+    engine.start("q", "reader")
+    engine.start("other", "reader")
+    feed(engine, 5)
+    with serve_status({"one": engine}, port=0) as port:
+        code, text, _ = run("list", f"127.0.0.1:{port}")
+        assert code == 1
+        assert "one: stage ended ended: ZeroDivisionError" in text
+        cells = [line.split() for line in text.splitlines()]
+        header = ["host", "engine", "stage", "state", "events", "results", "skipped", "queries", "checkpoint"]
+        place = cells.index(header)
+        assert cells[place + 1][1:8] == ["one", "shared", "running", "5", "4", "1", "2"]
+        rows = [json.loads(line) for line in run("list", "--json", f"127.0.0.1:{port}")[1].splitlines()]
+        assert [(row["kind"], row.get("id") or row["name"]) for row in rows] == [
+            ("query", "q"),
+            ("query", "other"),
+            ("stage", "shared"),
+            ("stage", "ended"),
+        ]
+        text = run("show", "q", f"127.0.0.1:{port}")[1]
+        assert "stage       shared running, events 5, results 4, skipped 1" in text
+        assert "source      numbers: processed up to 4" in text
+    engine.unload()
+
+
+def test_what_is_wrong_is_said_and_the_exit_status_is_1(engine: QueryEngine) -> None:
+    engine.start("bad", "inverse", on_error="stop")
+    engine.start("q", "inverse", sink="out")
+    feed(engine, 9)
+    with serve_status({"one": engine}, port=0) as port:
+        code, text, _ = run("list", f"127.0.0.1:{port}")
+        assert code == 1
+        assert "one: query bad ended: ZeroDivisionError" in text
+        assert "one: output out is full (8 values are not acknowledged): all sources wait" in text
+        assert "blocked" in text
+        engine.unload()
+        assert "one: the engine is unloaded" in run("list", f"127.0.0.1:{port}")[1]
+
+
+def test_show_has_the_sources_the_output_the_checkpoint_and_the_dead_letters(engine: QueryEngine) -> None:
+    engine.start("q", "inverse", sink="out")
+    feed(engine, 5)
+    engine.checkpoint()
+    with serve_status({"one": engine}, port=0, show_values=True) as port:
+        code, text, _ = run("show", "q", f"127.0.0.1:{port}")
+        assert code == 0
+        for expected in (
+            "state       running",
+            "factory     inverse, on error: skip",
+            "events      5, results 4, skipped 1",
+            "source      numbers: processed up to 4",
+            "output      out: 4 of 8 values are not acknowledged",
+            "checkpoint  ",
+            "skipped     numbers 3 by map: ZeroDivisionError",
+        ):
+            assert expected in text
+        (row,) = map(json.loads, run("show", "q", "--json", f"127.0.0.1:{port}")[1].splitlines())
+        assert row["dead_letters"][0]["value"] == "3"
+
+
+def test_a_query_or_a_host_that_is_not_there_is_reported(engine: QueryEngine) -> None:
+    with serve_status({"one": engine}, port=0) as port:
+        command = ["queries", "show", "q", f"127.0.0.1:{port}", "--timeout", "300"]
+        found = CliRunner().invoke(cli, command)
+        assert found.exit_code == 1
+        assert "no engine has this query" in found.stderr
+    code, _, error = run("list", f"127.0.0.1:{port}")
+    assert code == 1
+    assert "the host does not serve the status of queries" in error

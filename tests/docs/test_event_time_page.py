@@ -1,0 +1,15 @@
+"""The program in docs/event-time.md, as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "event-time.md").read_text()
+
+
+def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), {})  # noqa: S102 - our own page

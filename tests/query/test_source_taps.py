@@ -1,0 +1,157 @@
+"""A feed sends each value to the present queries, in the order of their starts."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rt.query import Observable, Source, applied
+from rt.query import operators as ops
+from rt.query.core.operator_group import OperatorGroup
+from rt.query.core.runtime import QueryRuntime
+from rt.query.core.scheduler import VirtualScheduler
+from rt.query.operators.elements.filter import Where
+from rt.testing.queries import check_laws, hot
+
+IN = Source("in")
+
+
+class World:
+    """Queries of one feed. A query that receives a value records it, then does what `acts` says."""
+
+    def __init__(self, *, tests_first: bool) -> None:
+        self.runtime = QueryRuntime(VirtualScheduler())
+        self.feed = self.runtime.add_feed("in")
+        self.groups: dict[int, OperatorGroup] = {}
+        self.got: list[tuple[int, int]] = []
+        self.acts: dict[int, Callable[[], object]] = {}
+        self.tests_first = tests_first
+        self.sent = 0
+
+    def start(self, number: int) -> None:
+        group = self.groups[number] = OperatorGroup(self.runtime, f"q{number}")
+        group.build(self.query(number), _Null())
+        group.open()
+        group.start()
+
+    def stop(self, number: int) -> None:
+        self.groups.pop(number).delete()
+
+    def query(self, number: int) -> Observable[Any]:
+        test = ops.where(lambda value: value % (number % 3 + 1) == 0)
+        act = ops.do_action(lambda value: self.receive(number, value))
+        return IN.pipe(test, act) if self.tests_first else IN.pipe(ops.map(int), test, act)
+
+    def receive(self, number: int, value: int) -> None:
+        self.got.append((number, value))
+        if number in self.acts:
+            self.acts.pop(number)()
+
+    def send(self) -> None:
+        self.feed.on_next(self.sent, self.sent)
+        self.sent += 1
+
+
+class _Null:
+    def on_next(self, value: object, /) -> None: ...
+    def on_error(self, error: Exception, /) -> None: ...
+    def on_completed(self) -> None: ...
+
+
+@pytest.mark.parametrize("tests_first", [True, False])
+def test_a_value_goes_to_the_present_queries_in_the_order_of_their_starts(tests_first: bool) -> None:
+    draw = random.Random(5)
+    for _ in range(30):
+        world, running, made = World(tests_first=tests_first), list[int](), 0
+        for _ in range(40):
+            match draw.randrange(4):
+                case 0 | 1:
+                    world.start(made)
+                    running.append(made)
+                    made += 1
+                case 2 if running:
+                    world.stop(running.pop(draw.randrange(len(running))))
+            wanted = [each for each in running if world.sent % (each % 3 + 1) == 0]
+            if wanted and draw.random() < 0.5:
+                actor, victim = draw.choice(wanted), draw.choice(running)
+                world.acts[actor] = lambda world=world, victim=victim, new=made: (  # type: ignore[misc]
+                    world.stop(victim),
+                    world.start(new),
+                )
+                running.remove(victim)
+                running.append(made)
+                made += 1
+                if wanted.index(actor) < (wanted.index(victim) if victim in wanted else -1):
+                    wanted.remove(victim)
+            world.got.clear()
+            value = world.sent
+            world.send()
+            assert world.got == [(each, value) for each in wanted]
+
+
+def test_a_tap_that_a_value_ended_does_not_receive_it() -> None:
+    """The second tap of each query is detached by the first one's value."""
+    calls: list[int] = []
+    watched = IN.pipe(ops.where(lambda value: calls.append(value) or True))  # type: ignore[func-returns-value]
+    output = check_laws(ops.merge(watched)(IN).pipe(ops.take(1)), {"in": hot("12|")})
+    assert [event.value for event in output if event.kind == "next"] == [1]
+    assert calls == []
+
+
+def test_an_error_of_the_first_test_can_be_caught() -> None:
+    failing = IN.pipe(ops.where(lambda value: 1 // (value - 2) or True), ops.catch(IN))
+    output = check_laws(failing, {"in": hot("1234|")})
+    assert [event.value for event in output if event.kind == "next"] == [1, 3, 4]
+
+
+def test_a_subclass_that_processes_values_otherwise_is_asked() -> None:
+    class Doubled(Where[int]):
+        __slots__ = ()
+
+        def on_next(self, value: int, /) -> None:
+            super().on_next(2 * value)
+
+    output = check_laws(IN.pipe(applied(Doubled, lambda value: value > 2)), {"in": hot("123|")})
+    assert [event.value for event in output if event.kind == "next"] == [4, 6]
+
+
+def test_a_tap_that_a_value_ended_does_not_receive_it_while_a_later_query_waits_for_its_first() -> None:
+    """As after a crash: the second query was started after values that come again."""
+    calls: list[int] = []
+    world = World(tests_first=True)
+    watched = IN.pipe(ops.where(lambda value: calls.append(value) or True))  # type: ignore[func-returns-value]
+    for number, after in enumerate([-1, 5]):
+        group = OperatorGroup(world.runtime, f"q{number}")
+        group.build(ops.merge(watched)(IN).pipe(ops.take(1)), _Null())
+        group.open()
+        group.start({"in": after})
+    world.send()
+    assert calls == []
+
+
+def test_a_source_without_values_forgets_queries_that_ended() -> None:
+    world, out = World(tests_first=False), _Null()
+    group = OperatorGroup(world.runtime, "q")
+    group.build(IN, out)
+    group.open()
+    group.start()
+    group.delete()
+    known = weakref.ref(out)
+    del group, out
+    gc.collect()
+    assert known() is None
+
+
+def test_a_test_whose_result_has_no_truth_concerns_only_its_query() -> None:
+    class Untrue:
+        def __bool__(self) -> bool:
+            raise ValueError("no truth")
+
+    unclear = IN.pipe(ops.where(lambda value: Untrue() if value == 2 else True))
+    output = check_laws(unclear.pipe(ops.catch(IN)), {"in": hot("123|")})
+    assert [event.value for event in output if event.kind == "next"] == [1, 3]
