@@ -1,7 +1,8 @@
 """A host of streams: prints the events of every stream that matches a pattern.
 
 Files only:      python examples/streams_host.py --path data/trades/sessions/feed1 --seconds 3
-With a cluster:  several hosts share the queue by a lease; the certificate needs `--lease hosts`:
+With a cluster:  several hosts share the queue, and the cluster keeps their subscriptions; the certificate
+                 needs `--lease hosts`:
                  … --endpoints node1:5002,… --ca ca.crt --cert hosts.crt --key hosts.key
 Topics are namespace/key: `publisher_service.py --topic trades/AAPL`.
 """
@@ -15,9 +16,12 @@ from rt.streams import (
     Cluster,
     ClusterQueues,
     EventBatch,
+    LeaseBalancer,
+    QueueLeases,
     StreamId,
     StreamObserver,
     StreamProvider,
+    cluster_stores,
     directory_stores,
 )
 
@@ -28,8 +32,9 @@ parser.add_argument(
 parser.add_argument("--stream", default="trades")
 parser.add_argument("--pattern", default="trades/*")
 parser.add_argument(
-    "--subscriptions", default="data/subscriptions", help="Directory of the subscription store."
+    "--subscriptions", default="data/subscriptions", help="Without a cluster: directory of the store."
 )
+parser.add_argument("--start", choices=["earliest", "latest"], help="Where it starts, the first time.")
 parser.add_argument("--seconds", type=float, help="Stop after this time.")
 parser.add_argument("--endpoints", help="host:port of each node, separated by commas.")
 parser.add_argument("--ca")
@@ -52,19 +57,17 @@ class Printer(StreamObserver):
 
 async def main() -> None:
     """Serve the queue until the time is over."""
-    balancer = None
-    cluster = Cluster(options.stream, options.path)
     if options.endpoints:
-        from rt.streams import ClusterLeases, LeaseBalancer
-
         tls = rt.TLS(ca=options.ca, cert=options.cert, key=options.key)
-        nodes = options.endpoints.split(",")
-        cluster = Cluster(options.stream, options.path, nodes, tls)
-        balancer = LeaseBalancer(ClusterLeases(nodes, tls, "hosts"))
-    os.makedirs(options.subscriptions, exist_ok=True)
-    stores = directory_stores(options.subscriptions)
-    provider = StreamProvider("printer", ClusterQueues({"all": cluster}), balancer=balancer, stores=stores)
-    provider.implicit("printer", options.pattern, Printer)
+        clusters = {"all": Cluster(options.stream, options.path, options.endpoints.split(","), tls)}
+        leases = QueueLeases.of_clusters(clusters, "hosts")
+        balancer, stores = LeaseBalancer(leases), cluster_stores(leases)
+    else:
+        clusters = {"all": Cluster(options.stream, options.path)}
+        os.makedirs(options.subscriptions, exist_ok=True)
+        balancer, stores = None, directory_stores(options.subscriptions)
+    provider = StreamProvider("printer", ClusterQueues(clusters), balancer=balancer, stores=stores)
+    provider.implicit("printer", options.pattern, Printer, start=options.start)
     async with provider:
         await asyncio.sleep(options.seconds if options.seconds is not None else 1e9)
 

@@ -16,9 +16,9 @@ from typing import Any
 from rt.bench.measure import Figure, Stopwatch, TimeUsed, wall_and_cpu
 from rt.bench.merged_logs import TOPIC, make_log
 from rt.bench.processes import peak_memory_mb
-from rt.streams.agent.options import StreamOptions
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamObserver
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueAdapterFactory, QueueRead
@@ -100,7 +100,9 @@ class _OneStream(GeneratorQueues):
         self.batch = batch
         super().__init__(lambda _, number: (self.stream, number), events=events)
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> GeneratorReader:
+    async def receiver(
+        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+    ) -> GeneratorReader:
         return _OneReader(self, queue, start or SequenceToken(0), None)
 
 

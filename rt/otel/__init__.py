@@ -17,6 +17,7 @@ except ImportError as error:
 from rt.otel.client_metrics import observe
 from rt.otel.consumer_spans import process
 from rt.otel.context import extract, inject
+from rt.otel.stream_tracing import StreamTracing
 from rt.otel.traced_publisher import TracedPublisher
 
-__all__ = ["TracedPublisher", "extract", "inject", "observe", "process"]
+__all__ = ["StreamTracing", "TracedPublisher", "extract", "inject", "observe", "process"]

@@ -2,7 +2,7 @@
 
     StreamProvider      what a host runs: publish, subscribe, resume
     MemoryQueues, GeneratorQueues, ClusterQueues   the queues; other kinds implement `QueueAdapterFactory`
-    StreamObserver      what a consumer implements
+    StreamObserver, EventObserver   what a consumer implements, for batches or for single events
     FixedBalancer, LeaseBalancer, RingBalancer, DeploymentBalancer   which host serves which queue
 
 Invariants:
@@ -16,7 +16,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from rt.streams.agent.options import StreamOptions
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer, QueueListener
 from rt.streams.core.errors import (
     ConsumerGone,
@@ -24,21 +23,35 @@ from rt.streams.core.errors import (
     NoSuchSubscription,
     NotRewindable,
     NotWritable,
+    OwnerTimeout,
     QueueElsewhere,
     StreamError,
+    StreamMisplaced,
     SubscriptionFaulted,
 )
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.observer import DeadLetter, StreamGap, StreamObserver
-from rt.streams.provider import Stream, StreamProvider, Subscription, directory_stores, memory_stores
+from rt.streams.dead_letters import StoredLetter, decode_letter
+from rt.streams.delivery.options import StreamOptions
+from rt.streams.observer import DeadLetter, EventObserver, StreamGap, StreamObserver
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.stores import directory_stores, memory_stores
+from rt.streams.stream import Stream, Subscription
 
 if TYPE_CHECKING:
-    from rt.streams.balancer.balancers import DeploymentBalancer, LeaseBalancer, RingBalancer, best_fit
+    from rt.streams.balancer.balancers import (
+        DeploymentBalancer,
+        LeaseBalancer,
+        LeaseTimes,
+        RingBalancer,
+        best_fit,
+    )
     from rt.streams.balancer.cluster_leases import ClusterLeases
+    from rt.streams.balancer.queue_leases import QueueLeases
+    from rt.streams.balancer.table_store import cluster_stores
     from rt.streams.queue.cluster import Cluster, ClusterQueues
 
 __all__ = [
@@ -50,34 +63,42 @@ __all__ = [
     "DeliveryFailed",
     "DeploymentBalancer",
     "EventBatch",
+    "EventObserver",
     "Fence",
     "FixedBalancer",
     "GeneratorQueues",
     "HashRingQueueMapper",
     "LeaseBalancer",
+    "LeaseTimes",
     "MemoryQueues",
     "NoSuchSubscription",
     "NotRewindable",
     "NotWritable",
+    "OwnerTimeout",
     "PartitionedQueueMapper",
     "QueueBalancer",
     "QueueElsewhere",
     "QueueId",
+    "QueueLeases",
     "QueueListener",
     "QueueMapper",
     "RingBalancer",
     "SequenceToken",
     "StartPosition",
+    "StoredLetter",
     "Stream",
     "StreamError",
     "StreamGap",
     "StreamId",
+    "StreamMisplaced",
     "StreamObserver",
     "StreamOptions",
     "StreamProvider",
     "Subscription",
     "SubscriptionFaulted",
     "best_fit",
+    "cluster_stores",
+    "decode_letter",
     "directory_stores",
     "memory_stores",
 ]
@@ -88,8 +109,11 @@ _AT_FIRST_USE: Final = {
     "ClusterLeases": "rt.streams.balancer.cluster_leases",
     "DeploymentBalancer": "rt.streams.balancer.balancers",
     "LeaseBalancer": "rt.streams.balancer.balancers",
+    "LeaseTimes": "rt.streams.balancer.balancers",
+    "QueueLeases": "rt.streams.balancer.queue_leases",
     "RingBalancer": "rt.streams.balancer.balancers",
     "best_fit": "rt.streams.balancer.balancers",
+    "cluster_stores": "rt.streams.balancer.table_store",
 }
 
 

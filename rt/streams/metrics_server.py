@@ -1,6 +1,7 @@
 """Serves the metrics of a host's streams over plain HTTP. They name no stream and no event.
 
-`GET /metrics` is for Prometheus and `rt streams`; any other path is 404. Binds to the loopback by default.
+`GET /metrics` is for Prometheus and `rt streams hosts`; any other path is 404. Binds to the loopback by
+default.
 """
 
 from __future__ import annotations

@@ -33,11 +33,22 @@ class StreamGap:
     wanted: SequenceToken
     resumed: SequenceToken
     reason: str
+    is_reset: bool = False
+    """Whether an operator reset the queue there. After a forced reset, forget tokens from `resumed` on: they
+    stand for other events now.
+    """
+
+    def is_same(self, other: StreamGap) -> bool:
+        """Whether both are about the same events, or the same reset."""
+        is_one_reset = self.is_reset and other.is_reset and self.resumed == other.resumed
+        return self == other or is_one_reset
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that a consumer did not accept."""
+    """An event that a consumer did not accept. `subscription` is its name, that of its pattern or of its
+    consumer's factory, or its id.
+    """
 
     subscription: str
     stream: StreamId
@@ -52,6 +63,11 @@ DeadLetters: TypeAlias = Callable[[DeadLetter], Awaitable[None]]
 
 class StreamObserver:
     """A consumer of one stream. Only `on_batch` must be implemented."""
+
+    @property
+    def takes_single_events(self) -> bool:
+        """Whether each batch must have one event."""
+        return False
 
     async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
         """Process the events. Return None when all are accepted.
@@ -88,6 +104,31 @@ class StreamObserver:
         If this host serves the queue again, a subscribed observer is used again, starting with `last_token`.
         The agent waits a few seconds at most for this call.
         """
+
+
+class EventObserver(StreamObserver):
+    """A consumer that gets its events one by one. Only `on_event` must be implemented.
+
+    What is said of batches counts for each event: its time limit, its retries, its policy, its position. A
+    batch is several times cheaper for each event.
+    """
+
+    @property
+    def takes_single_events(self) -> bool:
+        return True
+
+    async def on_event(self, event: Any, token: SequenceToken) -> SequenceToken | None:
+        """Process the event. Return None when it is accepted, or a token as `on_batch` does. Raise if it was
+        not accepted: it is delivered again.
+        """
+        raise NotImplementedError
+
+    async def on_batch(self, batch: EventBatch) -> SequenceToken | None:
+        """Not called by you."""
+        answer: SequenceToken | None = None
+        for token, event in batch:
+            answer = await self.on_event(event, token)
+        return answer
 
 
 ObserverFactory: TypeAlias = Callable[[StreamId], StreamObserver]

@@ -1,136 +1,47 @@
-"""The API of streams: publish, subscribe, resume, unsubscribe.
-
-Invariant: when `subscribe` returns, the subscription is durable in the subscription store of its queue. Every
-event published after that is delivered, on whichever host then serves the queue and knows the consumer.
-"""
+"""One host's part of streams: it starts, serves queues, registers consumers, and stops."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import random
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rt.errors import Closed, InvalidOption, StorageError, Timeout
+from rt.errors import Closed, InvalidOption, Timeout
 from rt.exposition import exposition
+from rt.log.format.headers import HeadersInput, checked_headers
+from rt.log.read.start_position import StartTime
 from rt.names import check_name, name_from_host
-from rt.objects import MemoryStore, SqliteStore, Store
-from rt.option_checks import check_path
+from rt.serializers import Serializer
 from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
-from rt.streams.agent.options import StreamOptions
-from rt.streams.agent.served_queue import ServedQueue
-from rt.streams.agent.subscription_store import Stores, SubscriptionRecord
-from rt.streams.agent.subscription_table import ConsumerFactories
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
-from rt.streams.core.errors import NotWritable, QueueElsewhere
+from rt.streams.core.delivery import Delivery, PoisonPolicy
+from rt.streams.core.errors import NotWritable, QueueElsewhere, StreamMisplaced
 from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.dead_letters import NAMESPACE, publish_letter
+from rt.streams.delivery.options import StreamOptions
+from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
 from rt.streams.queue.adapter import QueueAdapter, QueueAdapterFactory, StreamDirection
+from rt.streams.requests.request import Answer, Request, RequestingStores, decode_answer
+from rt.streams.stores import memory_stores
+from rt.streams.stream import Stream, Subscription
+from rt.streams.subscriptions.consumer_factories import ConsumerFactories
+from rt.streams.subscriptions.start_place import Start, check_start, known_start
+from rt.streams.subscriptions.subscription_store import Stores
+from rt.streams.tracing import StreamTracing
+
+logger = logging.getLogger("rt.streams")
 
 _SERVED_S: Final = 30.0
 """How long a call waits for a queue that this host is about to serve."""
-
-
-def memory_stores() -> Stores:
-    """Subscription stores in memory. They last as long as this object; reopening one returns the same
-    data.
-    """
-    stores: dict[QueueId, MemoryStore] = {}
-
-    def opened(queue: QueueId) -> Store:
-        before = stores.get(queue)
-        stores[queue] = MemoryStore(None if before is None else before.content())
-        return stores[queue]
-
-    return opened
-
-
-def directory_stores(directory: str | os.PathLike[str]) -> Stores:
-    """One subscription store file per queue in `directory`, which hosts on one machine may share.
-
-    Raises `rt.StorageError` if there is no such directory.
-    """
-    root = os.path.abspath(check_path(directory, name="directory"))
-    if not os.path.isdir(root):
-        raise StorageError(
-            "the directory of the subscription stores does not exist",
-            where=root,
-            hint="Correct the path, or create the directory.",
-        )
-    return lambda queue: SqliteStore(os.path.join(root, f"{queue.name}.db"))
-
-
-class Subscription:
-    """A handle that names a subscription, on whichever host it is served."""
-
-    def __init__(self, provider: StreamProvider, stream: StreamId, subscription_id: str) -> None:
-        self._provider = provider
-        self.stream: Final = stream
-        self.id: Final = subscription_id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Subscription) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    async def resume(self, observer: StreamObserver, start: SequenceToken | None = None) -> None:
-        """Continue with `observer`, from `start` or from the stored position; also after a fault.
-
-        The previous observer is no longer called when this returns. `NoSuchSubscription`, `NotRewindable`,
-        `QueueElsewhere`.
-        """
-        agent = await self._provider.agent_of(self.stream)
-        await agent.subscriptions.resume(self.id, observer, start)
-
-    async def unsubscribe(self) -> None:
-        """End it permanently. Does nothing if it has ended."""
-        agent = await self._provider.agent_of(self.stream)
-        await agent.subscriptions.unsubscribe(self.id)
-
-
-class Stream:
-    def __init__(self, provider: StreamProvider, stream: StreamId) -> None:
-        self._provider = provider
-        self.id: Final = stream
-
-    async def publish(self, events: Sequence[Any]) -> None:
-        """Append the events, in order. The queue's adapter defines how durable they are on return."""
-        await self._provider.publish(self.id, events)
-
-    async def subscribe(
-        self,
-        observer: StreamObserver,
-        *,
-        start: SequenceToken | StartPosition = StartPosition.LATEST,
-        consumer: str | None = None,
-    ) -> Subscription:
-        """Deliver this stream's events to `observer`, from `start` on.
-
-        With `consumer`, a name that other hosts have a factory for, the subscription continues on the host
-        that serves the queue next. Without it, it waits there until a program resumes it. `NotRewindable`,
-        `QueueElsewhere`; `ValueError` if `start` is not a valid position. After `CommitUnknown` the
-        subscription may exist.
-        """
-        if consumer is not None:
-            check_name(consumer, kind="consumer")
-        agent = await self._provider.agent_of(self.id)
-        return Subscription(
-            self._provider, self.id, await agent.subscriptions.subscribe(self.id, observer, consumer, start)
-        )
-
-    async def subscriptions(self) -> list[tuple[Subscription, SubscriptionRecord]]:
-        """The subscriptions of this stream with their stored records."""
-        agent = await self._provider.agent_of(self.id)
-        return [
-            (Subscription(self._provider, self.id, record.id), record)
-            for record in agent.subscriptions.found(self.id)
-        ]
 
 
 class StreamProvider:
@@ -138,8 +49,11 @@ class StreamProvider:
 
     `balancer` decides which queues this host serves (default: all). `stores` opens the subscription store of
     each queue (default: in memory, so a new process starts without subscriptions). `dead_letters` stores the
-    events that consumers do not accept; it is required if `options.on_poison` is "dead-letter". `host` is
-    this host's name in metrics.
+    events that consumers do not accept, where `on_poison` is "dead-letter"; by default they are published to
+    the stream `dead-letters/<namespace>` (`rt.streams.dead_letters`), so the queues must be writable.
+    `serializers` encode what is published, and decode it for consumers, by namespace; without one, events are
+    passed on as they are. `tracing` traces them, such as `rt.otel.StreamTracing`. `host` is this host's name
+    in metrics.
     """
 
     def __init__(
@@ -151,22 +65,27 @@ class StreamProvider:
         stores: Stores | None = None,
         options: StreamOptions | None = None,
         dead_letters: DeadLetters | None = None,
+        serializers: Mapping[str, Serializer[Any]] | None = None,
+        tracing: StreamTracing | None = None,
         host: str | None = None,
         draw: random.Random | None = None,
     ) -> None:
         self.name: Final = check_name(name, kind="provider")
         self.host: Final = check_name(host or name_from_host(socket.gethostname()), kind="host")
         self.options: Final = options or StreamOptions()
-        if (self.options.on_poison == "dead-letter") != (dead_letters is not None):
-            raise InvalidOption(
-                "on_poison and dead_letters must be set together",
-                got=f"on_poison={self.options.on_poison!r}, dead_letters={dead_letters!r}",
-                hint="Give both on_poison='dead-letter' and dead_letters=, or neither.",
-            )
         self._factory = queues
         self._balancer = balancer or FixedBalancer()
         self._stores = stores or memory_stores()
-        self._dead_letters = dead_letters
+        opener: object = self._stores
+        self._requesting = opener if isinstance(opener, RequestingStores) else None
+        """Set if any host can ask the owner of a queue."""
+        self._dead_letters = dead_letters or partial(publish_letter, self.publish)
+        self._has_letters = dead_letters is not None
+        self._tracing = tracing
+        self._serializers = dict(serializers or {})
+        if NAMESPACE in self._serializers:
+            raise InvalidOption("dead letters have a format of their own", where="serializers", got=NAMESPACE)
+        self._needs_letters = self.options.on_poison == "dead-letter"
         self._draw = draw or random.Random()
         self._consumers = ConsumerFactories()
         self._adapter: QueueAdapter | None = None
@@ -176,19 +95,73 @@ class StreamProvider:
 
     # Consumers
 
-    def consumer(self, name: str, factory: ObserverFactory) -> None:
-        """Register the factory of observers for subscriptions of consumer `name`. Call before `start`."""
-        self._require_not_started("consumer")
-        self._consumers.add_factory(name, factory)
+    def consumer(
+        self,
+        name: str,
+        factory: ObserverFactory,
+        *,
+        on_poison: PoisonPolicy | None = None,
+        where: Callable[[Any], object] | None = None,
+        batch_size: int | None = None,
+        batch_within_s: float | None = None,
+    ) -> None:
+        """Register the factory of observers for subscriptions of consumer `name`. Call before `start`.
 
-    def implicit(self, name: str, pattern: str, factory: ObserverFactory) -> None:
+        The options are those of `implicit`.
+        """
+        self._require_not_started("consumer")
+        self.check_letters(on_poison)
+        delivery = Delivery(on_poison, where, batch_size, batch_within_s)
+        self._consumers.add_factory(name, factory, delivery)
+
+    def implicit(
+        self,
+        name: str,
+        pattern: str,
+        factory: ObserverFactory,
+        *,
+        start: Start | None = None,
+        on_poison: PoisonPolicy | None = None,
+        where: Callable[[Any], object] | None = None,
+        batch_size: int | None = None,
+        batch_within_s: float | None = None,
+    ) -> None:
         """Give every stream whose topic matches `pattern` (`*`, `?`, `[…]`) a subscription called `name`.
 
-        All hosts of a provider must register the same ones. Known streams get it from now on.
+        All hosts of a provider must register the same ones. Known streams get it from now on. `on_poison`
+        None: that of the options.
+
+        Only events for which `where` returns a true value are delivered. A delivery has at most `batch_size`
+        events (None: `batch_events_max`); if fewer are there, they wait up to `batch_within_s` seconds for
+        others (None: not at all).
+
+        `start` is where its streams start in a queue whose subscription store does not know `name` yet:
+        "earliest", "latest", a position, a token, or a time (None: that of the options). From then on it is
+        known, and `start` does not count. With a `start`, call before `start()`.
         """
-        self._consumers.add_pattern(name, pattern, factory)
+        if start is not None:
+            self._require_not_started("implicit with a start")
+        self.check_letters(on_poison)
+        delivery = Delivery(on_poison, where, batch_size, batch_within_s)
+        self._consumers.add_pattern(name, pattern, factory, delivery, start)
         for agent in self._manager.agents() if self._manager is not None else ():
             agent.apply_patterns()
+
+    def check_letters(self, on_poison: PoisonPolicy | None) -> None:
+        """`rt.InvalidOption` if dead letters are needed, and there is no place for them."""
+        needs_letters = self._needs_letters or on_poison == "dead-letter"
+        if self._adapter is None:
+            self._needs_letters = needs_letters  # `start` checks it.
+            return
+        if not needs_letters or self._has_letters:
+            return
+        if self._adapter.direction is StreamDirection.READ_ONLY:
+            raise InvalidOption(
+                "there is no place for dead letters: the queues are read-only",
+                where=self.name,
+                got="on_poison='dead-letter'",
+                hint="Give each Cluster a writer, or the provider dead_letters=.",
+            )
 
     # Lifecycle
 
@@ -200,6 +173,7 @@ class StreamProvider:
             await adapter.close()
         self._require_not_started("start")
         self._adapter = adapter
+        self.check_letters(None)
         if self._adapter.direction is not StreamDirection.WRITE_ONLY:
             queues = self._factory.mapper.queues
             self._manager = PullingManager(self._balancer, queues, self._agent, drain_s=self.options.drain_s)
@@ -246,13 +220,34 @@ class StreamProvider:
         """The handle of a stream, which need not exist yet."""
         return Stream(self, StreamId(namespace, key))
 
-    async def publish(self, stream: StreamId, events: Sequence[Any]) -> None:
+    async def publish(self, stream: StreamId, events: Sequence[Any], headers: HeadersInput = ()) -> None:
         """Append events to the queue that carries the stream, whichever host serves it."""
         adapter = self._require_adapter()
         if adapter.direction is StreamDirection.READ_ONLY:
             raise NotWritable("the queues of this provider are read-only", where=self.name, got=stream)
-        if events:
-            await adapter.publish(self._factory.mapper.queue_for(stream), stream, events)
+        if (serializer := self._serializers.get(stream.namespace)) is not None:
+            events = [serializer.dumps(event) for event in events]
+        own = checked_headers(headers) if headers else ()
+        if not events:
+            return
+        queue = self._factory.mapper.queue_for(stream)
+        if self._tracing is not None:
+            with self._tracing.publish(stream, len(events), own) as traced:
+                await adapter.publish(queue, stream, events, traced)
+        elif own:
+            await adapter.publish(queue, stream, events, own)
+        else:
+            await adapter.publish(queue, stream, events)
+
+    async def known_start(self, stream: StreamId, start: Start) -> SequenceToken | StartPosition:
+        """A time as its token. Raises errors of the queue."""
+        queue = self._factory.mapper.queue_for(stream)
+        return await known_start(self._require_adapter(), queue, check_start(start))
+
+    async def token_at(self, stream: StreamId, time: datetime) -> SequenceToken:
+        """See `Stream.token_at`."""
+        timestamp_ns = StartTime.of(time).timestamp_ns
+        return await self._require_adapter().token_at(self._factory.mapper.queue_for(stream), timestamp_ns)
 
     async def agent_of(self, stream: StreamId, timeout: float = _SERVED_S) -> PullingAgent:
         """The agent of the stream's queue. Waits if this host is about to serve it. `QueueElsewhere`."""
@@ -262,7 +257,9 @@ class StreamProvider:
                 while True:
                     self._require_adapter()
                     if self._manager is None or queue not in self._balancer.my_queues():
-                        hint = "Subscribe on that host, or register an implicit subscription on all hosts."
+                        hint = "Only cluster_stores forward requests: call it on that host."
+                        if self._requesting is not None:
+                            hint = "Name a consumer that all hosts register: that of the owner is called."
                         raise QueueElsewhere(
                             "this host does not serve the queue", where=queue, got=stream, hint=hint
                         )
@@ -274,6 +271,75 @@ class StreamProvider:
             raise Timeout(
                 what, where=queue, expected=f"{timeout} s", hint="Look for agent_failed in the log."
             ) from error
+
+    async def agent_or_elsewhere(
+        self, stream: StreamId, subscription: Subscription | None = None
+    ) -> PullingAgent | QueueElsewhere:
+        """The agent of the queue, or of the subscription. If another host serves it and can be asked:
+        the error of `agent_of`.
+        """
+        try:
+            return await (self.agent_of(stream) if subscription is None else self.agent_with(subscription))
+        except QueueElsewhere as error:
+            if self._requesting is not None:
+                return error
+            raise
+
+    async def ask_owner(
+        self, elsewhere: QueueElsewhere, stream: StreamId, request: Request, queue: QueueId | None = None
+    ) -> Answer:
+        """Have the owner of the stream's queue, or of `queue`, carry out a request. Raises its errors;
+        `OwnerTimeout`.
+        """
+        if self._requesting is None:
+            raise elsewhere
+        queue = queue or self._factory.mapper.queue_for(stream)
+        return decode_answer(await self._requesting.ask_owner(queue, request.encode(), _SERVED_S)).check()
+
+    def attach(
+        self, subscription_id: str, observer: StreamObserver, delivery: Delivery | None = None
+    ) -> None:
+        """Use this observer for the subscription when its queue comes to this host."""
+        self._consumers.attach(subscription_id, observer, delivery or Delivery())
+
+    def other_agents(self, stream: StreamId) -> list[PullingAgent]:
+        """The agents here of other queues than the stream's."""
+        queue = self._factory.mapper.queue_for(stream)
+        agents = self._manager.agents() if self._manager is not None else []
+        return [agent for agent in agents if agent.queue.id != queue]
+
+    async def agent_with(self, subscription: Subscription) -> PullingAgent:
+        """The agent of the subscription: that of the stream's queue, or one of an earlier placement."""
+        stream, queue = subscription.stream, subscription.queue
+        others = [agent for agent in self.other_agents(stream) if agent.subscriptions.has(subscription.id)]
+        if queue is not None:
+            others = [agent for agent in others if agent.queue.id == queue]
+        elif self._manager is not None and others:
+            own = self._manager.agent(self._factory.mapper.queue_for(stream))
+            others = [] if own is not None and own.subscriptions.has(subscription.id) else others
+        return others[0] if others else await self.agent_of(stream)
+
+    def check_place(self, stream: StreamId) -> None:
+        """`StreamMisplaced` if an agent here reads events of the stream from another queue than its own;
+        `rt.InvalidOption` if they are not read.
+        """
+        if not self._require_adapter().reads(stream):
+            raise InvalidOption(
+                "the events of the stream are not read",
+                where=stream,
+                hint="Add its topic to ClusterQueues(…, topics=[…]), on all hosts.",
+            )
+        queue = self._factory.mapper.queue_for(stream)
+        for agent in self.other_agents(stream):
+            if agent.knows(stream):
+                raise StreamMisplaced(
+                    "the events of the stream are in another queue",
+                    where=stream,
+                    got=agent.queue.id,
+                    expected=queue,
+                    hint="Say where it is: ClusterQueues(…, placement={'pattern': 'cluster'}). An implicit "
+                    "subscription gets the events of every queue.",
+                )
 
     def status(self) -> list[QueueStatus]:
         return [] if self._manager is None else [status for status, _ in self._manager.status()]
@@ -290,7 +356,28 @@ class StreamProvider:
     ) -> PullingAgent:
         adapter, options = self._require_adapter(), self.options
         served = ServedQueue(queue, adapter, options, counts, self._dead_letters, self._draw, on_failure)
+        served.serializers, served.tracing = self._serializers, self._tracing
+        served.on_taken_over = partial(self._note_taken_over, queue)
+        if len(self._factory.mapper.queues) > 1:
+            served.on_new_stream = partial(self._note_new_stream, queue, counts)
         return PullingAgent(served, fence, self._stores, self._consumers)
+
+    def _note_new_stream(self, queue: QueueId, counts: QueueCounts, stream: StreamId) -> None:
+        """The queue has events of a stream that had none before, or not for long."""
+        expected = self._factory.mapper.queue_for(stream)
+        if expected == queue or self._manager is None:
+            return
+        counts.misplaced += 1
+        agent = self._manager.agent(expected)
+        if agent is not None and agent.serves_explicit(stream):
+            logger.error("stream_misplaced stream=%s queue=%s expected=%s", stream, queue, expected)
+
+    def _note_taken_over(self, queue: QueueId, stream: StreamId, label: str) -> None:
+        """The queue's store has a subscription of the stream."""
+        expected = self._factory.mapper.queue_for(stream)
+        if expected != queue:
+            what = "subscription_misplaced subscription=%s stream=%s queue=%s expected=%s"
+            logger.error(what, label, stream, queue, expected)
 
     def _require_adapter(self) -> QueueAdapter:
         if self._adapter is None or self._is_closed:

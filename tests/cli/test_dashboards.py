@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rt.cli.commands.dashboards import FILES, dashboards
+from rt.cli.commands.deployment import MONITORING_FILES, dashboards
 from rt.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ def test_dashboards_writes_the_files_of_the_chart(tmp_path: Path) -> None:
     result = CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")])
 
     assert (result.exit_code, result.stdout) == (0, "")
-    for name, folder in FILES.items():
+    for name, folder in MONITORING_FILES.items():
         assert (tmp_path / "new" / name).read_bytes() == (ROOT / "helm" / folder / name).read_bytes()
     assert CliRunner().invoke(dashboards, ["--out", str(tmp_path / "new")]).exit_code == 0
 
@@ -41,6 +41,6 @@ def test_the_wheel_holds_the_dashboard_and_the_alert_rules(tmp_path: Path) -> No
     [wheel] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
 
     with zipfile.ZipFile(wheel) as archive:
-        for name, folder in FILES.items():
+        for name, folder in MONITORING_FILES.items():
             content = archive.read(f"rt/cli/monitoring/{name}")
             assert content == (ROOT / "helm" / folder / name).read_bytes()

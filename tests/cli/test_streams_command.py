@@ -1,4 +1,4 @@
-"""`rt streams`: what hosts say, taken together."""
+"""`rt streams hosts`: what hosts say, taken together."""
 
 import json
 import socket
@@ -9,7 +9,7 @@ import prometheus_client.parser
 import pytest
 from click.testing import CliRunner
 
-from rt.cli.commands import streams
+from rt.cli.streams import hosts as streams
 from rt.errors import RtError
 from rt.exposition import exposition
 from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, StuckCall, metrics_of
@@ -54,7 +54,9 @@ def test_a_stuck_consumer_is_named_with_its_age() -> None:
     hanging = QueueStatus("q", "served", consumers=3, stuck=1, stuck_calls=(call,))
     (row,) = streams.overview([host("h1", hanging), host("h2", QueueStatus("q"))])
     assert row.stuck == 1
-    assert row.problems == [f"the consumer of {call.stream} has been called for 93 s (subscription all)"]
+    assert row.problems == [
+        f"the consumer of {call.stream} has not got past an event for 93 s (subscription all)"
+    ]
     assert len(streams.as_table([row]).splitlines()) == 3
 
 
@@ -68,14 +70,14 @@ def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(streams, "ask", ask)
     runner = CliRunner()
-    good = runner.invoke(streams.streams, ["a:1", "--json"])
+    good = runner.invoke(streams.hosts, ["a:1", "--json"])
     assert good.exit_code == 0
     assert json.loads(good.stdout)["owner"] == "h1"
-    away = runner.invoke(streams.streams, ["a:1", "b:1"])
+    away = runner.invoke(streams.hosts, ["a:1", "b:1"])
     assert away.exit_code == 1
     assert "the host does not serve metrics" in away.stderr
     texts["a:1"] = host("h1", QueueStatus("q", "failed"))
-    assert runner.invoke(streams.streams, ["a:1"]).exit_code == 1
+    assert runner.invoke(streams.hosts, ["a:1"]).exit_code == 1
 
 
 def test_a_host_that_is_not_there_is_an_error_that_names_it() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -154,3 +155,26 @@ def test_a_host_with_too_many_queues_gives_up_the_first_won_and_one_with_too_few
 @pytest.mark.parametrize("policy", [RingPolicy(), StaticPolicy("AB"), MaturePolicy("AB", 0.0), SharePolicy()])
 def test_no_policy_requests_a_queue_that_another_host_holds(policy: AssignmentPolicy) -> None:
     assert policy.assign(view("A", "AB", taken=range(7))) == Assignment()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [RingPolicy, lambda: StaticPolicy("ABC"), lambda: MaturePolicy("ABC", 0.0)],
+    ids=["ring", "static", "mature"],
+)
+def test_a_queue_belongs_to_one_host_of_those_that_can_serve_it(make: Callable[[], AssignmentPolicy]) -> None:
+    """A reaches no cluster but those of q-5 and q-6, C not that of q-0. Each host sees the others so."""
+    reach = {f"q-{number}": frozenset("BC") for number in range(1, 5)}
+    reach["q-0"] = frozenset("B")
+    served: dict[str, str] = {}
+    for host in "ABC":
+        seen = {name: hosts for name, hosts in reach.items() if host in hosts}
+        policy, found = make(), view(host, "ABC")
+        queues = frozenset(queue for queue in MAPPER.queues if queue.name in served)
+        taken = policy.assign(replace(found, reach=seen, taken=queues)).take
+        for queue in taken:
+            if host in reach.get(queue.name, "ABC"):  # Of another cluster it gets no lease.
+                assert served.setdefault(queue.name, host) == host
+    assert len(served) == 7
+    given_up = make().assign(replace(view("C", "ABC", held=[0]), reach=reach)).give_up
+    assert [queue.name for queue in given_up] == ["q-0"]

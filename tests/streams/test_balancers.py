@@ -461,3 +461,26 @@ def test_no_queue_is_ever_served_twice_and_all_are_served_after_any_faults(
             assert max(world.shares().values()) - min(world.shares().values()) <= 1
 
     run(main())
+
+
+def test_a_host_takes_nothing_from_another_one_of_its_owner_and_follows_when_that_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        table, mapper = LeaseTable(), HashRingQueueMapper(3, "q")
+        first = LeaseBalancer(MemoryLeases(table, "h"), host="one", times=TIMES)
+        second = LeaseBalancer(MemoryLeases(table, "h"), host="two", times=TIMES)
+        await first.start(mapper)
+        await asyncio.sleep(SETTLED_S)
+        served = first.my_queues()
+        assert len(served) == 3
+        await second.start(mapper)
+        await asyncio.sleep(SETTLED_S)
+        assert (first.my_queues(), second.my_queues()) == (served, {})
+        assert "owner_is_shared owner=h host=two other=one" in caplog.text
+        kill(first)
+        await asyncio.sleep(SETTLED_S)
+        assert second.my_queues().keys() == served.keys()
+        await second.stop()
+
+    run(main())

@@ -10,16 +10,18 @@ import pytest
 import virtual_time
 from stream_consumers import Collector, until
 
-from rt.streams.agent import consumer_tasks
-from rt.streams.agent.consumer_tasks import TURN_CONSUMERS, ConsumerTasks
-from rt.streams.agent.options import StreamOptions
 from rt.streams.core.errors import ConsumerGone
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.delivery import consumer_tasks
+from rt.streams.delivery.consumer_tasks import TURN_CONSUMERS, ConsumerTasks
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamObserver
-from rt.streams.provider import StreamProvider, Subscription, memory_stores
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.stores import memory_stores
+from rt.streams.stream import Subscription
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 MARK: ContextVar[str] = ContextVar("mark", default="none")

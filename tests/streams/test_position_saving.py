@@ -9,13 +9,13 @@ import virtual_time
 from stream_consumers import Collector, until
 
 from rt.objects import MemoryStore
-from rt.streams.agent.options import StreamOptions
-from rt.streams.agent.subscription_store import SubscriptionStore
 from rt.streams.balancer.balancer import Fence
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.subscriptions.subscription_store import SubscriptionStore
 
 
 def one(_: QueueId, number: int) -> tuple[StreamId, Any]:
@@ -28,7 +28,7 @@ class Disk:
     def __init__(self) -> None:
         self.store = MemoryStore(None)
 
-    def opened(self, _: QueueId) -> MemoryStore:
+    def opened(self, _: QueueId, _fence: int) -> MemoryStore:
         self.store = MemoryStore(self.store.content())
         return self.store
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rt.errors import InvalidOption
-from rt.streams.agent.queue_cache import CacheCursor, QueueCache
 from rt.streams.core.event_batch import EventBatch, join
 from rt.streams.core.stream_id import SequenceToken, StreamId
+from rt.streams.queue.queue_cache import CacheCursor, QueueCache
 
 A, B, C = StreamId("s", "a"), StreamId("s", "b"), StreamId("s", "c")
 

@@ -9,7 +9,7 @@ import virtual_time
 from stream_consumers import Collector, until
 
 from rt.errors import Closed, InvalidOption, Overloaded
-from rt.streams.agent.options import StreamOptions
+from rt.streams.core.delivery import PoisonPolicy
 from rt.streams.core.errors import (
     ConsumerGone,
     DeliveryFailed,
@@ -21,11 +21,14 @@ from rt.streams.core.errors import (
 )
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import DeadLetter
-from rt.streams.provider import StreamProvider, Subscription, memory_stores
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.stores import memory_stores
+from rt.streams.stream import Subscription
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 
@@ -427,20 +430,32 @@ def test_a_pattern_registered_late_applies_from_then_on() -> None:
     in_memory(program)
 
 
-def test_a_factory_that_raises_faults_only_its_subscription() -> None:
-    got = Collector()
+@pytest.mark.parametrize("on_poison", [None, "fault"])
+def test_a_factory_that_raises_is_called_again_and_delays_no_other(on_poison: PoisonPolicy | None) -> None:
+    got, late = Collector(), Collector()
+    is_down = True
 
     def make(stream: StreamId) -> Collector:
-        if stream.key == "bad":
+        if stream.key == "good":
+            return got
+        if is_down:
             raise ValueError("no such consumer")
-        return got
+        return late
 
     async def program(provider: StreamProvider) -> None:
-        provider.implicit("some", "n/*", make)
+        nonlocal is_down
+        provider.implicit("some", "n/*", make, on_poison=on_poison)
         await provider.stream("n", "bad").publish([1])
         await provider.stream("n", "good").publish([2])
         await until(lambda: got.events == [2])
-        assert sum(status.faulted for status in provider.status()) == 1
+        if on_poison == "fault":
+            await until(lambda: sum(status.faulted for status in provider.status()) == 1)
+            return
+        await asyncio.sleep(3600)
+        assert sum(status.failing for status in provider.status()) == 1
+        is_down = False
+        await until(lambda: late.events == [1])
+        assert sum(status.failing + status.faulted for status in provider.status()) == 0
 
     in_memory(program)
 
@@ -479,8 +494,8 @@ def test_a_full_queue_in_memory_refuses_all_events_of_a_call() -> None:
 
 def test_a_gap_is_reported_before_the_events_after_it() -> None:
     class Gappy(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            return _Gappy(await super().receiver(queue, start))
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            return _Gappy(await super().receiver(queue, start, book))
 
     class _Gappy:
         def __init__(self, receiver: Any) -> None:
@@ -494,7 +509,7 @@ def test_a_gap_is_reported_before_the_events_after_it() -> None:
             if read is None or read.batches[0].first != SequenceToken(30):
                 return read  # type: ignore[no-any-return]
             gap = QueueGap(SequenceToken(30), SequenceToken(35), "trimmed")
-            return QueueRead([read.batches[0].slice(5)], read.end, gap)
+            return QueueRead([read.batches[0].slice(5)], read.end, [gap])
 
     async def program(provider: StreamProvider) -> None:
         seen: list[Any] = []
@@ -514,8 +529,13 @@ def test_a_gap_is_reported_before_the_events_after_it() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="must be set together"):
-        StreamProvider("p", MemoryQueues(), options=StreamOptions(on_poison="dead-letter"))
+    with pytest.raises(InvalidOption, match="unknown policy"):
+        StreamProvider("p", MemoryQueues()).implicit(
+            "all",
+            "*",
+            lambda _: Collector(),
+            on_poison="skip",  # type: ignore[arg-type]
+        )
     with pytest.raises(InvalidOption, match="unknown policy"):
         StreamOptions(on_poison="skip")  # type: ignore[arg-type]
     for bad in ({"cache_events": 9}, {"save_every_s": 0}, {"retry_max_s": 0.01}, {"drain_s": float("nan")}):

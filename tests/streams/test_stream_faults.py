@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stream_consumers import Collector, until
 
 from rt.objects import CommitUnknown, MemoryStore
-from rt.streams.agent.options import StreamOptions
 from rt.streams.core.errors import ConsumerGone, NoSuchSubscription, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import (
@@ -23,12 +22,15 @@ from rt.streams.core.stream_id import (
     StreamId,
     checked_token,
 )
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamGap
-from rt.streams.provider import StreamProvider, Subscription, memory_stores
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.cluster_events import ReadSizer
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.stores import memory_stores
+from rt.streams.stream import Subscription
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 
@@ -67,7 +69,7 @@ def test_place_of_equals_a_search_of_every_event(carried: list[int], number: int
     assert batch.place_of(start) == sum(token < start for token in tokens)
 
 
-@pytest.mark.parametrize("start", [-1, 5, SequenceToken(-1), SequenceToken(2**63), (3, 0), None])
+@pytest.mark.parametrize("start", [-1, 5.5, SequenceToken(-1), SequenceToken(2**63), (3, 0), None])
 def test_an_invalid_start_is_refused_and_stores_nothing(start: Any) -> None:
     async def program(provider: StreamProvider) -> None:
         stream, got = provider.stream("n", "one"), Collector()
@@ -131,8 +133,8 @@ def test_fewer_messages_are_requested_when_each_carries_many_events() -> None:
 
 def test_a_read_larger_than_the_room_is_still_delivered() -> None:
     class Crowded(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
             receive = receiver.receive
             receiver.receive = lambda events_max, timeout: receive(events_max * 30, timeout)  # type: ignore[method-assign]
             return receiver
@@ -213,7 +215,7 @@ def test_consumers_that_hang_or_fail_while_catching_up_let_others_read(trouble: 
             async def reading(events_max: int) -> QueueRead:
                 found = await read(events_max)
                 gap = QueueGap(SequenceToken(3), SequenceToken(5), "trimmed")
-                return QueueRead(found.batches, found.end, gap if start < SequenceToken(5) else None)
+                return QueueRead(found.batches, found.end, [gap] if start < SequenceToken(5) else ())
 
             reader.close, reader.read = close, reading  # type: ignore[method-assign]
             return reader
@@ -265,8 +267,8 @@ def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_c
             return writer
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
 
             async def acknowledge(low: SequenceToken) -> None:
                 acknowledged.append(low.sequence_number)
@@ -284,7 +286,7 @@ def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_c
         assert acknowledged
 
     options = {"cache_events": 20, "batch_events_max": 10, "catch_up_events": 50}
-    run(program, Told(one, events=1000), stores=lambda _: Store(), options=options, delay_s=2.0)
+    run(program, Told(one, events=1000), stores=lambda *_: Store(), options=options, delay_s=2.0)
 
 
 def test_events_that_a_consumer_went_back_to_during_a_commit_are_not_acknowledged() -> None:
@@ -292,8 +294,8 @@ def test_events_that_a_consumer_went_back_to_during_a_commit_are_not_acknowledge
     asked_at: list[int] = []
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
 
             async def acknowledge(low: SequenceToken) -> None:
                 told.append(low.sequence_number)
@@ -502,7 +504,7 @@ def test_a_consumer_may_stop_its_own_host() -> None:
 
 def test_a_call_that_waits_for_a_queue_fails_at_once_when_the_host_stops() -> None:
     class Shut(MemoryQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
             raise OSError("no queue")
 
     async def main() -> None:
@@ -626,9 +628,9 @@ def test_events_published_before_the_first_read_are_numbered_after_the_stored_po
         told = await receiver.receive(10, 1.0)
         read = await receiver.receive(10, 1.0)
         assert told is not None
-        assert told.gap is not None
+        assert len(told.gaps) == 1
         assert read is not None
-        assert told.gap.wanted == start
+        assert told.gaps[0].wanted == start
         assert [(token > start, event) for token, event in read.batches[0]] == [(True, 1), (True, 2)]
         again = await queues.receiver(queue, read.batches[0].last)
         seen = await again.receive(10, 1.0)
@@ -683,7 +685,7 @@ def test_a_commit_with_unknown_outcome_is_raised_and_the_store_is_reopened() -> 
         assert len(found) == 2
         assert provider.status()[0].unattended == 1
 
-    run(program, MemoryQueues(1), stores=lambda _: Store())
+    run(program, MemoryQueues(1), stores=lambda *_: Store())
 
 
 def test_streams_removed_from_memory_return_without_gaps_or_duplicates() -> None:

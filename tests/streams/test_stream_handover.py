@@ -1,7 +1,9 @@
 """Queues that move between hosts: released, revoked, failed, killed; in virtual time."""
 
 import asyncio
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,20 @@ from hypothesis import strategies as st
 from stream_consumers import Collector, until
 
 from rt.errors import Fenced, Overloaded, StorageFailed
-from rt.objects import MemoryStore, SqliteStore
-from rt.streams.agent.options import StreamOptions
-from rt.streams.agent.subscription_store import Stores, SubscriptionRecord, SubscriptionStore
+from rt.objects import CommitUnknown, MemoryStore, SqliteStore
 from rt.streams.balancer.balancer import Fence, FixedBalancer
 from rt.streams.core.errors import QueueElsewhere
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.provider import StreamProvider, directory_stores, memory_stores
+from rt.streams.delivery.options import StreamOptions
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.stores import directory_stores, memory_stores
+from rt.streams.subscriptions.subscription_store import Stores, SubscriptionRecord, SubscriptionStore
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
+THREADS = 2
 
 
 class Hand(FixedBalancer):
@@ -174,8 +178,8 @@ def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> N
     acknowledged: list[SequenceToken] = []
 
     class Watched(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
 
             async def acknowledge(low: SequenceToken) -> None:
                 acknowledged.append(low)
@@ -204,8 +208,8 @@ def test_a_failed_agent_is_restarted_from_its_store() -> None:
     broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
 
     class Broken(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
             receive = receiver.receive
 
             async def breaking(events_max: int, timeout: float) -> Any:
@@ -238,7 +242,7 @@ def test_a_locked_store_is_retried_until_the_previous_owner_closes_it(
     (queue,) = queues.mapper.queues
 
     async def main() -> None:
-        held = stores(queue)
+        held = stores(queue, Fence(0))
         got = Collector()
         async with StreamProvider("p", queues, stores=stores) as host:
             await asyncio.sleep(3)
@@ -249,6 +253,36 @@ def test_a_locked_store_is_retried_until_the_previous_owner_closes_it(
         with SqliteStore(tmp_path / f"{queue.name}.db") as store:
             registry = SubscriptionStore(store, queue, Fence(0))
             assert registry.low == SequenceToken(100)
+
+    virtual_time.run(main())
+
+
+def test_a_host_that_does_not_know_that_it_lost_its_queue_keeps_no_other_waiting(tmp_path: Path) -> None:
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        held = asyncio.Event()
+
+        async def hang(_: EventBatch) -> None:
+            await held.wait()
+
+        before, after = Collector(act=hang), Collector()
+        hands = Hand(), Hand()
+        first = StreamProvider("p", queues, stores=directory_stores(tmp_path), balancer=hands[0])
+        second = StreamProvider("p", queues, stores=directory_stores(tmp_path), balancer=hands[1])
+        async with first, second:
+            hands[0].win(queue, 1)
+            await first.stream("n", "a").subscribe(before, start=EARLIEST, name="reader")
+            hands[1].win(queue, 2)
+            ((found, _),) = await second.stream("n", "a").subscriptions()
+            await found.resume(after)
+            await until(lambda: len(after.events) == 34)
+            assert second.status()[0].state == "served"
+            held.set()  # The first host continues: what it saves now is refused.
+            await until(lambda: first.status()[0].state == "failed")
+        with SqliteStore(tmp_path / f"{queue.name}~{2:020d}.db") as store:
+            assert SubscriptionStore(store, queue, Fence(2)).low == SequenceToken(100)
 
     virtual_time.run(main())
 
@@ -304,7 +338,7 @@ def test_a_subscription_that_cannot_be_stored_is_refused_and_pins_nothing() -> N
 
     async def main() -> None:
         queues = MemoryQueues(1)
-        async with StreamProvider("p", queues, stores=lambda _: Full()) as host:
+        async with StreamProvider("p", queues, stores=lambda *_: Full()) as host:
             stream = host.stream("n", "a")
             await stream.subscribe(Collector())
             Full.is_full = True
@@ -410,11 +444,11 @@ def test_memory_stores_keep_committed_data() -> None:
     names: Mapping[str, int] = {"fence": 3}
 
     async def main() -> None:
-        subscriptions = SubscriptionStore(stores(queue), queue, Fence(names["fence"]))
+        subscriptions = SubscriptionStore(stores(queue, Fence(0)), queue, Fence(names["fence"]))
         await subscriptions.commit()
         await subscriptions.close()
         with pytest.raises(Fenced):
-            SubscriptionStore(stores(queue), queue, Fence(2))
+            SubscriptionStore(stores(queue, Fence(2)), queue, Fence(2))
 
     virtual_time.run(main())
 
@@ -470,10 +504,10 @@ def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> No
     class Broken(GeneratorQueues):
         is_broken = True
 
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
             if self.is_broken:
                 raise OSError("no queue")
-            return await super().receiver(queue, start)
+            return await super().receiver(queue, start, book)
 
     queues = Broken(three)
     (queue,) = queues.mapper.queues
@@ -514,7 +548,7 @@ def test_a_queue_revoked_after_a_late_release_leaves_nothing_open(
         hand = Hand()
         options = StreamOptions(drain_s=30)
         async with StreamProvider(
-            "p", queues, balancer=hand, stores=lambda _: Store(), options=options
+            "p", queues, balancer=hand, stores=lambda *_: Store(), options=options
         ) as host:
             host.implicit("all", "n/*", lambda _: Collector(slow_s=100))
             hand.win(queue, 1)
@@ -537,8 +571,8 @@ def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_mo
     told: list[float] = []
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
-            receiver = await super().receiver(queue, start)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+            receiver = await super().receiver(queue, start, book)
 
             async def acknowledge(_: SequenceToken) -> None:
                 told.append(asyncio.get_running_loop().time())
@@ -567,6 +601,96 @@ def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_mo
     virtual_time.run(main())
 
 
+class Unanswered(MemoryStore):
+    """From `hang` on, a commit waits until it is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hang = threading.Event()
+        self.hung = threading.Event()
+        self.interrupted = threading.Event()
+
+    def begin(self, kind: Any) -> Any:
+        writer = super().begin(kind)
+        commit = writer.commit
+
+        def committed() -> None:
+            if self.hang.is_set():
+                self.hung.set()
+                self.interrupted.wait()
+                raise CommitUnknown("nobody answered")
+            commit()
+
+        writer.commit = committed  # type: ignore[method-assign]
+        return writer
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_lost_queue_does_not_wait_for_a_commit_that_nobody_answers(*, is_draining: bool) -> None:
+    """Else its host could not serve the queue again when the cluster is back."""
+    queues = MemoryQueues(1)
+    (queue,) = queues.mapper.queues
+    store, hand = Unanswered(), Hand()
+
+    async def main() -> None:
+        options = StreamOptions(save_every_s=0.01)
+        provider = StreamProvider("p", queues, balancer=hand, stores=lambda *_: store, options=options)
+        async with provider:
+            hand.win(queue, 1)
+            held = Collector()
+            await provider.stream("n", "a").subscribe(held)
+            store.hang.set()
+            await provider.stream("n", "a").publish([1])
+            await until(store.hung.is_set)
+            giving_up = asyncio.create_task(hand.give_up(queue)) if is_draining else None
+            await asyncio.sleep(0)
+            try:
+                async with asyncio.timeout(60):
+                    await hand.lose(queue)
+                    if giving_up is not None:
+                        await giving_up
+            finally:
+                store.interrupted.set()  # Without it, a test that fails would wait for the thread.
+
+    asyncio.run(main())
+
+
+def test_stores_that_hang_keep_no_other_queue_waiting() -> None:
+    """More of them than the event loop has threads for all."""
+    queues, hand = MemoryQueues(9), Hand()
+    stores = {queue: Unanswered() for queue in queues.mapper.queues}
+    last = queues.mapper.queues[-1]
+    keys = {queues.mapper.queue_for(StreamId("n", str(key))): str(key) for key in range(1000)}
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        options = StreamOptions(save_every_s=0.01)
+        provider = StreamProvider(
+            "p", queues, balancer=hand, stores=lambda queue, _: stores[queue], options=options
+        )
+        async with provider:
+            hand.assign(dict.fromkeys(stores, Fence(1)))
+            for queue in stores:
+                await provider.stream("n", keys[queue]).subscribe(Collector())
+            hanging = [store for queue, store in stores.items() if queue != last]
+            for store in hanging:
+                store.hang.set()
+            for queue in stores:
+                await provider.stream("n", keys[queue]).publish([1])
+            try:
+                await until(lambda: sum(store.hung.is_set() for store in hanging) >= THREADS, 60)
+                async with asyncio.timeout(60):
+                    await provider.stream("n", keys[last]).subscribe(Collector())
+            finally:
+                for store in stores.values():
+                    store.interrupt()
+
+    asyncio.run(main())
+
+
 def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open() -> None:
     opened: list[MemoryStore] = []
     closed: list[MemoryStore] = []
@@ -576,7 +700,7 @@ def test_a_host_that_stops_while_an_agent_starts_leaves_nothing_open() -> None:
             super().close()
             closed.append(self)
 
-    def store(_: QueueId) -> MemoryStore:
+    def store(*_: object) -> MemoryStore:
         opened.append(Store())
         return opened[-1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import rt
-from rt.cli.commands.streams import streams as streams_command
+from rt.cli.streams.hosts import hosts as streams_command
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
@@ -74,9 +73,7 @@ class Hosts:
                     "host": name,
                     "out": str(self.out),
                     "copies": str(self._root / "copies"),
-                    "stores": str(self._root / "stores"),
                     "clusters": self._clusters,
-                    "leases": CLUSTERS[0],
                     "port": self.ports[name],
                 }
             )
@@ -89,6 +86,15 @@ class Hosts:
         process = self._running.pop(name)
         process.send_signal(number)
         return process.wait(WAIT_S)
+
+    @contextlib.contextmanager
+    def paused(self, name: str) -> Iterator[None]:
+        process = self._running[name]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     def owned(self, name: str) -> int:
         """How many queues it says that it serves; 0 while it does not answer."""
@@ -161,6 +167,12 @@ def test_hosts_are_killed_and_added_under_load_and_every_event_is_processed_once
         hosts.start("h3")
         until(lambda: hosts.owned("h2") == 1 and hosts.owned("h3") == 1, "the third host's share")
         publish(500)
+        with hosts.paused("h3"):
+            publish(500)
+            until(lambda: hosts.owned("h2") == 2, "the queues of a host that is paused past its lease")
+            until(lambda: has_all("keeping"), f"every event without the paused host\n{hosts.words()}")
+        until(lambda: hosts.owned("h2") == 1 and hosts.owned("h3") == 1, "a share for the host that is back")
+        publish(500)
         endpoints = [f"127.0.0.1:{hosts.ports[name]}" for name in ("h2", "h3")]
 
         def shows_both_owners() -> bool:
@@ -179,4 +191,3 @@ def test_hosts_are_killed_and_added_under_load_and_every_event_is_processed_once
             for path in hosts.out.glob(f"plain.{key}.*"):
                 positions = list(dict(lines(path)))
                 assert positions == sorted(positions), path.name
-        assert os.listdir(root / "stores")

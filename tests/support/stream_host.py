@@ -2,6 +2,7 @@
 
 Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that
 all hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
+The subscriptions and the leases of a queue are in the queue's cluster.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 import rt
 from rt.streams import (
     Cluster,
-    ClusterLeases,
     ClusterQueues,
     EventBatch,
     LeaseBalancer,
+    QueueLeases,
     SequenceToken,
     StreamId,
     StreamObserver,
     StreamOptions,
     StreamProvider,
-    directory_stores,
+    cluster_stores,
 )
 from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.metrics_server import serve_metrics
@@ -62,15 +63,13 @@ async def main(config: dict[str, Any]) -> None:
     for name, cluster in config["clusters"].items():
         tls = rt.TLS(*cluster["tls"])
         clusters[name] = Cluster(name, f"{config['copies']}/{host}", cluster["endpoints"], tls, name="hosts")
-    first = config["clusters"][config["leases"]]
-    leases = ClusterLeases(first["endpoints"], rt.TLS(*first["tls"]), "streams")
+    leases = QueueLeases.of_clusters(clusters, "streams")
     balancer = LeaseBalancer(leases, times=LeaseTimes(lease_s=10.0, look_s=0.3))
-    os.makedirs(config["stores"], exist_ok=True)
     provider = StreamProvider(
         "load",
         ClusterQueues(clusters),
         balancer=balancer,
-        stores=directory_stores(config["stores"]),
+        stores=cluster_stores(leases),
         options=StreamOptions(save_every_s=0.2, drain_s=5, cache_events=2000, batch_events_max=50),
         host=host,
     )

@@ -19,14 +19,15 @@ import virtual_time
 
 from rt.errors import Overloaded, RtError, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore
-from rt.streams.agent.options import StreamOptions
 from rt.streams.balancer.balancer import Fence, FixedBalancer
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
+from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamGap, StreamObserver
-from rt.streams.provider import StreamProvider, Subscription
+from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
 from rt.streams.queue.mapper import HashRingQueueMapper
+from rt.streams.stream import Subscription
 
 KEYS = "abc"
 FAULTS = (Overloaded("not now"), StorageFailed("the disk"), OSError("gone"))
@@ -72,8 +73,10 @@ class Watched:
     start: int | None = None
     got: set[int] = field(default_factory=set)
     has_ended: bool = False
-    may_begin_late: bool = False
-    """Events acknowledged before it existed may be deleted; then it gets a gap."""
+    kept_from: int = 0
+    """What was acknowledged before it existed may be deleted, also while it reads; then it gets a gap."""
+    excused: set[int] = field(default_factory=set)
+    """What such gaps told."""
 
 
 class World:
@@ -131,7 +134,7 @@ class World:
             "p",
             Queues(self, made),
             balancer=hand,
-            stores=lambda _: Store(self, made[0]),
+            stores=lambda *_: Store(self, made[0]),
             options=options,
             draw=self.rng,
         )
@@ -230,7 +233,7 @@ class World:
             self.handles[f"{name} {stream}"] = (stream, made.id)
             is_latest = start is StartPosition.LATEST
             watched.start = len(self.tape) if is_latest else start.sequence_number
-            watched.may_begin_late = not is_latest
+            watched.kept_from = self.acknowledged
         else:
             watched.has_ended = True
 
@@ -293,7 +296,7 @@ class World:
                     for at, key in enumerate(self.tape)
                     if key == watched.stream.key and at >= watched.start
                 }
-                if lacking := wanted - watched.got:
+                if lacking := wanted - watched.got - watched.excused:
                     found[name] = sorted(lacking)
         for key in "ab":
             if lacking := {at for at, each in enumerate(self.tape) if each == key} - set(self.kept[key]):
@@ -354,8 +357,8 @@ class Consumer(StreamObserver):
 
     async def on_gap(self, gap: StreamGap) -> None:
         await self.world.fault(0.1)
-        if self.watched.may_begin_late and not self.watched.got and self.watched.start is not None:
-            self.watched.start = max(self.watched.start, gap.resumed.sequence_number)
+        told = range(gap.wanted.sequence_number, min(gap.resumed.sequence_number, self.watched.kept_from))
+        self.watched.excused.update(told)
 
     async def on_close(self) -> None:
         await self.world.fault(0.1)
@@ -429,12 +432,22 @@ class Queues:
     async def adapter(self) -> Any:
         return self
 
+    def reads(self, _: StreamId) -> bool:
+        return True
+
     async def publish(self, *_: Any) -> None:
         raise AssertionError
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> Any:
+    async def receiver(self, queue: QueueId, start: SequenceToken | None, _book: str | None = None) -> Any:
         await self.world.fault()
         return Reader(self.world, self.made[0], start or SequenceToken(0), None)
+
+    async def latest(self, _: QueueId) -> SequenceToken:
+        await self.world.fault()
+        return SequenceToken(len(self.world.tape))
+
+    async def epoch(self, _: QueueId) -> None:
+        await self.world.fault()
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> Any:
         await self.world.fault()
@@ -489,7 +502,7 @@ class Reader:
             if numbers and self.only in (None, StreamId("n", key)):
                 batches.append(EventBatch(StreamId("n", key), numbers, numbers, None, 64 * len(numbers)))
         self.at = max(self.at, stop)
-        return QueueRead(batches, SequenceToken(self.at), gap)
+        return QueueRead(batches, SequenceToken(self.at), [] if gap is None else [gap])
 
 
 def run(seed: int, steps: int = 60) -> World:

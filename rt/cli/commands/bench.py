@@ -104,7 +104,7 @@ def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> No
 @number_option("--items", 1_000_000, 100, 100_000_000, "Number of elements of each object.")
 @json_option
 def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> None:
-    """Measure checkpoints of large objects after a few changes."""
+    """Measure checkpoints of large objects, and of many small ones, after a few changes."""
     from rt.bench.objects import ObjectsBench
 
     with scratch_directory(directory) as root:
@@ -115,13 +115,18 @@ def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> No
 @directory_option
 @rounds_option(10)
 @number_option("--queries", 10_000, 10, 1_000_000, "Number of running queries.")
+@number_option("--users", 100_000, 10, 10_000_000, "Number of open sessions.")
 @json_option
-def queries(directory: str | None, rounds: int, queries: int, as_json: bool) -> None:
-    """Measure checkpoints and throughput of an engine with many queries."""
+def queries(directory: str | None, rounds: int, queries: int, users: int, as_json: bool) -> None:
+    """Measure checkpoints and throughput of an engine with many queries, and of queries with many keys."""
     from rt.bench.queries import QueriesBench
+    from rt.bench.query_patterns import QueryPatternsBench
+    from rt.bench.routed_queries import RoutedQueriesBench
 
     with scratch_directory(directory) as root:
         show_all(QueriesBench(root, rounds, queries).figures(), as_json=as_json)
+        show_all(QueryPatternsBench(root, rounds, users).figures(), as_json=as_json)
+        show_all(RoutedQueriesBench(root, rounds, queries).figures(), as_json=as_json)
 
 
 @click.command()

@@ -17,25 +17,32 @@ import contextlib
 import heapq
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Final
 
 from rt.errors import RtError
-from rt.streams.agent.consumer import Consumer
+from rt.streams.agent.pattern_starts import PatternStarts
 from rt.streams.agent.position_saver import PositionSaver
-from rt.streams.agent.queue_cache import QueueCache
-from rt.streams.agent.served_queue import ServedQueue
+from rt.streams.agent.reset_check import ResetCheck
 from rt.streams.agent.subscription_service import SubscriptionService
-from rt.streams.agent.subscription_store import Stores, SubscriptionStore
-from rt.streams.agent.subscription_table import ConsumerFactories, SubscriptionTable
+from rt.streams.agent.subscription_table import SubscriptionTable
 from rt.streams.balancer.balancer import Fence
 from rt.streams.core.metrics import STUCK_CALLS_MAX, QueueStatus
-from rt.streams.core.stream_id import SequenceToken
+from rt.streams.core.stream_id import SequenceToken, StreamId
+from rt.streams.delivery.consumer import Consumer
+from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.queue.adapter import QueueRead, QueueReceiver
+from rt.streams.queue.queue_cache import QueueCache
+from rt.streams.requests.desk import RequestDesk
+from rt.streams.subscriptions.consumer_factories import ConsumerFactories
+from rt.streams.subscriptions.subscription_store import Stores, SubscriptionStore
 
 logger = logging.getLogger("rt.streams")
 
 _FULL_WAIT_S: Final = 1.0
 """How long to wait for consumers to advance before checking again which are slow, in seconds."""
+_HUNG_S: Final = 5.0
+"""A consumer that has not got past an event for so many seconds holds up no others."""
 
 
 class PullingAgent:
@@ -70,24 +77,36 @@ class PullingAgent:
         try:
             self._store = await self._opened_store()
             undo.push_async_callback(self._store.close)
+            check = ResetCheck(self.queue, self._store)
+            await check.enter()
+            starts = PatternStarts(self.queue, self._store, self._factories)
+            await starts.resolve()
             await self._store.commit()
-            self._receiver = await self.queue.adapter.receiver(self.queue.id, self._start())
+            start = self._start(starts.first)
+            self._receiver = await self.queue.adapter.receiver(self.queue.id, start, self._store.book)
             undo.push_async_callback(self._receiver.close)
-            self._serve(self._store.low or self._receiver.start)
+            self._serve(starts)
         except BaseException:
             await _through(undo.aclose())
             raise
         self.queue.is_open = True
-        self._tasks = [self._guarded(self._pump()), self._guarded(self._saver.run())]
+        self._tasks = [self._guarded(each) for each in (self._pump(), self._saver.run(), check.run())]
+        if (requested := self._store.requested) is not None:
+            desk = RequestDesk(self.queue.id, requested, self._store, self.subscriptions.carry_out)
+            self._tasks.append(self._guarded(desk.run()))
 
-    def _serve(self, start: SequenceToken) -> None:
-        """Serve the recorded subscriptions. The queue is read from `start` on."""
+    def _serve(self, starts: PatternStarts) -> None:
+        """Serve the recorded subscriptions."""
         queue, store, options = self.queue, self._store, self.queue.options
+        start = starts.first or store.low or self._receiver.start
+        queue.is_paused = store.paused_s is not None
         queue.cache = QueueCache(start, events_max=options.cache_events, bytes_max=options.cache_bytes)
-        self._table = SubscriptionTable(queue, store, self._factories)
+        self._table = SubscriptionTable(queue, store, self._factories, starts)
         self.subscriptions = SubscriptionService(queue, self._table, store, self._factories)
         self._saver = PositionSaver(queue, self._table, store, self._receiver)
         for record in list(store.records()):
+            if not record.is_implicit:
+                queue.on_taken_over(record.stream, record.label)
             self._table.take_over(record)
 
     async def stop(self, drain_s: float, *, saves_positions: bool = True) -> None:
@@ -104,6 +123,11 @@ class PullingAgent:
             self._stopping = asyncio.create_task(self._stop(self.queue.now() + drain_s))
         if self._stopping is not None:
             await asyncio.shield(self._stopping)
+
+    def interrupt(self) -> None:
+        """The queue is lost: do not wait for a commit under way. `stop` follows."""
+        if self.queue.is_open or self.is_stopping:
+            self._store.interrupt()
 
     @property
     def is_stopping(self) -> bool:
@@ -131,31 +155,40 @@ class PullingAgent:
         await asyncio.gather(*(consumer.stop(deadline) for consumer in consumers))
         return consumers
 
-    def _start(self) -> SequenceToken | None:
+    def _start(self, of_patterns: SequenceToken | None) -> SequenceToken | None:
         """Where to read from: at the oldest position of any subscription. Others skip what they already
         have.
         """
         low = self._store.low
-        if low is None or not self.queue.is_rewindable:
+        if not self.queue.is_rewindable:
             return low
+        if low is None:
+            return of_patterns
         places = [self._store.place(each.id) for each in self._store.records() if each.fault is None]
-        return min([low, *(place for place in places if place is not None)])
+        return min(place for place in [low, of_patterns, *places] if place is not None)
 
     async def _opened_store(self) -> SubscriptionStore:
-        """Open it in a thread. If the caller is cancelled, it is closed again."""
-        opening = asyncio.ensure_future(asyncio.to_thread(self._open_store))
+        """Open it in a thread of its own, so that stores that hang keep no other queue waiting. If the caller
+        is cancelled, it is closed again.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix="rt-streams-store")
+        opening = asyncio.get_running_loop().run_in_executor(thread, self._open_store, thread)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             await _through(_close_opened(opening))
             raise
 
-    def _open_store(self) -> SubscriptionStore:
-        store = self._stores(self.queue.id)
+    def _open_store(self, thread: Executor) -> SubscriptionStore:
         try:
-            return SubscriptionStore(store, self.queue.id, self.fence)
+            store = self._stores(self.queue.id, self.fence)
+            try:
+                return SubscriptionStore(store, self.queue.id, self.fence, thread)
+            except BaseException:
+                store.close()
+                raise
         except BaseException:
-            store.close()
+            thread.shutdown(wait=False)
             raise
 
     def _guarded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -172,6 +205,8 @@ class PullingAgent:
     async def _pump(self) -> None:
         while True:
             self.queue.cache.purge()
+            if self.queue.is_paused:
+                await self.queue.continued.wait()
             if not (room := self.queue.cache.room):
                 await self._wait_for_room()
                 continue
@@ -195,13 +230,13 @@ class PullingAgent:
         return read
 
     async def _wait_for_room(self) -> None:
-        """Evict the slow consumers from the cache, if they are a minority; otherwise wait for them."""
-        slow = self.queue.cache.slow()
-        if self.queue.is_rewindable and 2 * len(slow) <= len(self._table.served) - len(
-            self._table.catching_up
-        ):
-            for cursor in slow:
-                cursor.owner.start_catch_up()
+        """Evict the slow consumers from the cache, if they are a minority or do not advance at all; otherwise
+        wait for them. Those that wait for more events get what there is first.
+        """
+        hurried = [cursor for cursor in self.queue.cache.slow() if cursor.owner.deliver_now()]
+        if not hurried and self.queue.is_rewindable and (slow := self._dispensable()):
+            for consumer in slow:
+                consumer.start_catch_up()
             return
         self.queue.counts.waits += 1
         self.queue.progressed.clear()
@@ -209,20 +244,47 @@ class PullingAgent:
             async with asyncio.timeout(_FULL_WAIT_S):
                 await self.queue.progressed.wait()
 
+    def _dispensable(self) -> list[Consumer]:
+        """The consumers that hold up the others.
+
+        If all consumers hang or fail, they keep the cache for a while, which saves reading the history.
+        """
+        slow = [cursor.owner for cursor in self.queue.cache.slow()]
+        active = len(self._table.served) - len(self._table.catching_up)
+        if 2 * len(slow) <= active:
+            return slow
+        now, options = self.queue.now(), self.queue.options
+        hung = [each for each in slow if each.waited_s(now) > _HUNG_S]
+        if len(hung) < active:
+            return hung
+        return [each for each in hung if each.waited_s(now) > options.stuck_after_s]
+
     def _take_in(self, read: QueueRead) -> None:
         """No other task runs between a stream's first event and the creation of its consumers."""
         self.queue.counts.reads += 1
-        if read.gap is not None:
-            self.queue.add_gap(read.gap)
+        for gap in read.gaps:
+            self.queue.add_gap(gap)
             for consumer in self._table.served.values():
                 if not consumer.is_catching_up:
-                    consumer.add_gap(read.gap)
+                    consumer.add_gap(gap)
         now = self.queue.now()
         for batch in read.batches:
             self.queue.counts.events += len(batch.events)
             self._table.add_stream(batch.stream, now)
         for cursor in self.queue.cache.add(read.batches, read.end):
             cursor.owner.wake()
+
+    def knows(self, stream: StreamId) -> bool:
+        """Whether the queue had events of the stream not long ago. A subscription alone does not count: it
+        may be from an earlier placement.
+        """
+        known = self._table.streams.get(stream)
+        return known is not None and known.has_implicit
+
+    def serves_explicit(self, stream: StreamId) -> bool:
+        """Whether an explicit subscription to the stream is served here."""
+        known = self._table.streams.get(stream)
+        return known is not None and any(not each.record.is_implicit for each in known.consumers)
 
     def apply_patterns(self) -> None:
         """Apply a new pattern to the known streams."""
@@ -232,8 +294,7 @@ class PullingAgent:
         cache, known_end = self.queue.cache, self._receiver.known_end
         low = cache.low()
         end = cache.end if known_end is None else max(known_end, cache.end)
-        now, served = self.queue.now(), self._table.served.values()
-        stuck = [call for consumer in served if (call := consumer.stuck_call(now)) is not None]
+        served, stuck = self._table.served.values(), self._table.stuck_calls()
         return QueueStatus(
             self.queue.id.name,
             "failed" if self.queue.has_failed else "served",
@@ -243,6 +304,8 @@ class PullingAgent:
             slow=len(cache.slow()),
             stuck=len(stuck),
             stuck_calls=tuple(heapq.nlargest(STUCK_CALLS_MAX, stuck)),
+            explicit=tuple(self._table.explicit(end)),
+            is_paused=self.queue.is_paused,
             faulted=sum(record.fault is not None for record in self._store.records()),
             unattended=len(self._table.unattended),
             low=low.sequence_number + (low.event_index > 0),

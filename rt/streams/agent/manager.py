@@ -87,6 +87,9 @@ class PullingManager:
         await self._give_up(queue, self._drain_s, saves_positions=True)
 
     async def revoke(self, queue: QueueId) -> None:
+        state = self._states.get(queue)
+        if state is not None and state.agent is not None:
+            state.agent.interrupt()
         await self._give_up(queue, 0.0, saves_positions=False)
 
     async def _give_up(self, queue: QueueId, drain_s: float, *, saves_positions: bool) -> None:

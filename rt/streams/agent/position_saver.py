@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from rt.streams.agent.consumer import Consumer
-from rt.streams.agent.served_queue import ServedQueue
-from rt.streams.agent.subscription_store import SubscriptionStore
 from rt.streams.agent.subscription_table import SubscriptionTable
 from rt.streams.core.stream_id import SequenceToken
+from rt.streams.delivery.consumer import Consumer
+from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.queue.adapter import QueueReceiver
+from rt.streams.subscriptions.subscription_store import SubscriptionStore
 
 _REST: Final = 9
 """After a save the event loop has nine times as long for other work. So saving takes at most a tenth of its

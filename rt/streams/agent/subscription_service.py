@@ -1,23 +1,47 @@
 """Creates, resumes and ends subscriptions of one queue.
 
 Invariants:
-- The position is pinned before anything is awaited.
+- The position is pinned before anything is awaited, except the end of the queue.
 - A change is durable when its call returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, NamedTuple
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
-from rt.streams.agent.consumer import Consumer
-from rt.streams.agent.served_queue import ServedQueue
-from rt.streams.agent.subscription_store import SubscriptionRecord, SubscriptionStore
-from rt.streams.agent.subscription_table import ConsumerFactories, SubscriptionTable
+from rt.objects import CommitUnknown
+from rt.streams.agent.subscription_table import SubscriptionTable
+from rt.streams.core.delivery import Delivery
 from rt.streams.core.errors import NoSuchSubscription, NotRewindable, QueueElsewhere, StreamError
-from rt.streams.core.stream_id import SequenceToken, StartPosition, StreamId, checked_token
+from rt.streams.core.stream_id import SequenceToken, StartPosition, StreamId, checked_token, stream_of
+from rt.streams.delivery.consumer import Consumer
+from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.observer import StreamObserver
+from rt.streams.requests.desk import Undone
+from rt.streams.requests.request import Answer, PostedRequest, Request
+from rt.streams.subscriptions.consumer_factories import ConsumerFactories
+from rt.streams.subscriptions.start_place import CheckedStart, Start, check_start, known_start
+from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore, named_id
+
+logger = logging.getLogger("rt.streams")
+
+
+class _Place(NamedTuple):
+    """A start that was found. `is_named`: the caller named its event, so what is missing there is a gap."""
+
+    wanted: SequenceToken
+    is_named: bool
+
+
+_LATEST_S: Final = 5.0
+"""How long the queue may take to say where it ends, in seconds."""
 
 
 class SubscriptionService:
@@ -42,54 +66,130 @@ class SubscriptionService:
         stream: StreamId,
         observer: StreamObserver,
         consumer: str | None,
-        start: SequenceToken | StartPosition,
+        start: Start,
+        name: str | None = None,
+        delivery: Delivery | None = None,
     ) -> str:
-        """Returns the new subscription's id. If the store cannot be written, there is no subscription."""
-        record = SubscriptionRecord(uuid4().hex, stream, consumer)
-        is_named = not isinstance(start, StartPosition)
-        served = self._table.serve(record, observer, self._start_of(stream, start), is_named=is_named)
+        """Returns the subscription's id. If the store cannot be written, there is no new subscription.
+
+        If one of that `name` exists it continues with `observer` where it is, also after a fault.
+        """
+        checked = check_start(start)
+        if name is None:
+            record = SubscriptionRecord(uuid4().hex, stream, consumer, created_s=int(time.time()))
+            return await self._create(record, observer, await self._found(stream, checked), delivery)
+        subscription_id = named_id(name, stream)
+        resuming = self._resuming.setdefault(subscription_id, asyncio.Lock())
+        async with resuming:
+            self._require_open()
+            place = None if self.has(subscription_id) else await self._found(stream, checked)
+            if place is None or self.has(subscription_id):
+                await self._resume(subscription_id, observer, None, consumer, delivery)
+                return subscription_id
+            record = SubscriptionRecord(
+                subscription_id, stream, consumer, name=name, created_s=int(time.time())
+            )
+            return await self._create(record, observer, place, delivery)
+
+    async def _found(self, stream: StreamId, start: CheckedStart) -> _Place:
+        """Where a subscription starts. Nothing is awaited after that is known."""
+        if start is StartPosition.LATEST:
+            return _Place(await self._latest(), is_named=False)
+        known = await known_start(self._queue.adapter, self._queue.id, start)
+        self._require_open()
+        return _Place(self._start_of(stream, known), is_named=isinstance(known, SequenceToken))
+
+    async def _latest(self) -> SequenceToken:
+        """The end of the queue; if the queue does not say it, the end of what was read."""
+        end = None
+        try:
+            async with asyncio.timeout(_LATEST_S):
+                end = await self._queue.adapter.latest(self._queue.id)
+        except Exception as error:  # noqa: BLE001 - the subscription starts earlier
+            logger.warning("queue_end_unknown queue=%s error=%r", self._queue.id, error)
+        self._require_open()
+        return max(self._queue.cache.end, end or self._queue.cache.end)
+
+    def _require_open(self) -> None:
+        if not self._queue.is_open:
+            raise QueueElsewhere("this host stopped serving the queue during the call", where=self._queue.id)
+
+    async def _create(
+        self,
+        record: SubscriptionRecord,
+        observer: StreamObserver,
+        place: _Place,
+        delivery: Delivery | None,
+        *,
+        and_then: Callable[[], None] | None = None,
+    ) -> str:
+        """`and_then` is called in the same step as the edits, for an observer of a factory. Then they stay if
+        their commit is unknown.
+        """
+        served = self._table.serve(record, observer, place.wanted, is_named=place.is_named, delivery=delivery)
         self._store.put(record, served.wanted)
+        if and_then is not None:
+            and_then()
         try:
             await self._store.commit()
-        except BaseException:
-            self._store.remove(record.id)
-            self._table.leave(served)
-            await served.close()
+        except BaseException as error:
+            is_known = isinstance(error, Exception) and not isinstance(error, CommitUnknown)
+            if and_then is None or is_known:
+                self._store.remove(record.id)
+                self._table.leave(served)
+                await served.close()
+            else:
+                served.begin()
             raise
         if self._table.serves(served):
-            self._factories.attach(record.id, observer)
+            if and_then is None:
+                self._factories.attach(record.id, observer, served.policy.own)
             served.begin()
         return record.id
 
-    async def resume(
-        self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
-    ) -> None:
+    async def resume(self, subscription_id: str, observer: StreamObserver, start: Start | None) -> None:
         """Continue with another observer, from `start` or the stored position. Clears a fault.
 
         On `NoSuchSubscription`, `NotRewindable` and `ValueError` nothing has changed. Concurrent calls run
         one after the other.
         """
+        checked = None if start is None else check_start(start)
         resuming = self._resuming.setdefault(subscription_id, asyncio.Lock())
         async with resuming:
-            if not self._queue.is_open:
-                raise QueueElsewhere(
-                    "this host stopped serving the queue during the call", got=subscription_id
-                )
-            await self._resume(subscription_id, observer, start)
+            self._require_open()
+            place = None
+            if checked is not None:
+                place = await self._found(self._required(subscription_id).stream, checked)
+            await self._resume(subscription_id, observer, place)
 
-    async def _resume(
-        self, subscription_id: str, observer: StreamObserver, start: SequenceToken | None
-    ) -> None:
-        before = self._table.served.get(subscription_id)
-        record = self._store.record(subscription_id) if before is None else before.record
+    def _required(self, subscription_id: str) -> SubscriptionRecord:
+        record = self._record(subscription_id)
         if record is None:
             raise NoSuchSubscription("no such subscription", got=subscription_id)
-        if start is not None:
-            start = self._start_of(record.stream, start)
+        return record
+
+    async def _resume(
+        self,
+        subscription_id: str,
+        observer: StreamObserver,
+        start: _Place | None,
+        consumer: str | None = None,
+        delivery: Delivery | None = None,
+    ) -> None:
+        before, record = self._table.served.get(subscription_id), self._required(subscription_id)
+        if delivery is None:
+            delivery = self._factories.delivery(record) if before is None else before.policy.own
         place = self._store.place(record.id) if before is None else before.wanted
-        whole = SubscriptionRecord(record.id, record.stream, record.consumer, record.pattern)
-        served = self._table.serve(whole, observer, start or place or self._queue.cache.low())
-        self._factories.attach(record.id, observer)
+        whole = replace(record, fault=None, consumer=consumer or record.consumer)
+        wanted = place or self._queue.cache.low() if start is None else start.wanted
+        served = self._table.serve(
+            whole,
+            observer,
+            wanted,
+            is_named=start is None or start.is_named,
+            delivery=delivery,
+        )
+        self._factories.attach(record.id, observer, served.policy.own)
         try:
             if before is not None:
                 self._table.leave(before)
@@ -104,10 +204,11 @@ class SubscriptionService:
         if not self._table.serves(served):
             raise NoSuchSubscription("the subscription ended while it was resumed", got=subscription_id)
 
-    async def unsubscribe(self, subscription_id: str) -> None:
+    async def unsubscribe(self, subscription_id: str, and_then: Callable[[], None] = lambda: None) -> None:
         """End it; does nothing if it does not exist. Waits for a call of its observer under way.
 
-        Raises `StreamError` for an implicit subscription whose pattern is registered on this host.
+        `and_then` is called in the same step as the edits. Raises `StreamError` for an implicit subscription
+        whose pattern is registered on this host.
         """
         consumer = self._table.served.get(subscription_id)
         record = self._store.record(subscription_id) if consumer is None else consumer.record
@@ -121,8 +222,134 @@ class SubscriptionService:
         self._store.remove(subscription_id)
         if consumer is not None:
             self._table.leave(consumer)
+        and_then()
+        if consumer is not None:
             await self._dismiss(consumer)
         await self._store.commit()
+
+    # Requests of others. An edit and its answer are one step: nothing is awaited in between.
+
+    async def carry_out(
+        self, request: Request, posted: PostedRequest, answer: Callable[[Answer], None]
+    ) -> None:
+        """See `rt.streams.requests.desk.CarryOut`."""
+        if request.action in ("pause", "continue"):
+            await self._pause(request.action == "pause", answer)
+        elif request.action == "subscribe":
+            await self._subscribe_for(request, posted.id.hex(), answer)
+        else:
+            lock = self._resuming.setdefault(request.subscription, asyncio.Lock())
+            async with lock:
+                self._require_open()
+                record = self._required(request.subscription)
+                if request.action == "end":
+                    await self.unsubscribe(record.id, lambda: answer(Answer(record.id, "ended")))
+                else:
+                    await self._move(record, request, answer)
+
+    async def _pause(self, is_paused: bool, answer: Callable[[Answer], None]) -> None:
+        queue = self._queue
+        if is_paused != queue.is_paused:
+            queue.is_paused = is_paused
+            self._store.pause(int(time.time()) if is_paused else None)
+            logger.warning("queue_%s queue=%s", "paused" if is_paused else "continued", queue.id)
+            if is_paused:
+                queue.continued.clear()
+            else:
+                queue.continued.set()
+                for consumer in list(self._table.served.values()):
+                    consumer.wake()
+        answer(Answer(state="paused" if is_paused else "continued"))
+        await self._store.commit()
+
+    async def _subscribe_for(self, request: Request, new_id: str, answer: Callable[[Answer], None]) -> None:
+        """Make a subscription that a consumer of this host serves. One of that name continues where it is."""
+        stream = stream_of(request.topic)
+        subscription_id = new_id if request.name is None else named_id(request.name, stream)
+        lock = self._resuming.setdefault(subscription_id, asyncio.Lock())
+        async with lock:
+            start = request.start or StartPosition.LATEST
+            place = await self._found(stream, check_start(start))
+            record = self._record(subscription_id)
+            if record is not None:
+                whole = replace(record, consumer=request.consumer or record.consumer)
+                await self._move(whole, replace(request, action="resume", start=None), answer)
+                return
+            record = SubscriptionRecord(
+                subscription_id, stream, request.consumer, name=request.name, created_s=int(time.time())
+            )
+            self._require_consumer(record)
+            observer = self._table.observer(record)
+            if observer is None:
+                raise StreamError("this host has no such consumer", got=request.consumer)
+            try:
+                await self._create(
+                    record,
+                    observer,
+                    place,
+                    None,
+                    and_then=lambda: answer(Answer(subscription_id, "served")),
+                )
+            except StreamError:
+                raise
+            except Exception as error:
+                if isinstance(error, CommitUnknown):
+                    raise
+                raise Undone from error
+
+    async def _move(
+        self, record: SubscriptionRecord, request: Request, answer: Callable[[Answer], None]
+    ) -> None:
+        """Continue a subscription: "resume" clears its fault, "reset" does not. Also if a consumer has it."""
+        if request.needs_consumer:
+            self._require_consumer(record)
+        before = self._table.served.get(record.id)
+        whole = replace(record, fault=None) if request.action == "resume" else record
+        if request.start is None and before is not None and whole == before.record:
+            answer(Answer(record.id, "served"))
+            await self._store.commit()
+            return
+        wanted = None if request.start is None else self._start_of(record.stream, request.start)
+        if wanted is None:
+            place = self._store.place(record.id) if before is None else before.wanted
+            wanted = place or self._queue.cache.low()
+        observer = self._table.observer(whole) if whole.fault is None else None
+        if before is not None:
+            self._table.leave(before)
+        served, state = None, "faulted"
+        if observer is not None:
+            delivery = None if before is None else before.policy.own
+            served, state = self._table.serve(whole, observer, wanted, delivery=delivery), "served"
+            wanted = served.wanted
+        elif whole.fault is None:
+            self._table.unattended[record.id] = None
+            state = "unattended"
+        self._store.put(whole, wanted)
+        answer(Answer(record.id, state))
+        try:
+            if before is not None:
+                await self._dismiss(before)
+        finally:
+            if served is not None:
+                served.begin()
+        await self._store.commit()
+
+    def _require_consumer(self, record: SubscriptionRecord) -> None:
+        if not self._factories.has_consumer(record):
+            raise StreamError(
+                "the host that owns the queue has no consumer for the subscription",
+                where=self._queue.id,
+                got=record.consumer or record.pattern or "no consumer",
+                hint="Name a consumer that all hosts register: `provider.consumer(name, factory)`.",
+            )
+
+    def _record(self, subscription_id: str) -> SubscriptionRecord | None:
+        served = self._table.served.get(subscription_id)
+        return self._store.record(subscription_id) if served is None else served.record
+
+    def has(self, subscription_id: str) -> bool:
+        """Whether there is such a subscription here."""
+        return subscription_id in self._table.served or self._store.record(subscription_id) is not None
 
     def found(self, stream: StreamId) -> list[SubscriptionRecord]:
         """The subscriptions of a stream: served, faulted, or waiting to be resumed."""
@@ -146,8 +373,6 @@ class SubscriptionService:
 
     def _start_of(self, stream: StreamId, start: SequenceToken | StartPosition) -> SequenceToken:
         cache, is_rewindable = self._queue.cache, self._queue.is_rewindable
-        if start is StartPosition.LATEST:
-            return cache.end
         if start is StartPosition.EARLIEST_AVAILABLE:
             return SequenceToken(0) if is_rewindable else cache.oldest(stream)
         start = checked_token(start)

@@ -9,19 +9,24 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
 import logging
-import re
 from dataclasses import dataclass, field
-from fnmatch import translate
+from functools import partial
 
-from rt.errors import InvalidOption
-from rt.names import check_name
-from rt.streams.agent.consumer import Consumer
-from rt.streams.agent.served_queue import ServedQueue
-from rt.streams.agent.subscription_store import SubscriptionRecord, SubscriptionStore, implicit_id
-from rt.streams.core.errors import DeliveryFailed
+from rt.streams.agent.pattern_starts import PatternStarts
+from rt.streams.core.delivery import Delivery
+from rt.streams.core.errors import ConsumerGone, DeliveryFailed
+from rt.streams.core.metrics import SUBSCRIPTIONS_MAX, StuckCall, SubscriptionLag
 from rt.streams.core.stream_id import SequenceToken, StreamId
-from rt.streams.observer import ObserverFactory, StreamObserver
+from rt.streams.delivery.consumer import Consumer
+from rt.streams.delivery.observer_calls import LateObserver
+from rt.streams.delivery.selective_consumer import SelectiveConsumer
+from rt.streams.delivery.served_queue import ServedQueue
+from rt.streams.delivery.traced_observer import TracedObserver
+from rt.streams.observer import StreamObserver
+from rt.streams.subscriptions.consumer_factories import ConsumerFactories
+from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore, implicit_id
 
 logger = logging.getLogger("rt.streams")
 
@@ -36,62 +41,20 @@ class KnownStream:
     consumers: list[Consumer] = field(default_factory=list)
 
 
-class ConsumerFactories:
-    """The consumers of this host: by subscription, by name, and for every stream of a pattern.
-
-    They outlive the agents: a queue that returns to this host finds them here.
-    """
-
-    def __init__(self) -> None:
-        self._attached: dict[str, StreamObserver] = {}
-        self._factories: dict[str, ObserverFactory] = {}
-        self._patterns: dict[str, tuple[re.Pattern[str], ObserverFactory]] = {}
-
-    def add_factory(self, name: str, factory: ObserverFactory) -> None:
-        """Use `factory` for subscriptions of consumer `name`. `ValueError` if the name is taken."""
-        if self._factories.setdefault(check_name(name, kind="consumer"), factory) is not factory:
-            raise InvalidOption(f"consumer {name!r} is already registered")
-
-    def add_pattern(self, name: str, pattern: str, factory: ObserverFactory) -> None:
-        """Give every stream whose topic matches a subscription. `ValueError` if the name is taken."""
-        if check_name(name, kind="subscription") in self._patterns:
-            raise InvalidOption(f"implicit subscription {name!r} is already registered")
-        self._patterns[name] = (re.compile(translate(pattern)), factory)
-
-    def attach(self, subscription_id: str, observer: StreamObserver) -> None:
-        """Use this observer for the subscription, also after its queue returns to this host."""
-        self._attached[subscription_id] = observer
-
-    def detach(self, subscription_id: str) -> None:
-        self._attached.pop(subscription_id, None)
-
-    def has_pattern(self, name: str) -> bool:
-        return name in self._patterns
-
-    def patterns_of(self, stream: StreamId) -> list[str]:
-        """The names of the implicit subscriptions of a stream."""
-        return [name for name, (pattern, _) in self._patterns.items() if pattern.fullmatch(stream.topic)]
-
-    def observer(self, record: SubscriptionRecord) -> StreamObserver | None:
-        """The observer on this host; None if there is none. Raises what a factory raises."""
-        attached = self._attached.get(record.id)
-        if attached is not None:
-            return attached
-        factory: ObserverFactory | None = None
-        if record.pattern is not None:
-            factory = self._patterns[record.pattern][1] if record.pattern in self._patterns else None
-        elif record.consumer is not None:
-            factory = self._factories.get(record.consumer)
-        return None if factory is None else factory(record.stream)
-
-
 class SubscriptionTable:
     """The table of one queue. `factories` are those of the provider on this host."""
 
-    def __init__(self, queue: ServedQueue, store: SubscriptionStore, factories: ConsumerFactories) -> None:
+    def __init__(
+        self,
+        queue: ServedQueue,
+        store: SubscriptionStore,
+        factories: ConsumerFactories,
+        starts: PatternStarts,
+    ) -> None:
         self._queue = queue
         self._store = store
         self._factories = factories
+        self._starts = starts
         self.served: dict[str, Consumer] = {}
         self.streams: dict[StreamId, KnownStream] = {}
         self.catching_up: dict[Consumer, None] = {}
@@ -99,6 +62,8 @@ class SubscriptionTable:
         """The consumers whose position differs from the stored one."""
         self.leaving: dict[Consumer, None] = {}
         """No longer served, but not closed yet."""
+        self._reads_history = False
+        """Whether the queue is read before what all subscriptions have."""
         self.unattended: dict[str, None] = {}
         """Recorded, not faulted, and without an observer on this host."""
 
@@ -108,12 +73,20 @@ class SubscriptionTable:
         """An event of the stream was read at `now`: create its missing implicit consumers."""
         known = self.streams.get(stream)
         if known is None or not known.has_implicit:
+            self._queue.on_new_stream(stream)
             known = self._stream(stream)
             known.has_implicit = True
             self._serve_implicit(stream)
         known.seen_at = now
 
     def apply_patterns(self) -> None:
+        """Serve what a new pattern gives the known streams, and the recorded subscriptions that waited for
+        it.
+        """
+        for subscription_id in list(self.unattended):
+            record = self._store.record(subscription_id)
+            if record is not None and record.is_implicit:
+                self.take_over(record)
         for stream in list(self.streams):
             self._serve_implicit(stream)
 
@@ -156,9 +129,11 @@ class SubscriptionTable:
             if subscription_id in self.served or self._store.record(subscription_id) is not None:
                 continue  # Already served, or faulted.
             record = SubscriptionRecord(subscription_id, stream, None, pattern)
-            wanted = self._store.place(subscription_id) or self._queue.cache.end
-            if (observer := self._observer(record, wanted)) is not None:
-                self.serve(record, observer, wanted).begin()
+            wanted, is_named = self._store.place(subscription_id), True
+            if wanted is None:
+                wanted, is_named = self._starts.of(pattern, self._queue.cache.end)
+            if (observer := self.observer(record)) is not None:
+                self.serve(record, observer, wanted, is_named=is_named).begin()
 
     # Consumers
 
@@ -167,10 +142,10 @@ class SubscriptionTable:
         place = self._store.place(record.id) or self._store.low or SequenceToken(0)
         if record.fault is not None:
             return
-        observer = self._observer(record, place)
+        observer = self.observer(record)
         if observer is not None:
             self.serve(record, observer, place).begin()
-        elif (left := self._store.record(record.id)) is not None and left.fault is None:
+        else:
             self._store.put(record, place)
             self.unattended[record.id] = None
 
@@ -181,15 +156,29 @@ class SubscriptionTable:
         wanted: SequenceToken,
         *,
         is_named: bool = True,
+        delivery: Delivery | None = None,
     ) -> Consumer:
         """Its position is pinned at `wanted` when this returns. It gets no events before `begin`. See
         `Consumer.seat`.
         """
-        consumer = Consumer(self._queue, self, record, observer)
+        if delivery is None:
+            delivery = self._factories.delivery(record)
+        else:
+            delivery = delivery.over(self._factories.registered(record))
+        if self._queue.tracing is not None:
+            observer = TracedObserver(observer, self._queue.tracing, record.label)
+        serializer = self._queue.serializers.get(record.stream.namespace)
+        if serializer is None and delivery.where is None and delivery.batch_within_s is None:
+            consumer = Consumer(self._queue, self, record, observer, delivery)
+        else:
+            consumer = SelectiveConsumer(self._queue, self, record, observer, delivery, serializer)
         self.unattended.pop(record.id, None)
         self.served[record.id] = consumer
         self._stream(record.stream).consumers.append(consumer)
         consumer.seat(wanted, is_named=is_named)
+        for reset in self._store.resets:
+            if reset.resumed == consumer.wanted:
+                consumer.add_gap(reset)
         self._moved[consumer] = None
         return consumer
 
@@ -246,15 +235,53 @@ class SubscriptionTable:
             self._store.remove(consumer.record.id)
             await self._store.commit()
 
-    def _observer(self, record: SubscriptionRecord, wanted: SequenceToken) -> StreamObserver | None:
-        """Its observer on this host, if any. If the factory raises, the subscription is faulted."""
+    def observer(self, record: SubscriptionRecord) -> StreamObserver | None:
+        """Its observer on this host, if any. If the factory raises, it is called again as the policy says."""
         try:
             return self._factories.observer(record)
         except Exception as error:  # noqa: BLE001 - whatever a factory raises
             logger.warning("observer_creation_failed stream=%s error=%r", record.stream, error)
-            self._queue.counts.faults += 1
-            self._store.fault(record, f"{type(error).__name__}: {error}"[:1000], wanted)
-            return None
+            return LateObserver(partial(self._made, record))
+
+    def _made(self, record: SubscriptionRecord) -> StreamObserver:
+        observer = self._factories.observer(record)
+        if observer is None:
+            raise ConsumerGone("there is no factory any more", got=record.label)
+        return observer
+
+    def explicit(self, end: SequenceToken) -> list[SubscriptionLag]:
+        """The explicit subscriptions that are furthest behind `end`, the most first."""
+        found = list[SubscriptionLag]()
+        low = self._store.low or end
+        for record in self._store.records():
+            if record.is_implicit:
+                continue
+            consumer = self.served.get(record.id)
+            if consumer is None:
+                at = self._store.place(record.id) or low
+                state = "unattended" if record.fault is None else "faulted"
+            else:
+                at = max(consumer.wanted, low) if consumer.is_idle else consumer.wanted
+                state = self._state_of(consumer)
+            lag = max(0, end.sequence_number - at.sequence_number - (at.event_index > 0))
+            found.append(SubscriptionLag(lag, record.stream.topic, record.label, state))
+        return heapq.nlargest(SUBSCRIPTIONS_MAX, found)
+
+    def stuck_calls(self) -> list[StuckCall]:
+        """The consumers that have not got past an event for too long."""
+        now, limit_s = self._queue.now(), self._queue.options.stuck_after_s
+        return [
+            StuckCall(age_s, each.record.stream.topic, each.record.label)
+            for each in self.served.values()
+            if (age_s := each.waited_s(now)) > limit_s
+        ]
+
+    def _state_of(self, consumer: Consumer) -> str:
+        if consumer.waited_s(self._queue.now()) > self._queue.options.stuck_after_s:
+            return "stuck"
+        if consumer.is_failing:
+            return "failing"
+        return "behind" if consumer.is_catching_up else "served"
 
     # Stored positions
 
@@ -265,6 +292,9 @@ class SubscriptionTable:
         caught up.
         """
         noted = max(low, self._store.low or low)
+        before, self._reads_history = self._reads_history, self._queue.cache.end < noted
+        if before and not self._reads_history:
+            self._moved.update(dict.fromkeys(self.served.values()))  # Idle ones need no place any more.
         places: dict[str, SequenceToken] = {}
         moved, self._moved = self._moved, {}
         for consumer in {**moved, **self.catching_up}:
@@ -276,6 +306,7 @@ class SubscriptionTable:
             if consumer.wanted > noted:
                 places[consumer.record.id] = consumer.wanted
         self._store.note(noted, places, lambda each: self._has_all_before(noted, each))
+        self._starts.note(self._queue.cache.end, noted)
 
     def reread_positions(self) -> list[SequenceToken]:
         """The places of subscriptions that must read again what the others have."""

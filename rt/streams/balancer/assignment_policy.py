@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -29,8 +29,14 @@ class HostView:
     held: Sequence[QueueId]
     """Served here, in the order in which they were won."""
     taken: frozenset[QueueId]
-    """Not available now: other hosts have them, or this host is giving them up."""
+    """Not available now: other hosts have them, this host is giving them up, or their cluster is away."""
     now_s: float
+    reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By queue name: the hosts that can serve it, if these are not all hosts that are present."""
+
+    def hosts_of(self, queue: QueueId) -> frozenset[str]:
+        """The present hosts that can serve the queue."""
+        return self.reach.get(queue.name, self.hosts)
 
 
 class Assignment(NamedTuple):
@@ -51,30 +57,39 @@ class RingPolicy:
     """A queue belongs to the host whose part of the ring it lies in."""
 
     def __init__(self) -> None:
-        self._seen: tuple[str, frozenset[str], QueueMapper] | None = None
+        self._seen: tuple[str, frozenset[str], QueueMapper, Mapping[str, frozenset[str]]] | None = None
         self._mine: list[QueueId] = []
         """The result for that view. Cached, as consecutive polls usually see the same hosts."""
 
     def assign(self, view: HostView) -> Assignment:
         """A host that joins takes parts of others. A host that leaves gives its parts to the next hosts on
-        the ring.
+        the ring. A queue that only some hosts can serve has a ring of these.
         """
-        seen = view.host, view.hosts, view.mapper
+        seen = view.host, view.hosts, view.mapper, dict(view.reach)
         if seen != self._seen:
-            parts = ring_parts(view.host, view.hosts)
-            self._seen, self._mine = seen, [queue for part in parts for queue in view.mapper.queues_in(part)]
+            by_hosts = dict[frozenset[str], list[QueueId]]()
+            for queue in view.mapper.queues:
+                by_hosts.setdefault(view.hosts_of(queue), []).append(queue)
+            self._seen, self._mine = seen, []
+            for hosts, queues in by_hosts.items():
+                parts = ring_parts(view.host, hosts)
+                found = {queue for part in parts for queue in view.mapper.queues_in(part)}
+                self._mine += [queue for queue in queues if queue in found]
         return _towards(view, self._mine)
 
 
 class StaticPolicy:
-    """Queues belong to a configured set of hosts, whether these are alive or not."""
+    """Queues belong to a configured set of hosts, whether these are alive or not.
+
+    If a present host cannot serve one of its queues, the queue belongs to another present host that can.
+    """
 
     def __init__(self, hosts: Collection[str]) -> None:
         self._hosts = frozenset(hosts)
 
     def assign(self, view: HostView) -> Assignment:
-        """Independent of which hosts are present."""
-        return _towards(view, _named(view, _ideal(self._hosts, view).get(view.host, ())))
+        """Independent of which hosts are present, except for queues that some of them cannot serve."""
+        return _towards(view, _named(view, _servable(_ideal(self._hosts, view), view)))
 
 
 class MaturePolicy:
@@ -102,7 +117,7 @@ class MaturePolicy:
         mature = {host for host, at_s in self._seen.items() if view.now_s - at_s >= self._maturity_s}
         withheld = {name for host in self._seen if host not in mature for name in ideal[host]}
         fit = best_fit(self._hosts, _names(view), mature | {view.host})
-        return _towards(view, _named(view, [name for name in fit[view.host] if name not in withheld]))
+        return _towards(view, _named(view, [name for name in _servable(fit, view) if name not in withheld]))
 
     def _look(self, view: HostView) -> None:
         if self._seen is None:
@@ -114,9 +129,10 @@ class MaturePolicy:
 
 
 class SharePolicy:
-    """Each host has as many queues as the others, or one more; any queues.
+    """Each host has as many queues as the others, or one more; any queues that it can serve.
 
-    A host with too many gives up those that it won first.
+    A host with too many gives up those that most other hosts can serve, and of these the ones that it won
+    first. A queue that only one host can serve is always that host's.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -124,14 +140,30 @@ class SharePolicy:
 
     def assign(self, view: HostView) -> Assignment:
         """Takes free queues in an order of its own, so hosts seldom compete for the same ones."""
-        share = share_of(view.host, view.hosts, len(view.mapper.queues))
-        surplus = len(view.held) - share
+        surplus = len(view.held) - _share(view)
         if surplus > 0:
-            return Assignment(give_up=tuple(view.held[:surplus]))
+            others = [queue for queue in view.held if view.hosts_of(queue) - {view.host}]
+            others.sort(key=lambda queue: -len(view.hosts_of(queue)))
+            return Assignment(give_up=tuple(others[:surplus]))
         mine = set(view.held)
         free = [queue for queue in view.mapper.queues if queue not in mine and queue not in view.taken]
+        free = [queue for queue in free if view.host in view.hosts_of(queue)]
         self._rng.shuffle(free)
-        return Assignment(take=tuple(free[:-surplus]) if surplus else ())
+        free.sort(key=lambda queue: len(view.hosts_of(queue)))
+        alone = sum(len(view.hosts_of(queue)) == 1 for queue in free)
+        return Assignment(take=tuple(free[: max(-surplus, alone)]))
+
+
+def _share(view: HostView) -> int:
+    """How many queues this host should have. Of the hosts that can serve a queue, one with few has it."""
+    if not view.reach:
+        return share_of(view.host, view.hosts, len(view.mapper.queues))
+    counts = dict.fromkeys(sorted(view.hosts), 0)
+    for queue in sorted(view.mapper.queues, key=lambda queue: len(view.hosts_of(queue))):
+        able = [host for host in counts if host in view.hosts_of(queue)]
+        if able:
+            counts[min(able, key=counts.__getitem__)] += 1
+    return counts.get(view.host, 0)
 
 
 def _towards(view: HostView, wanted: Collection[QueueId]) -> Assignment:
@@ -140,6 +172,27 @@ def _towards(view: HostView, wanted: Collection[QueueId]) -> Assignment:
         tuple(queue for queue in view.held if queue not in target),
         tuple(sorted(target - mine - view.taken)),
     )
+
+
+def _servable(shares: Mapping[str, Sequence[str]], view: HostView) -> list[str]:
+    """The queues of this host by `shares`, without those that it cannot serve, and with some of those that
+    other present hosts cannot serve. The same host gets such a queue in the view of every host.
+    """
+    mine: list[str] = []
+    for host, names in shares.items():
+        for name in names:
+            owner, able = host, view.reach.get(name)
+            if able is not None and host in view.hosts and host not in able:
+                others = [each for each in shares if each in view.hosts and each in able]
+                owner = min(others, key=lambda each: _rank(each, name), default=host)
+            if owner == view.host and (able is None or owner in able):
+                mine.append(name)
+    return mine
+
+
+def _rank(host: str, name: str) -> bytes:
+    """Orders the hosts for a queue, differently for each."""
+    return blake2b(f"{host}\n{name}".encode(), digest_size=16).digest()
 
 
 def _names(view: HostView) -> list[str]:

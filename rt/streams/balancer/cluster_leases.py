@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -62,6 +62,14 @@ class ClusterLeases:
     def owner(self) -> str:
         return self._owner
 
+    @property
+    def calls(self) -> LeaseCalls:
+        return self._calls
+
+    def row(self, name: str, token: int) -> LeaseRow:
+        """A lease of this owner, with its full name."""
+        return LeaseRow(self._full(name), self._owner, token)
+
     def now_s(self) -> float:
         """See `boot_clock`."""
         return self._clock()
@@ -110,6 +118,14 @@ class ClusterLeases:
         skip = len(self._group) + 1
         return {one.name[skip:]: LeaseHolder(one.owner, one.token) for one in rows}
 
+    def reach(self) -> Mapping[str, frozenset[str]]:
+        """All queues have one cluster."""
+        return {}
+
+    def away(self) -> Collection[str]:
+        """Without this cluster `held` returns nothing."""
+        return ()
+
     async def close(self) -> None:
         await self._calls.close()
 
@@ -117,7 +133,7 @@ class ClusterLeases:
         return f"{self._group}/{name}"
 
     def _rows(self, leases: Sequence[OwnedLease]) -> list[LeaseRow]:
-        return [LeaseRow(self._full(one.name), self._owner, one.token) for one in leases]
+        return [self.row(one.name, one.token) for one in leases]
 
 
 async def _in_parts(

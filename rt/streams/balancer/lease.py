@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from rt.errors import InvalidOption
+
+QUEUES: Final = "queue/"
+"""The lease of a queue is called so, with the queue's name."""
 
 
 class LeaseResult(enum.Enum):
@@ -80,6 +83,17 @@ class LeaseProvider(Protocol):
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
         """The holders of all leases whose name starts with `prefix`, this owner too. May be slightly stale.
         None: unknown.
+        """
+
+    def reach(self) -> Mapping[str, frozenset[str]]:
+        """By queue name: the names of other leases than queues' on the queue's cluster, at the last `held`.
+
+        Empty if all queues have one cluster. A cluster that did not answer, or only just does, is left out.
+        """
+
+    def away(self) -> Collection[str]:
+        """The names of the queues whose cluster did not answer the last `held`. Their leases cannot be
+        acquired now.
         """
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ Invariants:
   two hosts name the same queue at a time.
 - A lease acquired without notice, because the answer was lost, is released at the next poll.
 - A failed poll is followed by the next one.
+- While another host has the same owner, this one acquires and releases nothing: one owner is one host.
 
 For one event loop.
 """
@@ -23,13 +24,19 @@ from rt.errors import Closed
 from rt.names import check_lease_owner
 from rt.streams.balancer.assignment_policy import AssignmentPolicy, HostView
 from rt.streams.balancer.balancer import Fence, QueueListener
-from rt.streams.balancer.lease import DEFAULT_TIMES, LeaseHolder, LeaseProvider, LeaseResult, LeaseTimes
+from rt.streams.balancer.lease import (
+    DEFAULT_TIMES,
+    QUEUES,
+    LeaseHolder,
+    LeaseProvider,
+    LeaseResult,
+    LeaseTimes,
+)
 from rt.streams.balancer.lease_keeper import LeaseKeeper, log_failure
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import QueueMapper
 
 HOSTS: Final = "host/"
-QUEUES: Final = "queue/"
 
 logger = logging.getLogger("rt.streams")
 
@@ -126,6 +133,10 @@ class LeasedBalancer:
         rows = await self._leases.held("")
         if rows is None or self._stopping.is_set():
             return
+        if (other := self._namesake(rows)) is not None:
+            # Its queues must not be taken for leases that this host acquired without notice.
+            logger.error("owner_is_shared owner=%s host=%s other=%s", self._leases.owner, self.host, other)
+            return
         await self._release_unknown(rows)
         await self._join(rows)
         if self._owned.host_lease is None or self._stopping.is_set():
@@ -141,12 +152,22 @@ class LeasedBalancer:
 
     def _view(self, mapper: QueueMapper) -> HostView:
         kept = self._owned.kept()
+        unavailable = {*self.owners, *self._leases.away()}
         taken = (
-            queue for queue in mapper.queues if queue.name in self.owners or not self._owned.may_take(queue)
+            queue for queue in mapper.queues if queue.name in unavailable or not self._owned.may_take(queue)
         )
-        return HostView(
-            self.host, self.hosts, mapper, kept, frozenset(taken) - frozenset(kept), self._leases.now_s()
-        )
+        reach = {
+            queue: frozenset({name.removeprefix(HOSTS) for name in names} | {self.host})
+            for queue, names in self._leases.reach().items()
+        }
+        others = frozenset(taken) - frozenset(kept)
+        return HostView(self.host, self.hosts, mapper, kept, others, self._leases.now_s(), reach)
+
+    def _namesake(self, rows: Mapping[str, LeaseHolder]) -> str | None:
+        """Another host of the same owner, which may be an earlier process whose lease has not expired."""
+        own = f"{HOSTS}{self.host}"
+        others = (name for name, row in rows.items() if row.owner == self._leases.owner and name != own)
+        return next((name.removeprefix(HOSTS) for name in others if name.startswith(HOSTS)), None)
 
     async def _release_unknown(self, rows: Mapping[str, LeaseHolder]) -> None:
         """Release leases of this owner that this process does not know."""

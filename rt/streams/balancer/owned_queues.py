@@ -35,10 +35,10 @@ class OwnedQueues:
         """The lease of this host's name."""
         self.queues: dict[QueueId, QueueOwnership] = {}
         """In the order in which they were won."""
-        self._stopping: dict[QueueId, int] = {}
-        """Tokens of lost queues whose work here may still run."""
-        self._left: set[int] = set()
-        """Tokens of queues that failed to stop in time: their leases must expire."""
+        self._stopping: dict[QueueId, OwnedLease] = {}
+        """The leases of lost queues whose work here may still run."""
+        self._left: set[tuple[str, int]] = set()
+        """Leases and tokens of queues that failed to stop in time: their leases must expire."""
 
     def served(self, now_s: float) -> dict[QueueId, Fence]:
         return {
@@ -78,24 +78,24 @@ class OwnedQueues:
 
     def lose(self, queue: QueueId) -> None:
         """Record that the queue is lost and its work must stop. `on_stopped` follows."""
-        self._stopping[queue] = self.queues.pop(queue).lease.token
+        self._stopping[queue] = self.queues.pop(queue).lease
 
     def on_stopped(self, queue: QueueId, *, has_stopped: bool) -> None:
         """Record whether a lost queue's work has stopped, or failed to stop in time."""
-        token = self._stopping.pop(queue)
+        lease = self._stopping.pop(queue)
         if not has_stopped:
-            self._left.add(token)
+            self._left.add((lease.name, lease.token))
 
     def unknown(self, rows: Mapping[str, LeaseHolder], owner: str) -> list[OwnedLease]:
         """The leases of this owner in `rows` that are not recorded here."""
-        known = {right.lease.token for right in self.queues.values()}
-        known |= {*self._stopping.values(), *self._left}
+        leases = [*(right.lease for right in self.queues.values()), *self._stopping.values()]
         if self.host_lease is not None:
-            known.add(self.host_lease.token)
+            leases.append(self.host_lease)
+        known = {(lease.name, lease.token) for lease in leases} | self._left
         return [
             OwnedLease(name, row.token, 0.0, 0.0)
             for name, row in rows.items()
-            if row.owner == owner and row.token not in known
+            if row.owner == owner and (name, row.token) not in known
         ]
 
     def _is_over(self, lease: OwnedLease, now_s: float) -> bool:

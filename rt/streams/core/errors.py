@@ -3,6 +3,9 @@
     RtError
     └── StreamError
         ├── QueueElsewhere                 this host does not serve the stream's queue
+        ├── OwnerTimeout (rt.Timeout)      the host that serves it did not answer a request in time
+        ├── StreamMisplaced                its events are in another queue than the mapper says
+        ├── QueueReset                     a reset was forced: the agent starts again where the log did
         ├── DeliveryFailed                 a consumer rejected an event on every try
         ├── SubscriptionFaulted            stopped after such a failure, until it is resumed
         ├── NoSuchSubscription (KeyError)  it ended or never existed
@@ -15,7 +18,7 @@ A full queue raises `rt.Overloaded`. An owner that was replaced gets `rt.Fenced`
 
 from __future__ import annotations
 
-from rt.errors import RtError
+from rt.errors import RtError, Timeout
 
 
 class StreamError(RtError):
@@ -27,6 +30,25 @@ class QueueElsewhere(StreamError):
 
     grpc_status = "UNAVAILABLE"
     retriable = True
+
+
+class OwnerTimeout(StreamError, Timeout):
+    """The owner of the queue, which the error names, did not answer a request in time. It carries it out no
+    more, unless it was doing so.
+    """
+
+    grpc_status = "DEADLINE_EXCEEDED"
+    retriable = True
+
+
+class StreamMisplaced(StreamError):
+    """Other programs publish the stream to another queue than the mapper says: a subscription would get
+    nothing.
+    """
+
+
+class QueueReset(StreamError):
+    """An operator forced the cluster to an earlier state while its queue was served. The agent restarts."""
 
 
 class DeliveryFailed(StreamError):

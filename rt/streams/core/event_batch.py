@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
+from rt.log.format.headers import Headers
 from rt.streams.core.stream_id import SequenceToken, StreamId
 
 
@@ -22,7 +23,8 @@ class EventBatch:
     """One or more events of a stream, in columns of equal length.
 
     Event i has the token (`sequence_numbers[i]`, `event_indexes[i]`). Without `event_indexes` all indexes are
-    0. `size_bytes` is the approximate memory of the events.
+    0. `size_bytes` is the approximate memory of the events. `headers` are those of each event's message;
+    None: no event has any.
     """
 
     stream: StreamId
@@ -30,6 +32,7 @@ class EventBatch:
     events: Sequence[Any]
     event_indexes: Sequence[int] | None = None
     size_bytes: int = 0
+    headers: Sequence[Headers] | None = None
 
     def __len__(self) -> int:
         return len(self.events)
@@ -81,6 +84,7 @@ class EventBatch:
             self.events[start:stop],
             None if self.event_indexes is None else self.event_indexes[start:stop],
             self.size_bytes * (stop - start) // len(self.events),
+            None if self.headers is None else self.headers[start:stop],
         )
 
     def from_token(self, start: SequenceToken) -> EventBatch | None:
@@ -98,10 +102,14 @@ def join(batches: Sequence[EventBatch]) -> EventBatch:
         indexes = [
             index for batch in batches for index in (batch.event_indexes or repeat(0, len(batch.events)))
         ]
+    headers: list[Headers] | None = None
+    if any(batch.headers is not None for batch in batches):
+        headers = [one for batch in batches for one in (batch.headers or repeat((), len(batch.events)))]
     return EventBatch(
         batches[0].stream,
         list(chain.from_iterable(batch.sequence_numbers for batch in batches)),
         list(chain.from_iterable(batch.events for batch in batches)),
         indexes,
         sum(batch.size_bytes for batch in batches),
+        headers,
     )

@@ -3,7 +3,8 @@
 Invariants:
 - Every host exports every sample for every queue of the provider. For a queue served elsewhere the values are
   zeros and this host's own counters. So alert rules never miss a series.
-- No label holds a stream or a subscription, except those of the oldest stuck calls, a few for each queue.
+- No label holds a stream or a subscription, except those of the oldest stuck calls and of the explicit
+  subscriptions that are furthest behind, a limited number for each queue.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class QueueCounts:
     reads: int = 0
     events: int = 0
     delivered: int = 0
+    filtered: int = 0
     failures: int = 0
     dead_letters: int = 0
     faults: int = 0
@@ -31,6 +33,7 @@ class QueueCounts:
     waits: int = 0
     saves: int = 0
     agent_failures: int = 0
+    misplaced: int = 0
 
 
 STUCK_CALLS_MAX: Final = 10
@@ -38,13 +41,28 @@ STUCK_CALLS_MAX: Final = 10
 
 
 class StuckCall(NamedTuple):
-    """A call of a consumer that lasts too long. `subscription`: the name of the pattern or of the consumer's
-    factory, or else the subscription's id.
+    """A consumer that hangs in a call, or fails, for too long. `subscription`: its name, that of the pattern,
+    or that of the consumer's factory, or else the subscription's id.
     """
 
     age_s: float
     stream: str
     subscription: str
+
+
+SUBSCRIPTIONS_MAX: Final = 100
+"""The most explicit subscriptions of a queue that are named."""
+
+
+class SubscriptionLag(NamedTuple):
+    """An explicit subscription, and how many positions it is behind the end of the queue. `subscription` as
+    in `StuckCall`.
+    """
+
+    lag: int
+    stream: str
+    subscription: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,9 @@ class QueueStatus:
     stuck: int = 0
     stuck_calls: tuple[StuckCall, ...] = ()
     """The oldest ones."""
+    explicit: tuple[SubscriptionLag, ...] = ()
+    """The explicit subscriptions that are furthest behind."""
+    is_paused: bool = False
     faulted: int = 0
     unattended: int = 0
     low: int = 0
@@ -104,9 +125,19 @@ def _stuck_calls(status: QueueStatus, _: QueueCounts) -> Mapping[tuple[str, ...]
     return {(each.stream, each.subscription): each.age_s for each in reversed(status.stuck_calls)}
 
 
+def _explicit(status: QueueStatus, _: QueueCounts) -> Mapping[tuple[str, ...], float]:
+    return {(each.stream, each.subscription, each.state): each.lag for each in reversed(status.explicit)}
+
+
 METRICS: Final = (
     _state("served", "rt_streams_queue_owned", "1 if this host serves the queue."),
     _state("failed", "rt_streams_queue_failed", "1 if its agent failed and will be restarted."),
+    QueueMetric(
+        "rt_streams_queue_paused",
+        CONDITION,
+        "1 if this host serves the queue, and it was paused by command: its consumers get nothing.",
+        lambda status, _: {(): status.is_paused},
+    ),
     QueueMetric(
         "rt_streams_consumers",
         "subscriptions",
@@ -122,14 +153,22 @@ METRICS: Final = (
         "stuck",
         "rt_streams_stuck_consumers",
         "consumers",
-        "Consumers whose call has lasted for more than `stuck_after_s`.",
+        "Consumers that have not got past an event for more than `stuck_after_s`: they hang or fail.",
     ),
     QueueMetric(
         "rt_streams_stuck_call_age_seconds",
         "seconds",
-        "How long these calls have lasted: the ten oldest, of all that are stuck.",
+        "For how long these consumers have not got past an event: the ten oldest, of all that are stuck.",
         _stuck_calls,
         ("stream", "subscription"),
+    ),
+    QueueMetric(
+        "rt_streams_subscription_lag_events",
+        "positions",
+        "How far explicit subscriptions are behind the end of the queue: the hundred that lag most. "
+        "`state`: `served`, `behind`, `failing`, `stuck`, `faulted` or `unattended`.",
+        _explicit,
+        ("stream", "subscription", "state"),
     ),
     _number(
         "low",
@@ -156,6 +195,12 @@ METRICS: Final = (
     _number(
         "delivered", "rt_streams_delivered_total", "events", "Events accepted, summed over all consumers."
     ),
+    _number(
+        "filtered",
+        "rt_streams_filtered_total",
+        "events",
+        "Events that a filter refused, summed over all consumers.",
+    ),
     _number("failures", "rt_streams_failures_total", "failures", "Failed deliveries."),
     _number("dead_letters", "rt_streams_dead_letters_total", "events", "Events sent to the dead letters."),
     _number("faults", "rt_streams_subscriptions_faulted_total", "subscriptions", "Subscriptions faulted."),
@@ -165,6 +210,13 @@ METRICS: Final = (
     ),
     _number("waits", "rt_streams_backpressure_waits_total", "waits", "Waits because the cache was full."),
     _number("saves", "rt_streams_checkpoints_total", "commits", "Commits of the subscription store."),
+    _number(
+        "misplaced",
+        "rt_streams_misplaced_streams_total",
+        "streams",
+        "Streams with events here that the mapper places on another queue. Explicit subscriptions do not "
+        "get these events.",
+    ),
     _number(
         "agent_failures",
         "rt_streams_agent_failures_total",

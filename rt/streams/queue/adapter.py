@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rt.log.format.headers import Headers
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.mapper import QueueMapper
+from rt.streams.queue.queue_epoch import QueueEpoch
 
 
 class StreamDirection(enum.Enum):
@@ -30,15 +32,17 @@ class QueueGap:
     wanted: SequenceToken
     resumed: SequenceToken
     reason: str
+    is_reset: bool = False
+    """Whether an operator reset the queue there."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRead:
-    """One read: everything that was requested up to `end`, except `gap`, which lies before the batches."""
+    """One read: everything that was requested up to `end`, except `gaps`, in their order."""
 
     batches: Sequence[EventBatch]
     end: SequenceToken
-    gap: QueueGap | None = None
+    gaps: Sequence[QueueGap] = ()
 
 
 class QueueReceiver(Protocol):
@@ -86,14 +90,46 @@ class QueueAdapter(Protocol):
     def direction(self) -> StreamDirection:
         """Whether `publish` and `receiver` work."""
 
-    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
-        """Append the events, in order. Return only when a crash of this process cannot lose them."""
+    def reads(self, stream: StreamId) -> bool:
+        """Whether receivers return events of the stream. Must be the same on all hosts."""
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> QueueReceiver:
-        """Open the queue at `start`. None: at the acknowledged position, or else at its oldest event."""
+    async def publish(
+        self, queue: QueueId, stream: StreamId, events: Sequence[Any], headers: Headers = ()
+    ) -> None:
+        """Append the events, in order, each with these headers. Return only when a crash of this process
+        cannot lose them.
+        """
+
+    async def receiver(
+        self, queue: QueueId, start: SequenceToken | None, book: str | None, /
+    ) -> QueueReceiver:
+        """Open the queue at `start`. None: at the acknowledged position, or else at its oldest event.
+
+        `book` is the id of the subscription store, if that outlives this process. Owners with different ones
+        know nothing of each other: what one has acknowledged, another may still need.
+        """
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> HistoryReader:
         """Read a stream from `start` on. Must raise `NotRewindable` if `is_rewindable` is false."""
+
+    async def latest(self, queue: QueueId) -> SequenceToken | None:
+        """The end of the queue now: every event published from now on has this token or a later one.
+
+        None: unknown. `rt.RtError` if the queue does not answer.
+        """
+
+    async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
+        """The first event of the queue with this timestamp (ns since 1970) or a later one; the end of the
+        queue if it has none.
+
+        Must raise `NotRewindable` if events have no timestamps. `rt.RtError` if the queue does not answer.
+        """
+
+    async def epoch(self, queue: QueueId, /) -> QueueEpoch | None:
+        """Which resets the queue has seen. None: unknown, or its positions never get another meaning.
+
+        `rt.RtError` if the queue does not answer.
+        """
 
     async def close(self) -> None:
         """Release everything. Receivers and readers are closed before. Must allow a second call."""

@@ -1,50 +1,65 @@
 """Queues that are rt streams: each cluster is a queue, each topic of its log a logical stream.
 
-An event is a message's value with the token (position, 0). With `split` a message carries several events: the
-i-th has the token (position, i). Everything that the local copy of the log retains can be read again.
+An event is a message's value with the token (position, 0). With `split` a message carries several events:
+the i-th has the token (position, i). Everything that the nodes retain can be read again; without nodes, what
+the log directory retains.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import rt.aio
-from rt.client.follow_reader import FollowReader
 from rt.client.publisher import Publisher
 from rt.errors import RtError
-from rt.events import BadMessage, CorruptPositions, Event, HoldRefused, Reset, SkipForward
 from rt.log.disk import REAL
+from rt.log.format.headers import Headers
+from rt.log.read.projection import EVERYTHING
 from rt.log.read.reader import LogReader, Place
 from rt.log.scan.directory import is_log_directory, merged_directory
+from rt.log.scan.message_batch import MessageBatch
+from rt.net.lease_client import LeaseCalls
 from rt.net.tls import TLS
-from rt.streams.core.errors import NotWritable
+from rt.streams.core.errors import NotWritable, QueueReset
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
-from rt.streams.queue.cluster_events import ReadSizer, Split, events_of
+from rt.streams.queue.book_hold import BookHold, hold_name
+from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
+from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
+from rt.streams.queue.copy_book import CopyBook
+from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
-
-logger = logging.getLogger("rt.streams")
+from rt.streams.queue.node_ranges import NodeLogs, RangeReader
+from rt.streams.queue.queue_epoch import QueueEpoch, generation_of_run
+from rt.streams.queue.topic_filter import TopicFilter
 
 Level: TypeAlias = Literal["replicated", "merged"]
 
 _END_AGAIN_S: Final = 1.0
 """How often the end of the local copy is refreshed, in seconds. Used for the lag metric only."""
 
+EPOCH_S: Final = 5.0
+"""How long the nodes may take to say in which epoch they are, in seconds."""
+
+_BEHIND_S: Final = 0.2
+"""The wait before nodes that have less than this host are asked again, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """One of the clusters, as this host reaches it.
 
-    To read: `path`, `endpoints`, `tls` and `name` are those of `rt.Subscriber`. With a name the nodes retain
-    what is not acknowledged. To write: `writer` opens a publisher of that stream; `level` is the durability
-    that `publish` waits for, at most `level_s` seconds. None: synced on this host.
+    To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
+    (role subscriber), the nodes retain what the subscription store of the queue has not acknowledged: the
+    hold is called `<name>~book-<id of the store>`.
+
+    To write: `writer` opens a publisher of that stream; `level` is the durability that `publish` waits for,
+    at most `level_s` seconds. None: synced on this host.
     """
 
     stream: str
@@ -64,15 +79,33 @@ class Cluster:
 
 
 class ClusterQueues:
-    """One queue per entry of `clusters`, named by its key. Factory and adapter in one."""
+    """One queue per entry of `clusters`, named by its key. Factory and adapter in one.
+
+    `placement` says where other programs publish: a pattern of topics (`*`, `?`, `[…]`), and the key of the
+    cluster. The first pattern that matches counts. All other streams are placed by their hash.
+
+    `topics` are patterns of the topics that this host reads. All hosts must have the same ones. Events of
+    others are passed over before their values are read, and cannot be subscribed to. None: all topics.
+    """
 
     is_rewindable: Final = True
 
-    def __init__(self, clusters: Mapping[str, Cluster], *, split: Split | None = None) -> None:
-        self.mapper: QueueMapper = PartitionedQueueMapper(tuple(clusters))
+    def __init__(
+        self,
+        clusters: Mapping[str, Cluster],
+        *,
+        split: Split | None = None,
+        placement: Mapping[str, str] | None = None,
+        topics: Collection[str] | None = None,
+    ) -> None:
+        self.mapper: QueueMapper = PartitionedQueueMapper(tuple(clusters), placement or {})
         self._clusters = dict(clusters)
         self._split = split
+        self._topics = TopicFilter(topics)
         self._writers: dict[str, ClusterWriter] = {}
+        self._nodes: dict[str, NodeLogs] = {}
+        self._epochs: dict[str, QueueEpoch] = {}
+        """By queue: the last epoch that its cluster named."""
 
     @property
     def direction(self) -> StreamDirection:
@@ -83,7 +116,9 @@ class ClusterQueues:
     async def adapter(self) -> ClusterQueues:
         return self
 
-    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
+    async def publish(
+        self, queue: QueueId, stream: StreamId, events: Sequence[Any], headers: Headers = ()
+    ) -> None:
         """Publish values, in order. Returns when they have reached the cluster's `level`.
 
         Raises what `rt.Publisher` raises. After `rt.Timeout` they may still be merged.
@@ -98,100 +133,151 @@ class ClusterQueues:
         if writer is None:
             writer = ClusterWriter(cluster.writer, cluster.level, cluster.level_s)
             self._writers[queue.name] = writer
-        await writer.publish(stream.topic, events)
+        await writer.publish(stream.topic, events, headers)
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> ClusterReceiver:
-        receiver = ClusterReceiver(self._clusters[queue.name], start, self._split)
+    async def receiver(
+        self, queue: QueueId, start: SequenceToken | None, book: str | None = None
+    ) -> ClusterReceiver:
+        cluster = self._clusters[queue.name]
+        epoch = self._epochs.get(queue.name)
+        receiver = ClusterReceiver(
+            cluster, self._nodes_of(queue), start, self._split, book, epoch, self._topics
+        )
         await receiver.open()
         return receiver
 
+    def reads(self, stream: StreamId) -> bool:
+        return self._topics.has(stream.topic)
+
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
         cluster = self._clusters[queue.name]
-        return ClusterHistory(cluster.directory, stream, start, self._split)
+        return ClusterHistory(cluster.directory, self._nodes_of(queue), stream, start, self._split)
+
+    async def latest(self, queue: QueueId) -> SequenceToken | None:
+        """The end of the log on the nodes, or in the directory."""
+        nodes = self._nodes_of(queue)
+        if nodes is not None:
+            return SequenceToken(await nodes.end())
+        end = await asyncio.to_thread(_end_of, self._clusters[queue.name].directory)
+        return None if end is None else SequenceToken(end)
+
+    async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
+        """The first message of any topic with this timestamp or a later one: on the nodes, or in the
+        directory.
+        """
+        nodes = self._nodes_of(queue)
+        if nodes is not None:
+            return SequenceToken(await nodes.position_at(timestamp_ns))
+        directory = self._clusters[queue.name].directory
+        return SequenceToken(await asyncio.to_thread(_position_at, directory, timestamp_ns))
+
+    async def epoch(self, queue: QueueId) -> QueueEpoch | None:
+        """As a majority of the nodes knows it. None: there are no nodes, or they do not tell it."""
+        cluster = self._clusters[queue.name]
+        if not cluster.endpoints or cluster.tls is None:
+            return None
+        calls = LeaseCalls(cluster.endpoints, cluster.tls)
+        try:
+            known = await calls.acknowledge({}, timeout_s=EPOCH_S)
+        finally:
+            await calls.close()
+        if known.epoch is None:
+            return None
+        epoch = self._epochs[queue.name] = QueueEpoch(known.epoch, known.log_end)
+        return epoch
 
     async def close(self) -> None:
         """Close the publishers. Replication of published messages continues in the background."""
+        nodes, self._nodes = self._nodes, {}
+        for logs in nodes.values():
+            await asyncio.to_thread(logs.close)
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             await writer.close()
 
-
-def _position(token: SequenceToken, split: Split | None) -> int:
-    """Where to start reading to get the event of `token` and what follows."""
-    return token.sequence_number + (split is None and token.event_index > 0)
-
-
-class _Gaps:
-    """The missing messages that a reader's thread reports, until they are passed on."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._met: deque[QueueGap] = deque()
-
-    def __call__(self, event: Event) -> None:
-        match event:
-            case SkipForward(wanted, resumed, reason):
-                self._note(wanted, resumed, f"trimmed: {reason}")
-            case BadMessage(start, end, path, offset, reason):
-                self._note(start, end, f"{path}, offset {offset}: {reason}")
-            case Reset(position, merged_run):
-                self._note(position, position, f"the stream was reset: epoch {merged_run}")
-            case CorruptPositions(start, end, reason):
-                logger.error("queue_waits queue=%s start=%d end=%s why=%r", self._where, start, end, reason)
-            case HoldRefused(name, why):
-                logger.warning("hold_refused queue=%s name=%s why=%r", self._where, name, why)
-            case _:
-                logger.info("queue_event queue=%s event=%r", self._where, event)
-
-    def take(self) -> QueueGap | None:
-        """All gaps since the last call, as one."""
-        met = [self._met.popleft() for _ in range(len(self._met))]
-        if not met:
+    def _nodes_of(self, queue: QueueId) -> NodeLogs | None:
+        """The log of the queue's nodes; None if it is only a directory."""
+        cluster = self._clusters[queue.name]
+        if not cluster.endpoints or cluster.tls is None:
             return None
-        return QueueGap(
-            min(gap.wanted for gap in met),
-            max(gap.resumed for gap in met),
-            "; ".join(gap.reason for gap in met[:8]),
-        )
-
-    def _note(self, wanted: int, resumed: int, reason: str) -> None:
-        logger.warning("queue_gap queue=%s wanted=%d resumed=%d why=%r", self._where, wanted, resumed, reason)
-        self._met.append(QueueGap(SequenceToken(wanted), SequenceToken(resumed), reason))
+        if queue.name not in self._nodes:
+            self._nodes[queue.name] = NodeLogs(cluster.endpoints, cluster.stream, cluster.tls)
+        return self._nodes[queue.name]
 
 
 class ClusterReceiver:
-    """Follows one cluster's log."""
+    """Follows one cluster's log in the copy of this host. What the copy lacks is read from the nodes."""
 
-    def __init__(self, cluster: Cluster, start: SequenceToken | None, split: Split | None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: NodeLogs | None,
+        start: SequenceToken | None,
+        split: Split | None,
+        book: str | None,
+        epoch: QueueEpoch | None,
+        topics: TopicFilter,
+    ) -> None:
         self._directory = cluster.directory
+        self._nodes = nodes
         self._start = start
         self._split = split
+        self._topics = topics
         self._pace = ReadSizer(split)
         self._name = cluster.name
-        self._gaps = _Gaps(cluster.stream)
+        self._gaps = LogGaps(cluster.stream, keeps_skips=nodes is not None)
         self._streams: dict[str, StreamId] = {}
         self._known_end: SequenceToken | None = None
         self._look_at = 0.0
         self._begun_at: int | None = None
         """Set until the first batch, if no position was requested."""
         self._is_first = True
-        beginning: Place | None = None if cluster.name is not None else "earliest"
+        self._range: RangeReader | None = None
+        self._range_end = 0
+        """What the copy lacks is read up to there."""
+        self._waiting: MessageBatch | None = None
+        """The batch of the copy that comes after that."""
+        self._cluster = cluster
+        self._book = book
+        self._epoch = epoch
+        self._copy_book: CopyBook | None = None
+        """Set if the subscriptions are in memory."""
+        self._hold: BookHold | None = None
+        """Set if nodes hold the log back."""
+        self._subscriber: rt.aio.Subscriber
+
+    async def open(self) -> None:
+        """Call first. On failure it closes what it opened."""
+        cluster, name, position = self._cluster, self._cluster.name, self._position_wanted()
+        hold = None
+        if name is not None and cluster.tls is not None and self._nodes is not None:
+            book = self._book
+            if book is None:
+                self._copy_book = await asyncio.to_thread(CopyBook, self._directory, name)
+                book = self._copy_book.id
+                position = self._copy_book.position if position is None else position
+            hold = BookHold(hold_name(name, book), cluster.endpoints, cluster.tls)
+        is_of_book = hold is not None
+        beginning: Place | None = None if name is not None and not is_of_book else "earliest"
         self._subscriber = rt.aio.Subscriber(
             cluster.path,
             cluster.stream,
             endpoints=cluster.endpoints,
             tls=cluster.tls,
-            position=beginning if start is None else _position(start, split),
+            position=beginning if position is None else position,
             on_event=self._gaps,
-            name=cluster.name,
+            name=None if is_of_book else name,
             connect_timeout=None,
         )
-
-    async def open(self) -> None:
-        """Call first. On failure it closes what it opened."""
         await self._subscriber.__aenter__()
         if self._start is None:
             self._begun_at = self._subscriber.position
+        if hold is not None:
+            self._hold = hold
+            hold.begin(position or 0)
+
+    def _position_wanted(self) -> int | None:
+        return None if self._start is None else position_of(self._start, self._split)
 
     @property
     def start(self) -> SequenceToken:
@@ -207,27 +293,89 @@ class ClusterReceiver:
 
     async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
         await self._look_for_end()
-        batch = await self._subscriber.next_batch(timeout, self._pace.messages(events_max))
-        gap = self._gaps.take()
+        if self._range is None and self._waiting is None:
+            self._waiting = await self._subscriber.next_batch(timeout, self._pace.messages(events_max))
+        batch = self._waiting
+        if self._range is None and self._begin_range(batch):
+            assert self._range is not None
+        if self._range is not None:
+            return await self._read_range(self._range, events_max)
+        self._require_epoch()
+        self._waiting = None
+        gaps = self._gaps.take()
         if batch is None:
-            return None if gap is None else QueueRead([], gap.resumed, gap)
-        read = events_of(batch, self._streams, self._split)
-        self._pace.brought(len(batch), sum(map(len, read)), events_max)
-        if self._is_first:
+            return QueueRead([], gaps[-1].resumed, gaps) if gaps else None
+        if (
+            self._is_first
+            and self._begun_at is not None
+            and (first := int(batch.positions[0])) > self._begun_at
+        ):
+            gaps = [QueueGap(self.start, SequenceToken(first), "not kept any more")]
+        return self._passed_on([batch], batch.end, gaps, events_max)
+
+    def _begin_range(self, batch: MessageBatch | None) -> bool:
+        """Whether the copy lacks something before `batch`, its next one. That is then read from the nodes."""
+        if self._nodes is None:
+            return False
+        first = None if batch is None else int(batch.positions[0])
+        wanted = resumed = None
+        skips = self._gaps.skips
+        if skips and (first is None or skips[0].wanted < first):
+            skip = skips.popleft()
+            wanted, resumed = skip.wanted, skip.resumed
+        elif self._is_first and self._begun_at is not None and first is not None and first > self._begun_at:
+            wanted, resumed = self._begun_at, first
+        if wanted is None or resumed is None:
+            return False
+        self._range = self._nodes.reader(wanted, EVERYTHING, self._gaps)
+        self._range_end = resumed
+        self._begun_at = None
+        return True
+
+    async def _read_range(self, reader: RangeReader, events_max: int) -> QueueRead:
+        read = await reader.read(self._range_end, self._pace.messages(events_max))
+        if read.end >= self._range_end:
+            self._range = None
+        elif not read.batches:
+            await asyncio.sleep(_BEHIND_S)  # The nodes that answer have less than the copy.
+        return self._passed_on(read.batches, read.end, self._gaps.take(), events_max)
+
+    def _passed_on(
+        self, batches: Sequence[MessageBatch], end: int, gaps: Sequence[QueueGap], events_max: int
+    ) -> QueueRead:
+        of_topics = [one for batch in batches if (one := self._topics.of(batch)) is not None]
+        read = [each for batch in of_topics for each in events_of(batch, self._streams, self._split)]
+        if batches:
+            self._pace.brought(sum(map(len, batches)), sum(map(len, read)), events_max)
+        if self._is_first and batches:
             self._is_first = False
             read = [cut for each in read if (cut := each.from_token(self.start)) is not None]
-            first = SequenceToken(int(batch.positions[0]))
-            if self._begun_at is not None and first > self.start:
-                gap = QueueGap(self.start, first, "not kept any more")
-        return QueueRead(read, SequenceToken(batch.end), gap)
+        return QueueRead(read, SequenceToken(end), gaps)
+
+    def _require_epoch(self) -> None:
+        """`QueueReset` if what was read comes after a forced reset that was not known at `open`."""
+        run = self._gaps.run
+        if self._epoch is not None and generation_of_run(run) > self._epoch.stored.generation:
+            raise QueueReset(
+                "a reset of the cluster was forced", where=self._cluster.stream, got=f"epoch {run}"
+            )
 
     async def acknowledge(self, low: SequenceToken) -> None:
-        """Store the position durably under this name. The nodes retain what comes after it."""
-        if self._name is not None:
-            await self._subscriber.ack(min(_position(low, self._split), self._subscriber.position))
+        """With a name: the nodes retain what comes after it, for this book."""
+        position = position_of(low, self._split)
+        if self._copy_book is not None:
+            await asyncio.to_thread(self._copy_book.acknowledge, position)
+        if self._hold is not None:
+            self._hold.move(position)
+        elif self._name is not None:
+            await self._subscriber.ack(min(position, self._subscriber.position))
 
     async def close(self) -> None:
-        await self._subscriber.close()
+        try:
+            if self._hold is not None:
+                await self._hold.close()
+        finally:
+            await self._subscriber.close()
 
     async def _look_for_end(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -239,56 +387,17 @@ class ClusterReceiver:
             self._known_end = None if end is None else SequenceToken(end)
 
 
-class ClusterHistory:
-    """Reads one topic of a local copy."""
-
-    def __init__(self, directory: str, stream: StreamId, start: SequenceToken, split: Split | None) -> None:
-        self._gaps = _Gaps(directory)
-        self._start = start
-        self._split = split
-        self._pace = ReadSizer(split)
-        self._streams: dict[str, StreamId] = {}
-        self._directory = directory
-        self._stream = stream
-        self._reader: FollowReader | None = None
-
-    async def read(self, events_max: int) -> QueueRead:
-        """The stream's next events; none until the copy has reached this position."""
-        if self._reader is None and not await asyncio.to_thread(self._open):
-            return QueueRead([], self._start)
-        assert self._reader is not None
-        messages = self._pace.messages(events_max)
-        batch = await asyncio.to_thread(self._reader.next_batch, 0.0, messages)
-        end = max(self._start, SequenceToken(self._reader.position))
-        if batch is None:
-            return QueueRead([], end, self._gaps.take())
-        read = events_of(batch, self._streams, self._split)
-        self._pace.brought(len(batch), sum(map(len, read)), events_max)
-        read = [cut for each in read if (cut := each.from_token(self._start)) is not None]
-        return QueueRead(read, SequenceToken(batch.end), self._gaps.take())
-
-    async def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-
-    def _open(self) -> bool:
-        """Whether a copy exists yet."""
-        if not is_log_directory(REAL, self._directory):
-            return False
-        self._reader = FollowReader(
-            self._directory,
-            position=_position(self._start, self._split),
-            topics=[self._stream.topic],
-            on_event=self._gaps,
-            check=lambda: None,
-            may_be_ahead=True,
-        )
-        return True
-
-
 def _end_of(directory: str) -> int | None:
     """The end of a log; None if it does not exist yet."""
     if not is_log_directory(REAL, directory):
         return None
     with LogReader(directory, position="latest") as reader:
         return reader.position
+
+
+def _position_at(directory: str, timestamp_ns: int) -> int:
+    """0 if the log does not exist yet."""
+    if not is_log_directory(REAL, directory):
+        return 0
+    with LogReader(directory) as reader:
+        return reader.position_at(timestamp_ns)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rt.log.format.headers import Headers
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.core.stream_id import StreamId, stream_of
+from rt.streams.core.stream_id import SequenceToken, StreamId, stream_of
 
 Split: TypeAlias = Callable[[bytes], Sequence[Any]]
 """Splits a message's value into its events, at least one."""
@@ -32,6 +34,11 @@ class UnreadableMessage:
 
     value: bytes
     reason: str
+
+
+def position_of(token: SequenceToken, split: Split | None) -> int:
+    """Where to start reading to get the event of `token` and what follows."""
+    return token.sequence_number + (split is None and token.event_index > 0)
 
 
 class ReadSizer:
@@ -68,21 +75,25 @@ def _by_topic(batch: MessageBatch, streams: dict[str, StreamId]) -> Iterator[Eve
         numbers: Sequence[int] = range(int(batch.positions[0]), batch.end)
         if len(numbers) != len(batch):
             numbers = batch.positions.tolist()
-        yield EventBatch(_named(batch.topic_names[0], streams), numbers, batch.values, None, size)
+        headers = None if batch.header_table is None else batch.headers
+        yield EventBatch(_named(batch.topic_names[0], streams), numbers, batch.values, None, size, headers)
         return
     order = np.argsort(batch.topic_index, kind="stable")
     index = batch.topic_index[order]
     edges = [0, *(np.flatnonzero(np.diff(index)) + 1).tolist(), len(order)]
     positions = batch.positions[order].tolist()
     read = batch.values
-    values = [read[place] for place in order.tolist()]
+    places = order.tolist()
+    values = [read[place] for place in places]
+    of_each = None if batch.header_table is None else batch.headers
     ends = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))[edges].tolist()
     topics = index[edges[:-1]].tolist()
     for at, topic in enumerate(topics):
         start, stop = edges[at], edges[at + 1]
         size = ends[at + 1] - ends[at] + _VALUE_BYTES * (stop - start)
         stream = _named(batch.topic_names[topic], streams)
-        yield EventBatch(stream, positions[start:stop], values[start:stop], None, size)
+        headers = None if of_each is None else [of_each[place] for place in places[start:stop]]
+        yield EventBatch(stream, positions[start:stop], values[start:stop], None, size, headers)
 
 
 def _named(topic: str, streams: dict[str, StreamId]) -> StreamId:
@@ -96,12 +107,18 @@ def _taken_apart(batch: EventBatch, split: Split) -> EventBatch:
     numbers: list[int] = []
     indexes: list[int] = []
     events: list[Any] = []
-    for number, value in zip(batch.sequence_numbers, batch.events, strict=True):
+    headers: list[Headers] = []
+    of_each = repeat(()) if batch.headers is None else batch.headers
+    for number, value, of_message in zip(batch.sequence_numbers, batch.events, of_each, strict=False):
         carried = _split(split, value)
         numbers += [int(number)] * len(carried)
         indexes += range(len(carried))
         events += carried
-    return EventBatch(batch.stream, numbers, events, indexes, batch.size_bytes + _VALUE_BYTES * len(events))
+        headers += [of_message] * len(carried)
+    size = batch.size_bytes + _VALUE_BYTES * len(events)
+    return EventBatch(
+        batch.stream, numbers, events, indexes, size, None if batch.headers is None else headers
+    )
 
 
 def _split(split: Split, value: bytes) -> Sequence[Any]:

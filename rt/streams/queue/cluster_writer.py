@@ -12,6 +12,7 @@ from typing import Any
 
 from rt.client.publisher import Publisher
 from rt.errors import Closed
+from rt.log.format.headers import Headers
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class _Order:
 
     topic: str
     values: Sequence[Any]
+    headers: Headers
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -35,11 +37,11 @@ class ClusterWriter:
         self._working: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    async def publish(self, topic: str, values: Sequence[Any]) -> None:
-        """Publish `values` under `topic`, in order, after those of earlier calls."""
+    async def publish(self, topic: str, values: Sequence[Any], headers: Headers = ()) -> None:
+        """Publish `values` under `topic`, in order, after those of earlier calls. All have these headers."""
         if self._is_closed:
             raise Closed("the provider is closed")
-        order = _Order(topic, values)
+        order = _Order(topic, values, headers)
         self._orders.append(order)
         if self._working is None:
             self._working = asyncio.create_task(self._work())
@@ -75,7 +77,7 @@ class ClusterWriter:
             try:
                 if self._publisher is None:
                     self._publisher = self._make()
-                numbers = self._publisher.publish_many(order.values, topic=order.topic)
+                numbers = self._publisher.publish_many(order.values, order.topic, headers=order.headers)
                 last = numbers[-1] if numbers else last
             except Exception as error:  # noqa: BLE001 - raised to the caller
                 failed[at] = error

@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from rt.streams.core.errors import NotWritable
+from rt.log.format.headers import Headers
+from rt.streams.core.errors import NotRewindable, NotWritable
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueRead, StreamDirection
 from rt.streams.queue.mapper import HashRingQueueMapper, QueueMapper
+from rt.streams.queue.queue_epoch import QueueEpoch
 
 EventMaker: TypeAlias = Callable[[QueueId, int], tuple[StreamId, Any]]
 """Makes the stream and the event of a number. Numbers start at 0."""
@@ -52,18 +54,38 @@ class GeneratorQueues:
     async def adapter(self) -> GeneratorQueues:
         return self
 
-    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
+    def reads(self, _: StreamId) -> bool:
+        """All streams."""
+        return True
+
+    async def publish(
+        self, queue: QueueId, stream: StreamId, events: Sequence[Any], _headers: Headers = ()
+    ) -> None:
         """Always raises: these queues are read-only."""
         raise NotWritable(
             "the queues of a generator are read-only", where=f"{queue}, {stream}", got=len(events)
         )
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> GeneratorReader:
+    async def receiver(
+        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+    ) -> GeneratorReader:
         self._began.setdefault(queue, asyncio.get_running_loop().time())
         return GeneratorReader(self, queue, start or SequenceToken(0), None)
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> GeneratorReader:
         return GeneratorReader(self, queue, start, stream)
+
+    async def latest(self, queue: QueueId) -> SequenceToken | None:
+        end = self.end(queue)
+        return None if end is None else SequenceToken(end)
+
+    async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
+        """Always raises: events of a generator have no timestamps."""
+        raise NotRewindable("a generator knows no times", where=queue, got=f"{timestamp_ns} ns")
+
+    async def epoch(self, _: QueueId) -> QueueEpoch | None:
+        """None: it is never reset."""
+        return None
 
     async def close(self) -> None:
         """Nothing to release."""

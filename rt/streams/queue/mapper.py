@@ -6,9 +6,11 @@ mapping; events already in a queue are not moved.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from typing import Final, Protocol
 
 from rt.errors import InvalidOption
@@ -88,10 +90,28 @@ class HashRingQueueMapper:
 class PartitionedQueueMapper(HashRingQueueMapper):
     """The same ring, over partitions that have names, such as clusters. A queue has its partition's name.
 
-    The order of the partitions places them on the ring.
+    The order of the partitions places them on the ring. `placement` maps patterns of topics (`*`, `?`, `[…]`)
+    to partitions; the first one that matches a stream counts.
     """
 
-    def __init__(self, partitions: Sequence[str]) -> None:
+    def __init__(self, partitions: Sequence[str], placement: Mapping[str, str] | None = None) -> None:
         if len(set(partitions)) != len(partitions):
             raise InvalidOption("a partition is named more than once", got=", ".join(partitions)[:200])
         self._place(partitions, len(partitions))
+        by_name = {queue.name: queue for queue in self._queues}
+        self._placed: list[tuple[re.Pattern[str], QueueId]] = []
+        for pattern, name in (placement or {}).items():
+            if name not in by_name:
+                raise InvalidOption(
+                    "a stream is placed on a partition that does not exist",
+                    where=pattern,
+                    got=name,
+                    expected=", ".join(partitions)[:200],
+                )
+            self._placed.append((re.compile(translate(pattern)), by_name[name]))
+
+    def queue_for(self, stream: StreamId) -> QueueId:
+        for pattern, queue in self._placed:
+            if pattern.fullmatch(stream.topic):
+                return queue
+        return super().queue_for(stream)

@@ -16,11 +16,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rt.errors import Overloaded
+from rt.log.format.headers import Headers
 from rt.streams.core.errors import NotRewindable
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import HistoryReader, QueueGap, QueueRead, StreamDirection
 from rt.streams.queue.mapper import HashRingQueueMapper, QueueMapper
+from rt.streams.queue.queue_epoch import QueueEpoch
 
 EVENTS_MAX: Final = 16_384
 """The capacity of a queue."""
@@ -50,16 +52,35 @@ class MemoryQueues:
     async def adapter(self) -> MemoryQueues:
         return self
 
-    async def publish(self, queue: QueueId, stream: StreamId, events: Sequence[Any]) -> None:
-        """Append the events. `rt.Overloaded` if the queue has no room for all; then none is appended."""
-        self._queues[queue].append(stream, list(events))
+    def reads(self, _: StreamId) -> bool:
+        """All streams."""
+        return True
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None) -> MemoryReceiver:
+    async def publish(
+        self, queue: QueueId, stream: StreamId, events: Sequence[Any], headers: Headers = ()
+    ) -> None:
+        """Append the events. `rt.Overloaded` if the queue has no room for all; then none is appended."""
+        self._queues[queue].append(stream, list(events), headers)
+
+    async def receiver(
+        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+    ) -> MemoryReceiver:
         return MemoryReceiver(self._queues[queue], start)
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> HistoryReader:
         """Always raises: acknowledged events are deleted."""
         raise NotRewindable("a queue in memory cannot be read again", where=f"{queue}, {stream}", got=start)
+
+    async def latest(self, queue: QueueId) -> SequenceToken | None:
+        return SequenceToken(self._queues[queue].end)
+
+    async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
+        """Always raises: events in memory have no timestamps."""
+        raise NotRewindable("a queue in memory knows no times", where=queue, got=f"{timestamp_ns} ns")
+
+    async def epoch(self, _: QueueId) -> QueueEpoch | None:
+        """None: it is never reset."""
+        return None
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -94,7 +115,7 @@ class _Queue:
                 for batch in self.batches
             )
 
-    def append(self, stream: StreamId, events: list[Any]) -> None:
+    def append(self, stream: StreamId, events: list[Any], headers: Headers) -> None:
         if not events:
             return
         if self.end - self.start + len(events) > self.events_max:
@@ -106,7 +127,8 @@ class _Queue:
                 hint="Wait until consumers have caught up.",
             )
         numbers = range(self.end, self.end + len(events))
-        self.batches.append(EventBatch(stream, numbers, events, None, 64 * len(events)))
+        of_each = [headers] * len(events) if headers else None
+        self.batches.append(EventBatch(stream, numbers, events, None, 64 * len(events), of_each))
         self.end += len(events)
         self.grown.set()
         self.grown = asyncio.Event()
@@ -146,7 +168,7 @@ class MemoryReceiver:
     def _read(self, events_max: int) -> QueueRead | None:
         if self._gap is not None:
             gap, self._gap = self._gap, None
-            return QueueRead([], gap.resumed, gap)
+            return QueueRead([], gap.resumed, [gap])
         taken: list[EventBatch] = []
         for batch in self._queue.batches:
             if events_max <= 0:

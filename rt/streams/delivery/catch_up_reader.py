@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from rt.streams.agent.read_slots import ReadSlot
-from rt.streams.agent.served_queue import ServedQueue
 from rt.streams.core.event_batch import EventBatch
+from rt.streams.delivery.read_slots import ReadSlot
+from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.queue.adapter import HistoryReader
 
 if TYPE_CHECKING:
-    from rt.streams.agent.consumer import Consumer
+    from rt.streams.delivery.consumer import Consumer
 
 logger = logging.getLogger("rt.streams")
 
@@ -49,6 +49,11 @@ class CatchUpReader:
         """Whether the last try to read the history failed."""
         return self._failures > 0
 
+    @property
+    def _is_halted(self) -> bool:
+        """Whether the consumer gets nothing now: it stops, or its queue is paused."""
+        return self._consumer.is_stopping or self._queue.is_paused
+
     async def run(self) -> None:
         """Run until the cache has what comes next, or others need the slot."""
         try:
@@ -75,7 +80,7 @@ class CatchUpReader:
         queue, stream, wanted = self._queue, self._consumer.record.stream, self._consumer.wanted
         reader = await _of_history(queue.adapter.history(queue.id, stream, wanted))
         try:
-            while not self._consumer.is_stopping and not self._has_joined():
+            while not self._is_halted and not self._has_joined():
                 if not await self._read_on(reader, slot) or slot.is_wanted:
                     return
         finally:
@@ -87,8 +92,8 @@ class CatchUpReader:
         before = consumer.wanted
         read = await _of_history(reader.read(self._queue.options.catch_up_events))
         self._failures = 0
-        if read.gap is not None:
-            consumer.add_gap(read.gap)
+        for gap in read.gaps:
+            consumer.add_gap(gap)
         pending, end = deque(read.batches), read.end
         del read  # When the slot is given up, `pending` must be the only reference to the events.
         closing: list[asyncio.Task[None]] = []
@@ -98,7 +103,7 @@ class CatchUpReader:
             closing.append(asyncio.ensure_future(_close(reader)))
 
         while (part := self._next(pending)) is not None:
-            if consumer.is_stopping:
+            if self._is_halted:
                 return False
             at = consumer.wanted
             with slot.yielding(release):
@@ -107,7 +112,7 @@ class CatchUpReader:
                 return False
         with slot.yielding(release):
             await consumer.report_gaps(end)
-        if not slot.is_held or consumer.is_stopping or not consumer.is_catching_up:
+        if not slot.is_held or self._is_halted or not consumer.is_catching_up:
             return False
         consumer.pass_over(end)
         if consumer.wanted == before:
@@ -120,7 +125,7 @@ class CatchUpReader:
             rest = pending[0].from_token(self._consumer.wanted)
             if rest is not None:
                 pending[0] = rest
-                return rest.slice(0, self._consumer.policy.batch_events)
+                return rest.slice(0, self._consumer.window)
             pending.popleft()
         return None
 

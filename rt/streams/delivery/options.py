@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 from rt.errors import InvalidOption
-from rt.streams.agent.queue_cache import BUCKETS
-
-PoisonPolicy: TypeAlias = Literal["dead-letter", "fault", "block"]
-"""What happens to an event that its consumer does not accept.
-
-`dead-letter`: it goes to the provider's dead letters, and the consumer continues after it. `fault`: the
-subscription stops until it is resumed, with that event first. `block`: it is retried indefinitely.
-"""
+from rt.streams.core.delivery import PoisonPolicy, check_policy
+from rt.streams.queue.queue_cache import BUCKETS
+from rt.streams.subscriptions.start_place import Start, check_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +20,24 @@ class StreamOptions:
     """The cache size of a queue, in bytes. One read may exceed it."""
     batch_events_max: int = 1000
     """The most events in one delivery."""
+    call_for_s: float = 60.0
+    """A call of a consumer that lasts longer is cancelled, and counts as a failed try. `math.inf`: never."""
     deliver_for_s: float = 60.0
     """How long an event is retried before `on_poison` applies."""
     stuck_after_s: float = 60.0
-    """A call of a consumer that lasts longer is shown as stuck. `math.inf`: never."""
+    """A consumer that does not get past an event for longer is shown as stuck. `math.inf`: never."""
     retry_min_s: float = 0.1
     """The first wait between two tries. It grows up to twofold each time."""
     retry_max_s: float = 10.0
     """The longest wait between two tries."""
-    on_poison: PoisonPolicy = "fault"
-    """See `PoisonPolicy`."""
+    on_poison: PoisonPolicy | None = None
+    """See `PoisonPolicy`. None: `block` for implicit subscriptions, `fault` for others. A subscription may
+    have another one.
+    """
+    start: Start | None = None
+    """Where implicit subscriptions start that a queue's subscription store does not know yet. None: at the
+    oldest event if the store is new, and otherwise where the queue is read. See `Start`.
+    """
     save_every_s: float = 1.0
     """How often the consumers' positions are made durable and acknowledged to the queue."""
     drain_s: float = 10.0
@@ -55,16 +57,12 @@ class StreamOptions:
         _require("cache_events", self.cache_events, BUCKETS)
         for name in ("deliver_for_s", "stuck_after_s", "drain_s"):
             _require(name, getattr(self, name), 0)
-        for name in ("retry_min_s", "save_every_s", "inactive_s", "receive_s"):
+        for name in ("call_for_s", "retry_min_s", "save_every_s", "inactive_s", "receive_s"):
             _require(name, getattr(self, name), 0.001)
         _require("retry_max_s", self.retry_max_s, self.retry_min_s)
-        if self.on_poison not in get_args(PoisonPolicy):
-            raise InvalidOption(
-                "unknown policy",
-                where="on_poison",
-                got=self.on_poison,
-                expected=" | ".join(get_args(PoisonPolicy)),
-            )
+        check_policy(self.on_poison)
+        if self.start is not None:
+            check_start(self.start)
 
 
 def _require(name: str, value: float, least: float) -> None:

@@ -24,7 +24,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rt.streams.agent.consumer import Consumer
+    from rt.streams.delivery.consumer import Consumer
 
 TURN_CONSUMERS: Final = 1000
 """The most consumers of a turn."""

@@ -16,28 +16,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections import deque
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from rt.streams.agent.catch_up_reader import CatchUpReader
-from rt.streams.agent.observer_calls import ObserverCalls
-from rt.streams.agent.poison_policy import PoisonPolicy
-from rt.streams.agent.queue_cache import CacheCursor
-from rt.streams.agent.served_queue import ServedQueue
-from rt.streams.agent.subscription_store import SubscriptionRecord
+from rt.streams.core.delivery import Delivery
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.core.metrics import StuckCall
 from rt.streams.core.stream_id import SequenceToken, checked_token
-from rt.streams.observer import StreamGap, StreamObserver
+from rt.streams.delivery.catch_up_reader import CatchUpReader
+from rt.streams.delivery.gap_reports import GapReports
+from rt.streams.delivery.observer_calls import ObserverCalls
+from rt.streams.delivery.poison_policy import PoisonPolicy
+from rt.streams.delivery.served_queue import ServedQueue
+from rt.streams.observer import StreamObserver
 from rt.streams.queue.adapter import QueueGap
+from rt.streams.queue.queue_cache import CacheCursor
+from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 
 if TYPE_CHECKING:
     from rt.streams.agent.subscription_table import SubscriptionTable
 
-logger = logging.getLogger("rt.streams")
+_AS_OPTIONS: Final = Delivery()
 
 
 class _Ended(Exception):
@@ -61,6 +61,7 @@ class Consumer:
         "_is_woken",
         "_queue",
         "_table",
+        "_take",
         "_task",
         "_went_back_at",
         "cursor",
@@ -76,16 +77,19 @@ class Consumer:
         table: SubscriptionTable,
         record: SubscriptionRecord,
         observer: StreamObserver,
+        delivery: Delivery = _AS_OPTIONS,
     ) -> None:
         self._queue = queue
         self._table = table
         self.record = record
         self.cursor: CacheCursor = queue.cache.cursor(record.stream, self)
+        self._take: Callable[[int], EventBatch | None] = self.cursor.take
+        """Returns what to deliver next, of what the cache has."""
         self.is_catching_up = False
         self.is_stopping = False
         """Whether it gets no more events."""
-        self.policy = PoisonPolicy(queue, record)
-        self._calls = ObserverCalls(record.stream, observer)
+        self.policy = PoisonPolicy(queue, record, delivery)
+        self._calls = ObserverCalls(record.stream, observer, queue.deadlines)
         self._catching_up = CatchUpReader(queue, self)
         self._task: asyncio.Task[None] | None = None
         """While it runs."""
@@ -95,7 +99,7 @@ class Consumer:
         self._is_greeted = False
         self._is_closed = False
         self._is_named = True
-        self._gaps: deque[StreamGap] = deque()
+        self._gaps = GapReports(record.stream, self._calls, self.policy, partial(self._failed, None))
         self._went_back_at: SequenceToken | None = None
         """The token delivered when it last answered with an earlier position."""
 
@@ -114,17 +118,15 @@ class Consumer:
         """Whether its last delivery, or the last read of its history, failed."""
         return self.policy.is_failing or self._catching_up.is_failing
 
-    def stuck_call(self, now: float) -> StuckCall | None:
-        """Its call under way, if that has lasted for too long at `now`, in the loop's time."""
-        age_s = self._calls.age_s(now)
-        if age_s <= self._queue.options.stuck_after_s:
-            return None
-        record = self.record
-        return StuckCall(age_s, record.stream.topic, record.pattern or record.consumer or record.id)
+    def waited_s(self, now: float) -> float:
+        """For how long its call under way has lasted, or its tries at one place have failed."""
+        return max(self._calls.age_s(now), self.policy.age_s(now))
 
     def needs_before(self, low: SequenceToken) -> bool:
-        """Whether it still needs an event before `low`, which has been read."""
-        return self.is_catching_up or (self.cursor.has_more and self.wanted < low)
+        """Whether it still needs an event before `low`, which has been read, or was by an earlier owner."""
+        if self.is_catching_up:
+            return True
+        return self.wanted < low and (self.cursor.has_more or self._queue.cache.end < low)
 
     def seat(self, wanted: SequenceToken, *, is_named: bool = True) -> None:
         """Take the position `wanted` at once, in the cache or else in the history, so that nothing from there
@@ -164,12 +166,19 @@ class Consumer:
             self._table.on_catch_up_started(self)
         self.wake()
 
+    @property
+    def window(self) -> int:
+        """How many events to examine for the next delivery."""
+        return self.policy.batch_events
+
+    def deliver_now(self) -> bool:
+        """Deliver what waits for more events. Returns whether anything does."""
+        return False
+
     def add_gap(self, gap: QueueGap) -> None:
         """Report the gap before the events after it."""
-        reported = StreamGap(self.record.stream, gap.wanted, gap.resumed, gap.reason)
         is_beginning = not self._is_named and gap.wanted <= SequenceToken(0)
-        if not is_beginning and gap.resumed >= self.wanted and reported not in self._gaps:
-            self._gaps.append(reported)
+        if not is_beginning and gap.resumed >= self.wanted and self._gaps.add(gap):
             self.wake()
 
     async def stop(self, deadline: float) -> None:
@@ -237,7 +246,7 @@ class Consumer:
             await self._run()
         except asyncio.CancelledError as error:
             if not self.is_stopping:
-                self.policy.failed(self.wanted, error)
+                self.policy.failed(self.wanted, error, self._calls.begun_at)
                 is_again = True
                 asyncio.get_running_loop().call_later(self.policy.wait_s(), self._queue.tasks.add, self)
             raise
@@ -251,13 +260,13 @@ class Consumer:
         try:
             if not self._is_greeted:
                 await self._greet()
-            while not self.is_stopping:
+            while not (self.is_stopping or self._queue.is_paused):
                 if self.is_catching_up:
                     await self._catching_up.run()
-                elif (batch := self.cursor.take(self.policy.batch_events)) is not None:
+                elif (batch := self._take(self.policy.batch_events)) is not None:
                     await self.hand_out(batch)
                 elif self._gaps:
-                    await self._report_gap()
+                    await self._gaps.report()
                 else:
                     break
         except ConsumerGone:
@@ -278,6 +287,11 @@ class Consumer:
                 continue
             self._is_greeted = True
             self.policy.succeeded()
+            if self._calls.observer.takes_single_events:
+                self.policy.take_single_events()
+            if (gap := self._queue.disbelief(wanted, self.wanted)) is not None:
+                self.add_gap(gap)
+                wanted = gap.resumed
             if wanted != self.wanted:
                 self.go_to(wanted)
 
@@ -287,14 +301,18 @@ class Consumer:
         Advance if they were accepted; otherwise wait until the next try, which the caller makes.
         """
         if self._gaps:
-            before = batch.place_of(self._gaps[0].resumed)
+            before = batch.place_of(self._gaps.first.resumed)
             if not before:
-                await self._report_gap()
+                await self._pass_gap()
                 return
             batch = batch.slice(0, before)
         try:
             answer = await self._calls.run(self._calls.observer.on_batch(batch))
-            wanted = self.cursor.end_of(batch) if answer is None else self._answered(batch, answer)
+            wanted = self.cursor.end_of(batch) if answer is None else checked_token(answer).next
+            if answer is not None and not self._may_continue(batch, wanted):
+                raise DeliveryFailed(
+                    "the consumer returned a token before the events that it was given", got=answer
+                )
         except ConsumerGone:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
@@ -309,35 +327,25 @@ class Consumer:
             self._went_back_at = None
             self._move(wanted, len(batch.events))
 
-    def _answered(self, batch: EventBatch, answer: SequenceToken) -> SequenceToken:
-        """Where to continue after a consumer answered `batch` with a token."""
-        at, wanted = batch.first, checked_token(answer).next
-        if wanted in {self.wanted, at} or (wanted < self.wanted and at == self._went_back_at):
-            raise DeliveryFailed(
-                "the consumer returned a token before the events that it was given", got=answer
-            )
-        return wanted
+    def _original(self, batch: EventBatch) -> EventBatch:
+        """Its events as they are in the queue."""
+        return batch
+
+    def _may_continue(self, batch: EventBatch, wanted: SequenceToken) -> bool:
+        """Whether a consumer that answered `batch` comes forward, or goes back further than the last time."""
+        at = batch.first
+        return wanted not in {self.wanted, at} and (wanted >= self.wanted or at != self._went_back_at)
 
     async def report_gaps(self, end: SequenceToken) -> None:
         """Report the gaps before `end`."""
-        while self._gaps and self._gaps[0].resumed <= end and not self.is_stopping:
-            await self._report_gap()
+        while self._gaps and self._gaps.first.resumed <= end and not self.is_stopping:
+            await self._pass_gap()
 
-    async def _report_gap(self) -> None:
-        """Report the next gap. If the consumer raises, it is reported again, like events."""
-        gap = self._gaps[0]
-        try:
-            await self._calls.run(self._calls.observer.on_gap(gap))
-        except ConsumerGone:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a consumer raises
-            is_over = await self._failed(None, error)
-            if not is_over or self._queue.dead_letters is None:
-                return
-            logger.warning("gap_handler_failed stream=%s error=%r", gap.stream, error)
-        else:
-            self.policy.succeeded()
-        self._gaps.popleft()
+    async def _pass_gap(self) -> None:
+        """Report the next gap, which nothing precedes, and continue after it. So it is not met again."""
+        gap = self._gaps.first
+        if await self._gaps.report():
+            self.pass_over(gap.resumed)
 
     # Failures
 
@@ -347,7 +355,7 @@ class Consumer:
         Returns whether it was.
         """
         at = self.wanted if batch is None else batch.first
-        is_over = self.policy.failed(at, error)
+        is_over = self.policy.failed(at, error, self._calls.begun_at)
         if self.is_stopping:
             return False
         is_over = is_over and (batch is None or len(batch) == 1)
@@ -357,19 +365,18 @@ class Consumer:
 
     async def _is_resolved(self, batch: EventBatch | None, at: SequenceToken, cause: Exception) -> bool:
         """Apply the policy. Whether the event is resolved, so that the consumer continues after it."""
-        what = "an event" if batch is not None else "a gap" if self._is_greeted else "where it is"
-        failed = DeliveryFailed(
-            f"a consumer does not {'take' if self._is_greeted else 'say'} {what}",
-            where=f"{self.record.stream}, token {at}",
-            got=f"{type(cause).__name__}: {cause}"[:500],
+        what = (
+            "take an event" if batch is not None else "take a gap" if self._is_greeted else "say where it is"
         )
-        failed.__cause__ = cause
-        on_poison = self._queue.options.on_poison
+        failed = _failure(what, f"{self.record.stream}, token {at}", cause)
+        on_poison = self.policy.on_poison
         if on_poison == "fault":
             gone = SubscriptionFaulted("the subscription was given up", where=failed.where, got=failed.got)
             await self._end(self._table.give_up(self, failed), gone)
             raise _Ended
-        if on_poison == "block" or batch is None or not await self.policy.discard(batch, failed):
+        if on_poison == "block" or batch is None:
+            return False
+        if not await self.policy.discard(self._original(batch), failed):
             return False
         self._move(batch.end, 0)
         await self._calls.report(failed)
@@ -387,3 +394,11 @@ class Consumer:
             with contextlib.suppress(ConsumerGone):  # It has ended already.
                 await self._calls.report(error)
         await self.close()
+
+
+def _failure(what: str, where: str, cause: Exception) -> DeliveryFailed:
+    failed = DeliveryFailed(
+        f"a consumer does not {what}", where=where, got=f"{type(cause).__name__}: {cause}"[:500]
+    )
+    failed.__cause__ = cause
+    return failed

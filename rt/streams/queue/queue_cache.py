@@ -60,7 +60,7 @@ class _Entry:
 class _Line:
     """One stream: its batches, oldest first, and its cursors."""
 
-    __slots__ = ("cursors", "first", "known_from", "last", "stream", "waiting")
+    __slots__ = ("cursors", "first", "known_from", "last", "short", "stream", "waiting")
 
     def __init__(self, stream: StreamId, known_from: SequenceToken) -> None:
         self.stream = stream
@@ -71,6 +71,16 @@ class _Line:
         self.cursors = 0
         self.waiting: dict[CacheCursor, None] = {}
         """The cursors at the end."""
+        self.short: dict[CacheCursor, int] | None = None
+        """How many more events these cursors wait for, before the one that they point to is taken."""
+
+    def shorten(self, events: int) -> list[CacheCursor]:
+        """So many more have come. Returns the cursors that have enough, which wait no longer."""
+        if self.short is None:
+            return []
+        left = {cursor: count - events for cursor, count in self.short.items()}
+        self.short = {cursor: count for cursor, count in left.items() if count > 0} or None
+        return [cursor for cursor, count in left.items() if count <= 0]
 
 
 class CacheCursor:
@@ -151,9 +161,16 @@ class CacheCursor:
             entry, offset = entry.next, 0
         self._stand(entry, max(offset, entry.batch.place_of(wanted)))
 
+    def await_more(self, events: int) -> None:
+        """Have `QueueCache.add` return it, once, when its stream has so many more events."""
+        if self._line.short is None:
+            self._line.short = {}
+        self._line.short[self] = events
+
     def park(self) -> None:
         """Leave the cache and keep the position."""
         self._line.waiting.pop(self, None)
+        self.await_no_more()
         if self._entry is not None:
             del self._entry.bucket.pins[self]
             self._entry = None
@@ -174,6 +191,10 @@ class CacheCursor:
         self._entry = entry
         self._offset = 0 if wanted <= entry.first else entry.batch.place_of(wanted)
         return True
+
+    def await_no_more(self) -> None:
+        if self._line.short is not None:
+            self._line.short.pop(self, None)
 
     def _stand(self, entry: _Entry, offset: int) -> None:
         before = self._entry
@@ -324,11 +345,11 @@ class QueueCache:
             line.last.next = entry
         line.last = entry
         if not line.waiting:
-            return ()
+            return () if line.short is None else line.shorten(entry.size)
         met = [cursor for cursor in line.waiting if cursor.meet(entry)]
         for cursor in met:
             del line.waiting[cursor]
-        return met
+        return met if line.short is None else met + line.shorten(entry.size)
 
     def _open_bucket(self) -> _Bucket:
         """The newest bucket, or a new one if that is full."""

@@ -1,0 +1,1 @@
+"""`rt streams`: hosts of streams, and the subscriptions that their clusters keep."""

@@ -1,0 +1,67 @@
+"""How one consumer gets its events, as its registration says."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from rt.errors import InvalidOption
+
+PoisonPolicy: TypeAlias = Literal["dead-letter", "fault", "block"]
+"""What happens to an event that its consumer does not accept.
+
+`dead-letter`: it goes to the provider's dead letters, and the consumer continues after it. `fault`: the
+subscription stops until it is resumed, with that event first. `block`: it is retried indefinitely.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The options of one registration. None: the default of the provider. `rt.InvalidOption` for invalid
+    values.
+    """
+
+    on_poison: PoisonPolicy | None = None
+    where: Callable[[Any], object] | None = None
+    """Only events for which it returns a true value are delivered. None: all."""
+    batch_size: int | None = None
+    """The most events of one delivery."""
+    batch_within_s: float | None = None
+    """For how long fewer events wait for others, in seconds. None: not at all."""
+
+    def __post_init__(self) -> None:
+        check_policy(self.on_poison)
+        where: object = self.where
+        if where is not None and (not callable(where) or inspect.iscoroutinefunction(where)):
+            raise InvalidOption(
+                "not a filter", where="where", got=repr(where)[:200], expected="a plain function"
+            )
+        size: object = self.batch_size
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise InvalidOption("not a size", where="batch_size", got=size, expected="a number from 1 on")
+        within_s = self.batch_within_s
+        if within_s is not None and not 0 < within_s < math.inf:
+            raise InvalidOption(
+                "not a time", where="batch_within_s", got=within_s, expected="seconds, more than 0"
+            )
+
+    def over(self, other: Delivery) -> Delivery:
+        """This one, with what it leaves open from `other`."""
+        return Delivery(
+            other.on_poison if self.on_poison is None else self.on_poison,
+            other.where if self.where is None else self.where,
+            other.batch_size if self.batch_size is None else self.batch_size,
+            other.batch_within_s if self.batch_within_s is None else self.batch_within_s,
+        )
+
+
+def check_policy(policy: PoisonPolicy | None) -> PoisonPolicy | None:
+    """Return it; `rt.InvalidOption` if there is no such policy."""
+    if policy is not None and policy not in get_args(PoisonPolicy):
+        raise InvalidOption(
+            "unknown policy", where="on_poison", got=policy, expected=" | ".join(get_args(PoisonPolicy))
+        )
+    return policy

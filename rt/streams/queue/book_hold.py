@@ -1,0 +1,101 @@
+"""The hold of a book on its cluster's log: nodes trim nothing from its position on.
+
+Its name is the cluster's `name`, "~book-" and the id of the book. So each book holds what it needs itself,
+whoever else acknowledges under that name.
+
+Invariants:
+- The hold is below what the book still needs. A node that does not answer delays it, and nothing else.
+- As long as this runs, a hold that an operator releases exists again within `AGAIN_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from rt.errors import RtError
+from rt.net.lease_client import LeaseCalls
+from rt.net.tls import TLS
+
+logger = logging.getLogger("rt.streams")
+
+AGAIN_S: Final = 30.0
+"""How often a hold that does not move is sent again, in seconds."""
+_RETRY_S: Final = 5.0
+_LAST_S: Final = 2.0
+"""How long the last position may take, in seconds. If it is not sent, the nodes keep a little more."""
+
+
+def hold_name(name: str, book: str) -> str:
+    """The name of the hold of a book."""
+    return f"{name}~book-{book}"
+
+
+class BookHold:
+    """The hold called `name`. For one event loop."""
+
+    def __init__(self, name: str, endpoints: Sequence[str], tls: TLS) -> None:
+        self._name = name
+        self._calls = LeaseCalls(endpoints, tls)
+        self._position = 0
+        self._sent = -1
+        self._moved = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._is_refused = False
+
+    def begin(self, position: int) -> None:
+        """Hold from `position` on."""
+        self._position = position
+        self._sending = asyncio.create_task(self._send_all())
+
+    def move(self, position: int) -> None:
+        """Nothing before `position` is needed any more."""
+        if position > self._position:
+            self._position = position
+            self._moved.set()
+
+    async def close(self) -> None:
+        """Send the last position, for a limited time. The hold stays."""
+        sending, self._sending = self._sending, None
+        if sending is None:
+            return
+        sending.cancel()
+        await asyncio.wait([sending])
+        try:
+            if self._position > self._sent:
+                with contextlib.suppress(RtError):
+                    await self._send(_LAST_S)
+        finally:
+            await self._calls.close()
+
+    async def _send_all(self) -> None:
+        while True:
+            self._moved.clear()
+            wait_s = AGAIN_S
+            try:
+                await self._send(None)
+                self._is_refused = False
+            except RtError as error:
+                wait_s = _RETRY_S if error.retriable else AGAIN_S
+                if not self._is_refused:
+                    self._is_refused = True
+                    logger.warning("hold_refused name=%s why=%r", self._name, str(error))
+            if wait_s != AGAIN_S or self._is_refused:
+                await asyncio.sleep(wait_s)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._moved.wait()
+
+    async def _send(self, timeout_s: float | None) -> None:
+        """`rt.RtError` if no node confirmed it."""
+        limits = {} if timeout_s is None else {"timeout_s": timeout_s}
+        if self._sent < 0:  # What is trimmed already needs no hold.
+            known = await self._calls.acknowledge({}, **limits)
+            self._position = max(self._position, min(known.log_start, known.log_end))
+        position = self._position
+        await self._calls.acknowledge({self._name: position}, **limits)
+        self._sent = position

@@ -1,0 +1,140 @@
+"""Reads the requests of others to the owner of a queue, has them carried out, and answers them.
+
+Invariants:
+- A request and its answer are in one commit. Whoever carries it out hands in the answer in the same step as
+  the edits, without waiting in between. So a kill loses no request, and none is carried out twice.
+- A request is not carried out after its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from rt.errors import Closed, RtError
+from rt.streams.core.errors import StreamError
+from rt.streams.requests.request import (
+    Answer,
+    PostedRequest,
+    Request,
+    RequestedStore,
+    decode_request,
+    rejection,
+)
+
+logger = logging.getLogger("rt.streams")
+
+LOOK_S: Final = 0.5
+"""How often requests are looked for."""
+_REMEMBERED_NS: Final = 600 * 10**9
+"""How long after its time a request is remembered: a node that is behind may show it again."""
+
+
+class Answering(Protocol):
+    """Where answers become durable: with the other edits of the next commit."""
+
+    def answer(self, posted: PostedRequest, answer: Answer) -> None: ...
+
+    def take_back(self, posted: PostedRequest) -> None:
+        """Do not answer it."""
+
+    async def commit(self) -> None: ...
+
+
+class Undone(Exception):
+    """The edits of a request are undone: it is read again."""
+
+
+CarryOut = Callable[[Request, PostedRequest, Callable[[Answer], None]], Awaitable[None]]
+"""Carries out a request, and calls its last argument in the same step as the edits. Returns when they are
+durable. Raises `StreamError` or `ValueError` if it is rejected; then there were no edits. After any other
+error they are part of the next commit, except after `Undone`."""
+
+
+class RequestDesk:
+    def __init__(
+        self,
+        queue: object,
+        store: RequestedStore,
+        answering: Answering,
+        carry_out: CarryOut,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._queue, self._store, self._answering = queue, store, answering
+        self._carry_out, self._clock_ns = carry_out, clock_ns
+        self._known: dict[bytes, int] = {}
+        """Those under way or answered, and until when."""
+        self._working: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(LOOK_S)
+        finally:
+            for task in self._working:
+                task.cancel()
+            if self._working:
+                await asyncio.wait(self._working)
+
+    async def _look(self) -> None:
+        try:
+            found = await self._store.requests()
+        except (RtError, OSError) as error:
+            if isinstance(error, Closed):
+                raise
+            logger.info("requests_not_read queue=%s error=%r", self._queue, str(error))
+            return
+        now_ns = self._clock_ns()
+        for request, until_ns in list(self._known.items()):
+            if until_ns + _REMEMBERED_NS < now_ns:
+                del self._known[request]
+        for posted in found:
+            if posted.id not in self._known:
+                self._known[posted.id] = posted.until_ns
+                task = asyncio.create_task(self._work(posted))
+                self._working.add(task)
+                task.add_done_callback(self._working.discard)
+
+    async def _work(self, posted: PostedRequest) -> None:
+        try:
+            await self._decide(posted)
+        except Exception as error:  # noqa: BLE001 - the next commit has it, or it is read again
+            logger.warning("request_delayed queue=%s error=%r", self._queue, str(error))
+
+    async def _decide(self, posted: PostedRequest) -> None:
+        is_answered = False
+
+        def answer(given: Answer) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self._answering.answer(posted, given)
+
+        try:
+            if posted.until_ns <= self._clock_ns():
+                raise StreamError("the time of the request is over")
+            request = decode_request(posted.content)
+            await self._carry_out(request, posted, answer)
+        except BaseException as error:
+            is_final = isinstance(error, ValueError) or (
+                isinstance(error, StreamError) and not error.retriable
+            )
+            if isinstance(error, Exception) and is_final and not is_answered:
+                logger.info("request_rejected queue=%s why=%r", self._queue, str(error))
+                answer(rejection(error))
+                await self._answering.commit()
+                return
+            if isinstance(error, Undone):
+                self._answering.take_back(posted)
+            if isinstance(error, Undone) or not is_answered:
+                del self._known[
+                    posted.id
+                ]  # Nothing was done: it is read again, by this host or the next one.
+            raise
+        else:
+            logger.info("request_carried_out queue=%s action=%s", self._queue, request.action)

@@ -1,0 +1,1 @@
+"""Where subscriptions are stored, with their consumers and starts."""

@@ -1,0 +1,280 @@
+"""Requests to the host that owns a queue, on a real cluster: from another host, and from an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from stream_consumers import Collector
+
+import rt
+from rt.cli.commands.streams import streams as command
+from rt.streams import (
+    Cluster,
+    ClusterQueues,
+    EventBatch,
+    LeaseBalancer,
+    NoSuchSubscription,
+    QueueElsewhere,
+    QueueLeases,
+    StartPosition,
+    StreamError,
+    StreamOptions,
+    StreamProvider,
+    cluster_stores,
+)
+from rt.streams.balancer.balancers import LeaseTimes
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster
+
+pytestmark = pytest.mark.slow
+
+EVENTS = 200
+WAIT_S = 180
+TIMES = LeaseTimes(lease_s=6.0, look_s=0.2, give_up_s=10.0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
+    try:
+        with nothing_left():
+            yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def nodes(root: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(root / "c", 3) as cluster:
+        cluster.start()
+        cluster.wait_ready()
+        publish(root, cluster, range(EVENTS))
+        yield cluster
+
+
+def publish(root: Path, nodes: LocalCluster, numbers: range) -> None:
+    tls = nodes.certificate("publisher", "feed")
+    feed = rt.Publisher(root / "feeds", "s", publisher_id="feed", endpoints=nodes.endpoints, tls=tls)
+    with feed:
+        sent = feed.publish_many(
+            [b"%d" % number for number in numbers],
+            topic="n/a",
+            timestamps_ns=[(number + 1) * 10**9 for number in numbers],
+        )
+        feed.flush()
+        feed.wait(sent[-1], level="merged", timeout=WAIT_S)
+
+
+class Host:
+    """A host of streams, with the consumers that it makes."""
+
+    def __init__(self, root: Path, nodes: LocalCluster, name: str, act: Any = None) -> None:
+        tls = nodes.certificate("subscriber", "hosts", lease_groups=["g"])
+        clusters = {"q": Cluster("s", str(root / name), nodes.endpoints, tls, name="hosts")}
+        self.leases = QueueLeases.of_clusters(clusters, "g", owner=f"hosts~{name}")
+        self.made: list[Collector] = []
+        self.provider = StreamProvider(
+            "p",
+            ClusterQueues(clusters),
+            balancer=LeaseBalancer(self.leases, times=TIMES),
+            stores=cluster_stores(self.leases),
+            options=StreamOptions(
+                save_every_s=0.1, receive_s=0.1, drain_s=2, deliver_for_s=0, retry_min_s=0.05
+            ),
+            host=name,
+        )
+
+        def make(_: object) -> Collector:
+            self.made.append(Collector(act=act))
+            return self.made[-1]
+
+        self.provider.consumer("c", make)
+
+    @property
+    def stream(self) -> Any:
+        return self.provider.stream("n", "a")
+
+    @property
+    def is_owner(self) -> bool:
+        return [one.state for one in self.provider.status()] == ["served"]
+
+    @property
+    def events(self) -> list[Any]:
+        return [event for each in self.made for event in each.events]
+
+
+class Operator:
+    """`rt streams …`, as an operator calls it."""
+
+    def __init__(self, nodes: LocalCluster, role: Any = "operator") -> None:
+        tls = nodes.certificate(role, "op")
+        self.options = ["--endpoints", ",".join(nodes.endpoints)]
+        for name in ("ca", "cert", "key"):
+            self.options += [f"--{name}", str(getattr(tls, name))]
+
+    async def run(self, *words: str) -> tuple[int, str]:
+        done = await asyncio.to_thread(CliRunner().invoke, command, [*words, *self.options])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            return 1, f"{done.output}{done.exception}"
+        return done.exit_code, done.output
+
+    async def listed(self) -> dict[str, Any]:
+        status, output = await self.run("subscriptions", "list", "--json")
+        assert status == 0, output
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+
+def wanted(start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, EVENTS)]
+
+
+def test_a_host_subscribes_resumes_and_ends_where_another_owns_the_queue(
+    root: Path, nodes: LocalCluster
+) -> None:
+    async def main() -> None:
+        owner, other = Host(root, nodes, "one"), Host(root, nodes, "two")
+        operator = Operator(nodes)
+        async with owner.provider:
+            await until(lambda: owner.is_owner)
+            async with other.provider:
+                with pytest.raises(QueueElsewhere, match="Name a consumer"):
+                    await other.stream.subscribe(Collector())
+                with pytest.raises(StreamError, match="no consumer for the subscription"):
+                    await other.stream.subscribe(Collector(), consumer="unknown")
+                mine = Collector()
+                start = StartPosition.EARLIEST_AVAILABLE
+                made = await other.stream.subscribe(mine, consumer="c", name="one", start=start)
+                await until(lambda: owner.events == wanted())
+                again = await other.stream.subscribe(Collector(), consumer="c", name="one", start=start)
+                assert again == made
+                assert mine.events == other.events == []
+                (row,) = (await operator.listed())["subscriptions"]
+                assert (row["id"], row["subscription"], row["stream"]) == (made.id, "one", "n/a")
+                await made.resume(Collector(), rt.streams.SequenceToken(150))
+                await until(lambda: owner.events == [*wanted(), *wanted(150)])
+                await made.unsubscribe()
+                await made.unsubscribe()
+                assert (await operator.listed())["subscriptions"] == []
+                with pytest.raises(NoSuchSubscription):
+                    await made.resume(Collector())
+
+    asyncio.run(main())
+
+
+def test_an_operator_lists_resets_resumes_and_ends_subscriptions_of_hosts(
+    root: Path, nodes: LocalCluster
+) -> None:
+    is_good = asyncio.Event()
+
+    async def act(batch: EventBatch) -> None:
+        if not is_good.is_set() and batch.last.sequence_number >= 100:
+            raise ValueError("poison")
+
+    async def main() -> None:
+        operator = Operator(nodes)
+        host = Host(root, nodes, "one", act)
+        async with host.provider:
+            await until(lambda: host.is_owner)
+            start = StartPosition.EARLIEST_AVAILABLE
+            made = await host.stream.subscribe(Collector(act=act), consumer="c", name="one", start=start)
+            while (row := (await operator.listed())["subscriptions"][0])["state"] != "faulted":
+                await asyncio.sleep(0.1)
+            assert (row["position"], row["lag"], row["consumer"]) == (100, EVENTS - 100, "c")
+            assert "poison" in row["fault"]
+            assert row["age_s"] is not None
+            is_good.set()
+        host = Host(root, nodes, "two")
+        async with host.provider:
+            await until(lambda: host.is_owner)
+            assert (await operator.run("subscriptions", "resume", "one"))[1] == "one of n/a: it is served.\n"
+            await until(lambda: host.events == wanted(100))
+            moved = await operator.run("subscriptions", "reset", made.id[:8], "--to", "earliest", "--json")
+            assert json.loads(moved[1])["to"] == 0
+            await until(lambda: host.events == [*wanted(100), *wanted()])
+            time = "1970-01-01T00:03:00Z"
+            status, output = await operator.run("subscriptions", "reset", "one", "--to", time)
+            assert (status, "to 179. It is served." in output) == (0, True), output
+            await until(lambda: host.events == [*wanted(100), *wanted(), *wanted(179)])
+            status, output = await operator.run("subscriptions", "reset", "one", "--to", "7777")
+            assert (status, "no such position" in output) == (1, True)
+            status, output = await operator.run("subscriptions", "end", "nobody")
+            assert (status, "no such subscription" in output) == (1, True)
+        # No host is there any more.
+        listed = await operator.listed()
+        assert [each["state"] for each in listed["subscriptions"]] == ["waiting"]
+        assert (listed["owner"], listed["lease"]) == ("", "g/queue/q")
+        status, output = await operator.run("subscriptions", "end", "one", "--timeout", "1")
+        assert status == 1
+        assert "no owner" in output
+        assert "the request waits for one" in output
+        waiting = asyncio.create_task(operator.run("subscriptions", "end", "one", "--timeout", "120"))
+        host = Host(root, nodes, "three")
+        async with host.provider:
+            status, output = await waiting
+            assert (status, output.splitlines()[-1]) == (0, "one of n/a: it is ended.")
+            assert (await operator.listed())["subscriptions"] == []
+
+    asyncio.run(main())
+
+
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed_on_whichever_host(
+    root: Path, nodes: LocalCluster
+) -> None:
+    async def main() -> None:
+        operator = Operator(nodes)
+        first = Host(root, nodes, "one")
+        async with first.provider:
+            await until(lambda: first.is_owner)
+            start = StartPosition.EARLIEST_AVAILABLE
+            await first.stream.subscribe(Collector(), consumer="c", name="one", start=start)
+            while (await operator.listed())["subscriptions"][0]["lag"]:
+                await asyncio.sleep(0.1)
+            assert await operator.run("queues", "pause", "q") == (0, "Queue q is paused.\n")
+            assert 'rt_streams_queue_paused{provider="p",host="one",queue="q"} 1' in first.provider.metrics()
+        second = Host(root, nodes, "two")
+        async with second.provider:
+            await until(lambda: second.is_owner)
+            await asyncio.to_thread(publish, root, nodes, range(EVENTS, EVENTS + 5))
+            while (row := (await operator.listed())["subscriptions"][0])["lag"] != 5:
+                await asyncio.sleep(0.1)
+            assert (row["state"], second.events) == ("paused", [])
+            assert await operator.run("queues", "resume", "q") == (0, "Queue q is resumed.\n")
+            await until(lambda: len(second.events) == 5)
+            assert (await operator.listed())["paused_s"] is None
+
+    asyncio.run(main())
+
+
+def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
+    async def main() -> None:
+        host = Host(root, nodes, "one")
+        async with host.provider:
+            await until(lambda: host.is_owner)
+            await host.stream.subscribe(Collector(), consumer="c", name="one")
+        from rt.net.lease_client import LeaseCalls
+
+        for role, groups in (("publisher", ["g"]), ("subscriber", []), ("subscriber", ["h"])):
+            tls = nodes.certificate(role, f"{role}-{len(groups)}", lease_groups=groups)
+            calls = LeaseCalls(nodes.endpoints, tls)
+            with pytest.raises(rt.CertificateError):
+                await calls.inspect_table("g/queue/q")
+            with pytest.raises(rt.CertificateError):
+                await calls.post_request("g/queue/q", bytes(16), b"{}", 10)
+            await calls.close()
+
+    asyncio.run(main())

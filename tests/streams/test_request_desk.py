@@ -1,0 +1,418 @@
+"""Requests to the owner of a queue, through nodes whose consensus is a call: kills, late answers, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lease_nodes import Cluster as Nodes
+from lease_nodes import Node, calling, issue_certificates, run, served
+from receiving_node import tls_of
+from stream_consumers import Collector
+
+import rt
+from rt.errors import CertificateError, InvalidOption, Overloaded
+from rt.log.scan.directory import merged_directory
+from rt.net.lease_client import LeaseCalls
+from rt.objects import MemoryStore
+from rt.streams import (
+    Cluster,
+    ClusterQueues,
+    EventBatch,
+    LeaseBalancer,
+    NoSuchSubscription,
+    OwnerTimeout,
+    QueueElsewhere,
+    QueueLeases,
+    SequenceToken,
+    StartPosition,
+    StreamError,
+    StreamOptions,
+    StreamProvider,
+    cluster_stores,
+)
+from rt.streams.balancer.balancer import Fence, FixedBalancer
+from rt.streams.balancer.balancers import LeaseTimes
+from rt.streams.balancer.cluster_leases import ClusterLeases
+from rt.streams.core.stream_id import QueueId
+from rt.streams.requests import owner_calls
+from rt.streams.requests.owner_calls import ask_owner
+from rt.streams.requests.request import Answer, Request, decode_answer, decode_request, rejection
+from rt.streams.subscriptions.subscription_store import SubscriptionStore
+from rt.testing.merged import MergedLogBuilder
+from sequencer.state.apply import apply
+from sequencer.state.commands import Command
+from sequencer.state.leases import requests
+from sequencer.state.leases.leases import ExpireLeases, IdleLease
+from sequencer.state.leases.tables import WriteTable
+
+EARLIEST = StartPosition.EARLIEST_AVAILABLE
+EVENTS = 50
+LEASE = "app/queue/q"
+ALL = [b"%d" % number for number in range(EVENTS)]
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return issue_certificates(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("log")
+    publisher = rt.Publisher(root, "s", publisher_id="feed")
+    publisher.publish_many(ALL, topic="n/a")
+    publisher.flush()
+    merged = MergedLogBuilder(merged_directory(str(root), "s"), cluster_id=bytes(16), stream="s")
+    merged.merge_all([publisher.directory])
+    merged.sync()
+    merged.close()
+    publisher.close()
+    return root
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.02)
+
+
+class World:
+    def __init__(self, nodes: Nodes, endpoints: list[str], calls: LeaseCalls, pki: Path, log: Path) -> None:
+        self.nodes, self.endpoints, self.calls, self.pki, self.log = nodes, endpoints, calls, pki, log
+
+    @contextlib.asynccontextmanager
+    async def host(self, name: str, act: Any = None) -> AsyncIterator[Host]:
+        host = Host(self, name, act)
+        async with host.provider:
+            yield host
+
+    def revoke(self) -> None:
+        """Take the lease away, as after a pause of the owner."""
+        held = self.nodes.state.leases.get(LEASE)
+        if held is not None:
+            apply(self.nodes.state, ExpireLeases((IdleLease(LEASE, held.token, held.renewals),)))
+
+    async def ask(self, request: Request, timeout_s: float = 60.0) -> Answer:
+        return decode_answer(await ask_owner(self.calls, LEASE, request.encode(), timeout_s)).check()
+
+    def subscriptions(self) -> dict[str, tuple[str | None, SequenceToken | None]]:
+        """In the table: by id, the fault and the place."""
+        table = self.nodes.state.tables.get(LEASE)
+        assert table is not None
+        content: dict[str, dict[str, bytes]] = {}
+        for row, value in table.rows:
+            category, _, key = row.partition("\0")
+            content.setdefault(category, {})[key] = value
+        store = SubscriptionStore(MemoryStore(content), QueueId(0, "q"), Fence(2**62))
+        return {each.id: (each.fault, store.place(each.id)) for each in store.records()}
+
+
+class Host:
+    def __init__(self, world: World, name: str, act: Any) -> None:
+        tls = tls_of(world.pki, "h1")
+        leases = ClusterLeases(world.endpoints, tls, "app", owner=f"h1~{name}")
+        self.leases = QueueLeases({"q": leases})
+        self.made: list[Collector] = []
+        self.provider = StreamProvider(
+            "p",
+            ClusterQueues({"q": Cluster("s", str(world.log))}),
+            balancer=LeaseBalancer(self.leases, times=LeaseTimes(lease_s=6.0, look_s=0.05)),
+            stores=cluster_stores(self.leases),
+            options=StreamOptions(
+                save_every_s=0.05, receive_s=0.05, retry_min_s=0.01, retry_max_s=0.05, deliver_for_s=0
+            ),
+            host=name,
+        )
+        self.provider.consumer("c", lambda _: self.make(act))
+
+    def make(self, act: Any) -> Collector:
+        self.made.append(Collector(act=act))
+        return self.made[-1]
+
+    @property
+    def stream(self) -> Any:
+        return self.provider.stream("n", "a")
+
+    @property
+    def is_owner(self) -> bool:
+        return [one.state for one in self.provider.status()] == ["served"]
+
+    @property
+    def events(self) -> list[Any]:
+        return [event for each in self.made for event in each.events]
+
+
+def in_world(pki: Path, log: Path, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        nodes = Nodes()
+        async with (
+            served(pki, Node(nodes), Node(nodes)) as endpoints,
+            calling(endpoints, pki, "op") as calls,
+        ):
+            await work(World(nodes, endpoints, calls, pki, log))
+
+    run(whole)
+
+
+SUBSCRIBE = Request("subscribe", topic="n/a", consumer="c", start=EARLIEST)
+
+
+def test_requests_are_carried_out_once_however_often_the_queue_changes_its_owner(
+    pki: Path, log: Path
+) -> None:
+    async def work(world: World) -> None:
+        draw = random.Random(7)
+        answered = set[str]()
+        async with world.host("one") as one, world.host("two") as two:
+            await until(lambda: one.is_owner or two.is_owner)
+
+            async def ask_some() -> None:
+                for _ in range(3):
+                    answered.add((await world.ask(SUBSCRIBE)).subscription)
+
+            asking = [asyncio.create_task(ask_some()) for _ in range(4)]
+            for _ in range(3):
+                token = world.nodes.state.lease_token
+                await asyncio.sleep(draw.uniform(0.1, 0.6))
+                world.revoke()
+                await until(lambda token=token: world.nodes.state.lease_token > token)
+            await asyncio.gather(*asking)
+            assert len(answered) == 12
+            assert {*world.subscriptions()} == answered
+            ending = [world.ask(Request("end", each)) for each in sorted(answered)[:6]]
+            world.revoke()
+            assert {each.state for each in await asyncio.gather(*ending)} == {"ended"}
+            assert {*world.subscriptions()} == {*sorted(answered)[6:]}
+
+    in_world(pki, log, work)
+
+
+def test_an_owner_whose_commit_is_lost_has_changed_nothing_and_the_next_one_carries_it_out(
+    pki: Path, log: Path
+) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            made = (await world.ask(SUBSCRIBE)).subscription
+            await until(lambda: one.events == ALL)
+            held_back = list[Command]()
+            world.nodes.held_back = held_back
+            asking = asyncio.create_task(world.ask(Request("end", made)))
+            while not one.made[0].closed:  # All but the owner's commits are decided.
+                for command in held_back:
+                    if not isinstance(command, WriteTable):
+                        world.nodes.commit(command)
+                held_back.clear()
+                await asyncio.sleep(0.02)
+            assert made in world.subscriptions(), "but that is not durable"
+            assert not asking.done()
+            world.revoke()
+            world.nodes.held_back = None
+        async with world.host("two"):
+            assert (await asking).state == "ended"
+            assert world.subscriptions() == {}
+
+    in_world(pki, log, work)
+
+
+def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            made = (await world.ask(SUBSCRIBE)).subscription
+        late = await world.calls.post_request(LEASE, b"l" * 16, Request("end", made).encode(), 0.05)
+        assert (late.state, late.owner) == ("waiting", "")
+        over_ns = time.time_ns() + 50 * 10**6
+        await until(lambda: time.time_ns() > over_ns)
+        async with world.host("two"):
+            while (found := await world.calls.find_request(LEASE, b"l" * 16)).state != "answered":
+                await asyncio.sleep(0.02)
+            with pytest.raises(StreamError, match="time of the request is over"):
+                decode_answer(found.content).check()
+            assert made in world.subscriptions()
+
+    in_world(pki, log, work)
+
+
+def test_a_caller_that_gets_no_answer_is_told_who_the_owner_is(
+    pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
+
+    async def work(world: World) -> None:
+        asked = list[str]()
+        with pytest.raises(OwnerTimeout, match=r"app/queue/q.*no owner.*check its name"):
+            await world.ask(SUBSCRIBE, 0.3)
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            await world.ask(SUBSCRIBE)
+        with pytest.raises(OwnerTimeout, match=r"no owner.*not carried out any more"):
+            await ask_owner(world.calls, LEASE, b"{}", 0.3, on_no_owner=lambda: asked.append("none"))
+        assert asked == ["none"]
+        await world.calls.close()
+        async with calling(world.endpoints, world.pki, "h1") as owner:
+            await owner.acquire("h1~idle", [LEASE], 30)
+            with pytest.raises(OwnerTimeout, match="owner h1~idle"):
+                await world.ask(SUBSCRIBE, 0.3)
+
+    in_world(pki, log, work)
+
+
+def test_a_reset_of_a_stopped_subscription_moves_it_and_resume_continues_there(pki: Path, log: Path) -> None:
+    async def fail(batch: EventBatch) -> None:
+        if batch.last >= SequenceToken(20):
+            raise ValueError("poison")
+
+    async def work(world: World) -> None:
+        async with world.host("one", fail) as bad:
+            await until(lambda: bad.is_owner)
+            made = (await world.ask(SUBSCRIBE)).subscription
+            await until(lambda: world.subscriptions()[made][0] is not None)
+            assert (await world.ask(Request("reset", made, start=SequenceToken(3)))).state == "faulted"
+            assert world.subscriptions()[made][1] == SequenceToken(3)
+        async with world.host("two") as good:
+            assert (await world.ask(Request("resume", made))).state == "served"
+            await until(lambda: good.events == ALL[3:])
+            assert (await world.ask(Request("resume", made))).state == "served", "nothing to do"
+            assert (await world.ask(Request("reset", made, start=SequenceToken(40)))).state == "served"
+            await until(lambda: good.events == [*ALL[3:], *ALL[40:]])
+            with pytest.raises(NoSuchSubscription):
+                await world.ask(Request("end", "nobody"))
+
+    in_world(pki, log, work)
+
+
+def test_a_subscription_without_a_consumer_is_moved_and_resumed_but_not_for_a_program(
+    pki: Path, log: Path
+) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            made = await one.stream.subscribe(Collector(), name="mine")
+        async with world.host("two") as two:
+            await until(lambda: two.is_owner)
+            assert (await world.ask(Request("reset", made.id, start=SequenceToken(7)))).state == "unattended"
+            assert world.subscriptions()[made.id] == (None, SequenceToken(7))
+            with pytest.raises(StreamError, match="no consumer for the subscription"):
+                await world.ask(Request("resume", made.id, needs_consumer=True))
+            got = Collector()
+            await two.stream.subscribe(got, name="mine")
+            await until(lambda: got.events == ALL[7:])
+
+    in_world(pki, log, work)
+
+
+def test_a_paused_queue_delivers_nothing_here_and_where_it_goes(pki: Path, log: Path) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            assert (await world.ask(Request("pause"))).state == "paused"
+            made = (await world.ask(SUBSCRIBE)).subscription
+            assert 'rt_streams_queue_paused{provider="p",host="one",queue="q"} 1' in one.provider.metrics()
+        async with world.host("two") as two:
+            await until(lambda: two.is_owner)
+            assert (await world.ask(Request("reset", made, start=SequenceToken(10)))).state == "served"
+            assert (one.events, two.events) == ([], [])
+            assert (await world.ask(Request("continue"))).state == "continued"
+            await until(lambda: two.events == ALL[10:])
+            assert not two.provider.status()[0].is_paused
+
+    in_world(pki, log, work)
+
+
+def test_who_may_see_tables_and_ask_owners(pki: Path, log: Path) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            await one.stream.subscribe(Collector(), consumer="c")
+            content = await world.calls.inspect_table(LEASE)
+            assert content.owner is not None
+            assert content.owner.owner == "h1~one"
+            assert not any(key.startswith(("requests", "answers")) for key in content.rows)
+            async with calling(world.endpoints, world.pki, "none") as stranger:
+                for call in (
+                    stranger.inspect_table(LEASE),
+                    stranger.post_request(LEASE, bytes(16), b"{}", 1),
+                    stranger.find_request(LEASE, bytes(16)),
+                    stranger.waiting_requests(content.owner),
+                ):
+                    with pytest.raises(CertificateError):
+                        await call
+            with pytest.raises(CertificateError):
+                await world.calls.waiting_requests(content.owner)
+
+    in_world(pki, log, work)
+
+
+def test_too_many_requests_are_told(pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "POSTED_MAX", 1)
+    monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
+
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            await one.stream.subscribe(Collector(), consumer="c")
+        assert (await world.calls.post_request(LEASE, b"1" * 16, b"{}", 60)).state == "waiting"
+        with pytest.raises(Overloaded, match="too many requests"):
+            await world.ask(Request("pause"), 0.3)
+
+    in_world(pki, log, work)
+
+
+def test_without_the_cluster_the_error_says_which_stores_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        queues = ClusterQueues({"q": Cluster("s", str(tmp_path / "s"))})
+        balancer = FixedBalancer()
+        monkeypatch.setattr(balancer, "my_queues", dict)
+        async with StreamProvider("p", queues, balancer=balancer) as provider:
+            with pytest.raises(QueueElsewhere, match="Only cluster_stores"):
+                await provider.stream("n", "a").subscribe(Collector(), consumer="c")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"action": "explode"}',
+        b'{"action": "end", "subscription": 7}',
+        b'{"action": "end", "more": 1}',
+        b'{"action": "reset", "subscription": "a", "start": null}',
+        b'{"action": "reset", "subscription": "a", "start": [-1, 0]}',
+        b'{"action": "reset", "subscription": "a", "start": 7}',
+        b'{"action": "reset", "subscription": "a", "start": "yesterday"}',
+        b'{"action": "subscribe", "topic": "n/a", "consumer": "a b"}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_request_is_rejected(content: bytes) -> None:
+    with pytest.raises(InvalidOption):
+        decode_request(content)
+
+
+def test_requests_and_answers_survive_their_bytes() -> None:
+    for request in (
+        SUBSCRIBE,
+        Request("reset", "id", start=SequenceToken(7, 2)),
+        Request("subscribe", topic="n/ä", consumer="c", name="x", needs_consumer=True),
+    ):
+        assert decode_request(request.encode()) == request
+    assert decode_answer(Answer("id", "served").encode()).check() == Answer("id", "served")
+    for error in (NoSuchSubscription("gone"), StreamError("no"), ValueError("x")):
+        kind = type(error) if isinstance(error, StreamError) else StreamError
+        with pytest.raises(kind, match=str(error)):
+            decode_answer(rejection(error).encode()).check()
+    for content in (b"", b"7", b'{"more": 1}'):
+        with pytest.raises(StreamError, match="not valid"):
+            decode_answer(content)

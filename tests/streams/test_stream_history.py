@@ -1,0 +1,236 @@
+"""A host whose copy of the log begins later reads the rest from the nodes. Only a trim is a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from merged_logs import Feeds
+from range_nodes import RangeNodes, range_nodes
+from stream_consumers import Collector
+
+import rt
+from rt.errors import Overloaded
+from rt.streams import SequenceToken, StartPosition, StreamId, StreamOptions, StreamProvider, memory_stores
+from rt.streams.core.event_batch import EventBatch
+from rt.streams.queue.cluster import Cluster, ClusterQueues
+from rt.streams.queue.log_gaps import LogGaps
+from rt.streams.subscriptions.subscription_store import Stores
+
+EVENTS = 3000
+EARLIEST = StartPosition.EARLIEST_AVAILABLE
+FAST = StreamOptions(
+    cache_events=200,
+    batch_events_max=50,
+    save_every_s=0.05,
+    retry_min_s=0.01,
+    retry_max_s=0.05,
+    receive_s=0.05,
+)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(600):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def feeds(tmp_path: Path) -> Iterator[Feeds]:
+    """Thirty segments of 100 events: ten of n/a, ten of n/b, and so on."""
+    made = Feeds(tmp_path, ["a"])
+    for start in range(0, EVENTS, 100):
+        if start:
+            made.roll()
+        append(made, range(start, start + 100))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, feeds: Feeds) -> Iterator[RangeNodes]:
+    with range_nodes(tmp_path) as running:
+        yield running
+
+
+def append(feeds: Feeds, numbers: range) -> None:
+    for start in numbers[::10]:
+        values = [b"%d" % number for number in range(start, start + 10)]
+        feeds.publish("a", values, "n/b" if start // 10 % 2 else "n/a", range(10))
+    feeds.merge()
+
+
+class Hosts:
+    """Hosts with a copy each. `stores` is shared, as the file of one book is."""
+
+    def __init__(self, root: Path, nodes: RangeNodes) -> None:
+        self._root = root
+        self._nodes = nodes
+        self.stores: Stores = memory_stores()
+        self.tls = rt.TLS(**nodes.files)
+
+    def cluster(self, host: str) -> Cluster:
+        return Cluster("s", str(self._root / host), self._nodes.endpoints, self.tls)
+
+    def provider(self, host: str, *, stores: Stores | None = None) -> StreamProvider:
+        queues = ClusterQueues({"q": self.cluster(host)})
+        return StreamProvider("p", queues, stores=stores or self.stores, options=FAST, host=host)
+
+    def copy_from(self, host: str, position: int) -> None:
+        """Give the host a copy that begins at `position`, as an earlier time of service leaves it."""
+        with rt.Subscriber(
+            self._root / host,
+            "s",
+            endpoints=self._nodes.endpoints,
+            tls=self.tls,
+            position=position,
+            connect_timeout=None,
+        ) as reader:
+            messages = reader.poll(1, timeout=600)
+        assert messages[0].position == position
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, nodes: RangeNodes) -> Hosts:
+    return Hosts(tmp_path / "hosts", nodes)
+
+
+def numbers(key: str, start: int, end: int = EVENTS) -> list[bytes]:
+    rest = "ab".index(key)
+    return [b"%d" % number for number in range(start, end) if number // 10 % 2 == rest]
+
+
+def test_a_subscription_moves_to_a_host_whose_copy_begins_later_and_misses_nothing(hosts: Hosts) -> None:
+    hosts.copy_from("second", 2500)
+
+    async def refuse_later(batch: EventBatch) -> None:
+        if batch.last >= SequenceToken(300):
+            raise Overloaded("busy")
+
+    async def main() -> None:
+        before, after, other = Collector(act=refuse_later), Collector(), Collector()
+        async with hosts.provider("first") as provider:
+            handle = await provider.stream("n", "a").subscribe(before, start=SequenceToken(200))
+            await until(lambda: before.events)
+        async with hosts.provider("second") as provider:
+            provider.implicit("other", "n/b", lambda _: other)
+            again = (await provider.stream("n", "a").subscriptions())[0][0]
+            assert again.id == handle.id
+            await again.resume(after)
+            await until(lambda: before.events + after.events == numbers("a", 200))
+        assert after.gaps == []
+        assert other.gaps == []
+
+    asyncio.run(main())
+
+
+def test_a_new_agent_reads_from_the_nodes_what_precedes_the_copy_of_its_host(hosts: Hosts) -> None:
+    hosts.copy_from("second", 2500)
+
+    async def main() -> None:
+        everything = Collector()
+        provider = hosts.provider("second")
+        provider.implicit("all", "n/a", lambda _: everything)
+        async with provider:
+            await until(lambda: len(everything.events) >= EVENTS // 2)
+        assert everything.events == numbers("a", 0)
+        assert everything.gaps == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("start", [EARLIEST, SequenceToken(0), SequenceToken(1001)])
+def test_a_subscription_that_starts_before_the_copy_of_its_host_gets_everything(
+    hosts: Hosts, start: StartPosition | SequenceToken
+) -> None:
+    hosts.copy_from("second", 2500)
+
+    async def main() -> None:
+        got = Collector()
+        async with _at_end(hosts, "second") as provider:
+            await provider.stream("n", "a").subscribe(got, start=start)
+            first = start.sequence_number if isinstance(start, SequenceToken) else 0
+            await until(lambda: len(got.events) >= len(numbers("a", first)))
+        assert got.events == numbers("a", first)
+        assert got.gaps == []
+
+    asyncio.run(main())
+
+
+def test_only_what_the_nodes_have_trimmed_is_a_gap(hosts: Hosts, feeds: Feeds) -> None:
+    hosts.copy_from("second", 2500)
+    feeds.trim(10)
+
+    async def main() -> None:
+        got, first = Collector(), Collector()
+        async with _at_end(hosts, "second") as provider:
+            await provider.stream("n", "a").subscribe(got, start=SequenceToken(200))
+            await provider.stream("n", "a").subscribe(first, start=EARLIEST)
+            for each in (got, first):
+                await until(lambda each=each: len(each.events) >= len(numbers("a", 1000)))
+        assert got.events == first.events == numbers("a", 1000)
+        assert [(gap.wanted, gap.resumed) for gap in got.gaps] == [(SequenceToken(200), SequenceToken(1000))]
+        assert first.gaps == []  # It asked for what there is.
+
+    asyncio.run(main())
+
+
+def test_history_waits_for_the_nodes_and_survives_the_loss_of_one(hosts: Hosts, nodes: RangeNodes) -> None:
+    hosts.copy_from("second", 2500)
+
+    async def main() -> None:
+        got = Collector()
+        async with _at_end(hosts, "second") as provider:
+            nodes.stop(0)
+            nodes.stop(1)
+            await provider.stream("n", "a").subscribe(got, start=SequenceToken(0))
+            await until(lambda: provider.status()[0].failing)
+            assert not got.events
+            nodes.start(1)
+            await until(lambda: len(got.events) >= EVENTS // 2)
+        assert got.events == numbers("a", 0)
+        assert got.gaps == []
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def _at_end(hosts: Hosts, host: str) -> object:
+    """A provider whose agent has read everything."""
+    stores = memory_stores()
+    last = Collector()
+    async with hosts.provider(host, stores=stores) as provider:
+        await provider.stream("n", "b").subscribe(last, start=SequenceToken(EVENTS - 1))
+        await until(lambda: last.events)
+        await until(lambda: provider.status()[0].low >= EVENTS)
+        yield provider
+
+
+def test_a_stream_that_has_no_event_is_read_to_its_end(hosts: Hosts) -> None:
+    async def main() -> None:
+        queues = ClusterQueues({"q": hosts.cluster("third")})
+        (queue,) = queues.mapper.queues
+        history = await queues.history(queue, StreamId("n", "none"), SequenceToken(0))
+        end = SequenceToken(0)
+        while end < SequenceToken(EVENTS):
+            read = await history.read(100)
+            assert not read.batches
+            assert not read.gaps
+            assert read.end > end
+            end = read.end
+        await history.close()
+        await queues.close()
+
+    asyncio.run(main())
+
+
+def test_gaps_that_do_not_touch_are_told_apart() -> None:
+    gaps = LogGaps("s")
+    for wanted, resumed, why in [(1200, 1500, "b"), (0, 1000, "a"), (1000, 1100, "a"), (1400, 1600, "c")]:
+        gaps.add(wanted, resumed, why)
+    found = [(gap.wanted.sequence_number, gap.resumed.sequence_number, gap.reason) for gap in gaps.take()]
+    assert found == [(0, 1100, "a"), (1200, 1600, "b; c")]
+    assert gaps.take() == []

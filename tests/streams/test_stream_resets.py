@@ -1,0 +1,174 @@
+"""A forced reset takes the log back: subscriptions beyond its end are told, and miss nothing after it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stream_consumers import Collector, until
+
+import rt
+from rt.net.lease_client import LogEpoch
+from rt.net.rest_client import ask
+from rt.streams import (
+    Cluster,
+    ClusterQueues,
+    SequenceToken,
+    StartPosition,
+    StreamId,
+    StreamOptions,
+    StreamProvider,
+    directory_stores,
+)
+from rt.streams.observer import StreamGap
+from rt.streams.queue.queue_epoch import QueueEpoch, StoredEpoch
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster
+
+FORCED = 1 << 16
+FAST = StreamOptions(
+    cache_events=1000, batch_events_max=100, save_every_s=0.05, drain_s=1, retry_min_s=0.05, receive_s=0.1
+)
+
+
+def epoch(number: int, forced: str = "", end: int = 100, **runs: int) -> QueueEpoch:
+    """`runs`: by name `r<number>` the first position."""
+    return QueueEpoch(
+        LogEpoch(number, bytes.fromhex(forced), {int(run[1:]): first for run, first in runs.items()}), end
+    )
+
+
+def test_only_a_forced_reset_changes_what_positions_mean() -> None:
+    soft, hard = epoch(1, r0=0), epoch(3, r0=0, r3=70)
+    for now in (soft, hard):
+        for stored in (None, StoredEpoch(0, ""), StoredEpoch(1, "")):
+            assert now.changed_from(stored, 90) is None
+    forced = epoch(FORCED + 1, "aa", r0=0, r3=70, r65536=80)
+    assert forced.changed_from(StoredEpoch(3, ""), 90) == 80
+    assert forced.changed_from(StoredEpoch(FORCED, "aa"), 90) is None
+    assert forced.changed_from(None, 90) is None, "stored by an older version of rt"
+
+
+def test_positions_go_back_to_the_first_forced_reset_that_they_do_not_know() -> None:
+    twice = epoch(2 * FORCED, "bb", r0=0, r65536=80, r131072=95)
+    assert twice.changed_from(StoredEpoch(7, ""), 200) == 80
+    assert twice.changed_from(StoredEpoch(FORCED, "aa"), 200) == 95
+    rival = epoch(FORCED, "cc", r0=0, r65536=85)
+    assert rival.changed_from(StoredEpoch(FORCED, "aa"), 90) == 85, "two were forced apart"
+    assert rival.changed_from(StoredEpoch(2 * FORCED, "bb"), 90) == 85
+
+
+def test_a_log_that_ends_below_what_was_read_is_read_again_from_the_last_forced_reset() -> None:
+    assert epoch(0, end=50, r0=0).changed_from(StoredEpoch(0, ""), 51) == 0
+    assert epoch(0, end=50, r0=0).changed_from(None, 51) == 0
+    assert epoch(FORCED, "aa", end=50, r0=0, r65536=40).changed_from(None, 51) == 40
+    assert epoch(FORCED, "aa", end=50, r65536=40).changed_from(StoredEpoch(FORCED, "aa"), 50) is None
+
+
+@pytest.fixture
+def nodes() -> Iterator[LocalCluster]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
+    try:
+        with nothing_left(), LocalCluster(root / "c", 3) as cluster:
+            cluster.start()
+            cluster.wait_ready()
+            yield cluster
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def publish(nodes: LocalCluster, name: str, count: int) -> list[bytes]:
+    tls = nodes.certificate("publisher", name)
+    values = [b"%s-%d" % (name.encode(), number) for number in range(count)]
+    with rt.Publisher(
+        nodes.root / f"feed-{name}", "s", publisher_id=name, endpoints=nodes.endpoints, tls=tls
+    ) as publisher:
+        numbers = publisher.publish_many(values, topic="n/a")
+        publisher.flush()
+        publisher.wait(numbers[-1], level="merged", timeout=600)
+    return values
+
+
+async def force(nodes: LocalCluster, name: str) -> None:
+    """Continue with what `name` knows."""
+    tls, at = nodes.certificate("operator", "op"), [f"127.0.0.1:{nodes.data_ports[name]}"]
+
+    async def get(target: str, data: bytes | None = None) -> dict[str, object]:
+        try:
+            answer = await ask(at, tls, "GET" if data is None else "POST", target, data)
+        except rt.RtError:
+            return {}
+        return json.loads(answer.body) if answer.status in {200, 202} else {}
+
+    async with asyncio.timeout(600):
+        while (await get("/status")).get("epoch") != FORCED:
+            await get("/soft-reset", json.dumps({"force": True}).encode())
+            await asyncio.sleep(0.5)
+
+
+def gaps(consumer: Collector) -> list[StreamGap]:
+    return [gap for gap in consumer.gaps if gap.is_reset]
+
+
+@pytest.mark.slow
+def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(nodes: LocalCluster) -> None:
+    tls = nodes.certificate("subscriber", "hosts")
+    (stores := nodes.root / "stores").mkdir()
+
+    def provider(copy: str, keeper: Collector) -> StreamProvider:
+        queues = ClusterQueues(
+            {"q": Cluster("s", str(nodes.root / copy), nodes.endpoints, tls, name="hosts")}
+        )
+        made = StreamProvider("p", queues, stores=directory_stores(stores), options=FAST)
+        made.implicit("keeper", "n/*", lambda _: keeper)
+        return made
+
+    async def before() -> None:
+        reader, keeper = Collector(), Collector()
+        async with provider("copy", keeper) as host:
+            stream = host.stream("n", "a")
+            await stream.subscribe(reader, name="reader", start=StartPosition.EARLIEST_AVAILABLE)
+            await until(lambda: len(reader.events) == len(keeper.events) == 500)
+        assert gaps(reader) == gaps(keeper) == []
+
+    async def after() -> None:
+        reader, keeper = Collector(), Collector(last=SequenceToken(499))
+        late = publish(nodes, "late", 400)
+        async with provider("copy2", keeper) as host:
+            await host.stream("n", "a").subscribe(reader, name="reader")
+            await until(lambda: late[-1] in reader.events and late[-1] in keeper.events)
+            later = await asyncio.to_thread(publish, nodes, "later", 300)
+            await until(lambda: later[-1] in reader.events and later[-1] in keeper.events)
+            for consumer in (reader, keeper):
+                assert consumer.events == late + later, "nothing is missing, and nothing comes twice"
+                assert consumer.tokens == [SequenceToken(at) for at in range(200, 900)]
+                assert [(gap.wanted, gap.resumed, gap.stream) for gap in gaps(consumer)] == [
+                    (SequenceToken(200), SequenceToken(200), StreamId("n", "a"))
+                ]
+            counted = next(line for line in host.metrics().splitlines() if "rt_streams_gaps_total{" in line)
+            assert not counted.endswith(" 0")
+        again = Collector()
+        async with provider("copy2", Collector(last=SequenceToken(899))) as host:
+            await host.stream("n", "a").subscribe(again, name="reader")
+            last = await asyncio.to_thread(publish, nodes, "last", 10)
+            await until(lambda: last[-1] in again.events)
+        assert (again.events, again.gaps) == (last, []), "it is told once"
+
+    left = "n3"
+    publish(nodes, "one", 200)
+    nodes.wait_merged(200, left)
+    nodes.kill(left)
+    publish(nodes, "two", 300)
+    asyncio.run(before())
+    nodes.kill("n1", "n2")
+    for name in ("n1", "n2"):
+        nodes.wipe(name)
+    nodes.start()
+    asyncio.run(force(nodes, left))
+    nodes.wait_ready()
+    asyncio.run(after())
