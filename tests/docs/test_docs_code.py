@@ -47,7 +47,7 @@ PAGES = pages()
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 TIMEOUT_S = 300
 
-ON_A_CLUSTER = ("README.md", "docs/quickstart.md")
+ON_A_CLUSTER = ("README.md", "docs/event-time.md", "docs/quickstart.md")
 """Pages whose blocks with the mark `cluster` are run."""
 
 

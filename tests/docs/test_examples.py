@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -68,11 +69,32 @@ def test_the_query_publishes_each_alert_once(prices: Path) -> None:
         assert [message.value for message in reader] == [b"trades/IBM 101.0", b"trades/IBM 103.0"]
 
 
+def test_totals_of_event_time_are_published_once(tmp_path: Path) -> None:
+    start = 1_767_225_600 * 10**9
+    orders = [(1, "ann", 10), (12, "bob", 5), (8, "ann", 7), (31, "bob", 1), (3, "bob", 2)]
+    with rt.Publisher(tmp_path / "data", "dev", publisher_id="feed1") as publisher:
+        for second, user, amount in orders:
+            value = json.dumps({"user": user, "amount": amount}).encode()
+            publisher.publish(value, topic="orders", timestamp_ns=start + second * 10**9)
+    for _ in range(2):
+        run("event_time", "--once", cwd=tmp_path)
+    with rt.LogReader(tmp_path / "data" / "dev" / "sessions" / "totals") as reader:
+        published = [(message.topic, json.loads(message.value)) for message in reader]
+    totals = [(value["key"], value["value"]) for topic, value in published if topic == "totals"]
+    assert totals == [("ann", 17), ("bob", 5)]
+    late = [value["value"] for topic, value in published if topic == "late"]
+    assert late == [{"user": "bob", "amount": 2}]
+
+
 def test_the_streams_host_prints_every_event(prices: Path) -> None:
-    printed = run("streams_host", "--seconds", "3", cwd=prices)
-    assert printed.splitlines() == [
-        f"trades/IBM {index} b'{price}'" for index, price in enumerate(("99", "101", "102", "90", "103"))
-    ]
+    expected = [f"trades/IBM {at} b'{price}'\n" for at, price in enumerate((99, 101, 102, 90, 103))]
+    command = [sys.executable, EXAMPLES / "streams_host.py", "--start", "earliest"]
+    with subprocess.Popen(command, cwd=prices, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        printed = [host.stdout.readline() for _ in expected]
+        host.kill()
+    assert printed == expected
+    run("streams_host", "--seconds", "0", cwd=prices)  # It ends by itself.
 
 
 def test_the_spark_job_counts_the_messages_of_each_topic(prices: Path) -> None:
