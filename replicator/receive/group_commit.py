@@ -1,5 +1,8 @@
 """Group commit for many receivers: syncs them in a few threads, and reports what became durable.
 
+A small sync that is alone runs in the event loop: two changes of threads cost more than the sync. The loop
+syncs only while the disk is quick, and spends half of its time on it at most.
+
 Invariants:
 - One thread at a time syncs a receiver. Bytes stored meanwhile wait for the next round: the more arrives, the
   more one sync covers.
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -25,6 +29,11 @@ logger = logging.getLogger("replicator")
 
 THREADS: Final = 3
 """Syncs of different files overlap in the device's queue; more threads only wait for the same device."""
+QUICK_BYTES_MAX: Final = 64 * 1024
+"""The most bytes that a sync in the event loop covers."""
+QUICK_S: Final = 0.005
+"""A sync in the event loop that takes longer is slow. After one, the threads sync for `SLOW_S`."""
+SLOW_S: Final = 1.0
 
 
 class Syncable(Protocol):
@@ -37,7 +46,7 @@ class Syncable(Protocol):
         """All that is stored and not synced; None if nothing is. Called in the event loop."""
 
     def sync_to(self, point: SyncPoint) -> None:
-        """Return when it is on disk. Called in another thread. A failure is final."""
+        """Return when it is on disk. Called in any thread. A failure is final."""
 
 
 OnSynced = Callable[[SyncPoint | None], None]
@@ -54,7 +63,16 @@ class _Member:
     is_syncing: bool = False
     requested: SyncPoint | None = None
     point: SyncPoint | None = None  # Up to where the running sync goes.
+    last: SyncPoint | None = None  # Up to where the last sync went that had anything to do.
     error: RtError | None = None
+
+    @property
+    def is_small(self) -> bool:
+        """Whether little was stored since the last sync, all of it in the same segment."""
+        new, old = self.requested, self.last
+        if new is None or old is None:
+            return new is None
+        return new.id == old.id and new.offset - old.offset <= QUICK_BYTES_MAX
 
 
 class GroupCommit:
@@ -70,6 +88,9 @@ class GroupCommit:
         for thread in self._threads:
             thread.start()
         self._running = 0
+        self._is_scheduled = False
+        self._quick_after_s = 0.0
+        """When the event loop may sync again."""
         self._wanted: dict[Syncable, _Member] = {}
         self._members: dict[Syncable, _Member] = {}
         self._is_closed = False
@@ -92,7 +113,14 @@ class GroupCommit:
             return
         member.requested = receiver.sync_point()
         self._wanted[receiver] = member
-        self._start_rounds()
+        if self._is_scheduled:
+            return
+        if self._running or not member.is_small or time.monotonic() < self._quick_after_s:
+            self._start_rounds()
+            return
+        self._is_scheduled = True  # What is requested together is synced together.
+        self._idle.clear()
+        self._loop.call_soon(self._sync_scheduled)
 
     async def wait_idle(self) -> None:
         """Return when no sync is requested or running."""
@@ -110,6 +138,22 @@ class GroupCommit:
         for thread in self._threads:
             thread.join()
 
+    def _sync_scheduled(self) -> None:
+        """Sync here if one small receiver is all there is, else in the threads."""
+        self._is_scheduled = False
+        members = list(self._wanted.values())
+        if not self._running and len(members) == 1 and members[0].is_small:
+            begun_s = time.monotonic()
+            self._begin(members)
+            _sync_all(members)
+            now_s = time.monotonic()
+            lasted_s = now_s - begun_s
+            self._quick_after_s = now_s + (lasted_s if lasted_s <= QUICK_S else SLOW_S)
+            self._finish_round(members)
+        else:
+            self._start_rounds()
+            self._set_idle()
+
     def _start_rounds(self) -> None:
         """Share the receivers that are ready among the threads that are free."""
         free = len(self._threads) - self._running
@@ -121,15 +165,17 @@ class GroupCommit:
         self._idle.clear()
         share = -(-len(ready) // free)
         for start in range(0, len(ready), share):
-            self._start_round(ready[start : start + share])
+            members = ready[start : start + share]
+            self._begin(members)
+            self._rounds.put(members)
 
-    def _start_round(self, members: Sequence[_Member]) -> None:
+    def _begin(self, members: Sequence[_Member]) -> None:
         for member in members:
             del self._wanted[member.receiver]
             member.is_syncing = True
             member.point = member.requested
+            member.last = member.point or member.last
         self._running += 1
-        self._rounds.put(members)
 
     def _serve(self) -> None:
         while (members := self._rounds.get()) is not None:
@@ -144,6 +190,9 @@ class GroupCommit:
             self._notify(member)
         if not self._is_closed:
             self._start_rounds()
+        self._set_idle()
+
+    def _set_idle(self) -> None:
         if not self._running and not self._wanted:
             self._idle.set()
 

@@ -54,13 +54,16 @@ class Subscription:
         `NoSuchSubscription`, `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`.
         """
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
-        if isinstance(agent, QueueElsewhere):
-            known = None if start is None else await self._provider.known_start(self.stream, start)
-            request = Request("resume", self.id, start=known, needs_consumer=True)
-            await self._provider.ask_owner(agent, self.stream, request, self.queue)
-            self._provider.attach(self.id, observer)
-            return
-        await agent.subscriptions.resume(self.id, observer, start)
+        if not isinstance(agent, QueueElsewhere):
+            try:
+                await agent.subscriptions.resume(self.id, observer, start)
+                return
+            except QueueElsewhere as elsewhere:  # The queue left this host first. Nothing was written.
+                agent = elsewhere
+        known = None if start is None else await self._provider.known_start(self.stream, start)
+        request = Request("resume", self.id, start=known, needs_consumer=True)
+        await self._provider.ask_owner(agent, self.stream, request, self.queue)
+        self._provider.attach(self.id, observer)
 
     async def unsubscribe(self) -> None:
         """End it permanently, on whichever host it is. Does nothing if it has ended. `OwnerTimeout`."""
@@ -122,16 +125,19 @@ class Stream:
         agent = await self._provider.agent_or_elsewhere(self.id)
         self._provider.check_place(self.id)
         self._provider.check_letters(on_poison)
-        if isinstance(agent, QueueElsewhere):
-            if consumer is None:
-                raise agent
-            known = await self._provider.known_start(self.id, start)
-            request = Request("subscribe", topic=self.id.topic, consumer=consumer, name=name, start=known)
-            answer = await self._provider.ask_owner(agent, self.id, request)
-            self._provider.attach(answer.subscription, observer, delivery)
-            return Subscription(self._provider, self.id, answer.subscription)
-        made = await agent.subscriptions.subscribe(self.id, observer, consumer, start, name, delivery)
-        return Subscription(self._provider, self.id, made)
+        if not isinstance(agent, QueueElsewhere):
+            try:
+                made = await agent.subscriptions.subscribe(self.id, observer, consumer, start, name, delivery)
+                return Subscription(self._provider, self.id, made)
+            except QueueElsewhere as elsewhere:  # The queue left this host first. Nothing was written.
+                agent = elsewhere
+        if consumer is None:
+            raise agent
+        known = await self._provider.known_start(self.id, start)
+        request = Request("subscribe", topic=self.id.topic, consumer=consumer, name=name, start=known)
+        answer = await self._provider.ask_owner(agent, self.id, request)
+        self._provider.attach(answer.subscription, observer, delivery)
+        return Subscription(self._provider, self.id, answer.subscription)
 
     async def token_at(self, time: datetime) -> SequenceToken:
         """The first event of the stream's queue, of any stream, with that timestamp or a later one; the end

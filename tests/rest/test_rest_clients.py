@@ -21,6 +21,8 @@ from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, W
 from replicator.pull.server import Pull
 from replicator.receive.group_commit import GroupCommit
 from rt.errors import Fenced, StorageFailed
+from rt.log.format.segment import SegmentId
+from rt.log.write.writer import SyncPoint
 from rt.net.identity import Identity
 from sequencer.sessions.client_tracker import ENDED_MAX, KEPT_NS, ClientTracker, TrackedStores
 from sequencer.sessions.sync_timing import TimedGroupCommit
@@ -243,6 +245,10 @@ def test_those_that_ended_are_bounded_and_the_newest_stay() -> None:
     assert clients.pull_bytes == len(names)
 
 
+_NO_FILE: Any = None
+POINT = SyncPoint(_NO_FILE, SegmentId(0, 0), 128, 1)
+
+
 class FakeReceiver:
     """Syncs at once, or fails."""
 
@@ -253,7 +259,7 @@ class FakeReceiver:
         self.failure = failure
 
     def sync_point(self) -> Any:
-        return "point"
+        return POINT
 
     def sync_to(self, point: Any) -> None:
         self.synced.append(point)
@@ -280,7 +286,7 @@ def test_a_timed_group_sync_does_what_a_group_sync_does(
         sync.request_sync(receiver)
         await sync.close()
 
-        assert receiver.synced == (["point", "point"] if failure is None else ["point"])
+        assert receiver.synced == ([POINT, POINT] if failure is None else [POINT])
         assert (len(points), errors) == ((2, []) if failure is None else (0, [failure]))
         if isinstance(sync, TimedGroupCommit):
             assert sum(sync.durations.histogram().counts) == len(receiver.synced)

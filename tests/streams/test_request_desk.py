@@ -37,6 +37,7 @@ from rt.streams import (
     StreamProvider,
     cluster_stores,
 )
+from rt.streams.agent.agent import PullingAgent
 from rt.streams.balancer.balancer import Fence, FixedBalancer
 from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
@@ -416,3 +417,26 @@ def test_requests_and_answers_survive_their_bytes() -> None:
     for content in (b"", b"7", b'{"more": 1}'):
         with pytest.raises(StreamError, match="not valid"):
             decode_answer(content)
+
+
+def test_a_host_that_loses_its_queue_during_a_call_asks_the_next_owner(pki: Path, log: Path) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            agent = await one.provider.agent_or_elsewhere(one.stream.id)
+            assert isinstance(agent, PullingAgent)
+            adapter = agent.queue.adapter
+            latest = adapter.latest
+
+            async def lost(queue: QueueId) -> SequenceToken | None:
+                adapter.latest = latest  # type: ignore[method-assign]
+                world.revoke()
+                await until(lambda: not agent.queue.is_open)
+                return await latest(queue)
+
+            adapter.latest = lost  # type: ignore[method-assign]
+            made = await one.stream.subscribe(Collector(), consumer="c", name="kept")
+            assert adapter.latest == latest, "the queue was lost in the first call"
+            assert [*world.subscriptions()] == [made.id]
+
+    in_world(pki, log, work)
