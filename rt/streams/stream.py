@@ -55,7 +55,9 @@ class Subscription:
         """
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
         if isinstance(agent, QueueElsewhere):
-            known = None if start is None else await self._provider.known_start(self.stream, start)
+            known = (
+                None if start is None else await self._provider.known_start(self.stream, start, self.queue)
+            )
             request = Request("resume", self.id, start=known, needs_consumer=True)
             await self._provider.ask_owner(agent, self.stream, request, self.queue)
             self._provider.attach(self.id, observer)

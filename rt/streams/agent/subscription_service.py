@@ -241,11 +241,16 @@ class SubscriptionService:
             lock = self._resuming.setdefault(request.subscription, asyncio.Lock())
             async with lock:
                 self._require_open()
-                record = self._required(request.subscription)
+                record, place = self._required(request.subscription), None
                 if request.action == "end":
                     await self.unsubscribe(record.id, lambda: answer(Answer(record.id, "ended")))
-                else:
-                    await self._move(record, request, answer)
+                    return
+                if request.start is not None:
+                    place = await self._found(record.stream, request.start)
+                    record = self._required(request.subscription)
+                if request.needs_consumer:
+                    self._require_consumer(record)
+                await self._move(record, place, answer, clears_fault=request.action == "resume")
 
     async def _pause(self, is_paused: bool, answer: Callable[[Answer], None]) -> None:
         queue = self._queue
@@ -273,7 +278,8 @@ class SubscriptionService:
             record = self._record(subscription_id)
             if record is not None:
                 whole = replace(record, consumer=request.consumer or record.consumer)
-                await self._move(whole, replace(request, action="resume", start=None), answer)
+                self._require_consumer(whole)
+                await self._move(whole, None, answer, clears_fault=True)
                 return
             record = SubscriptionRecord(
                 subscription_id, stream, request.consumer, name=request.name, created_s=int(time.time())
@@ -298,29 +304,33 @@ class SubscriptionService:
                 raise Undone from error
 
     async def _move(
-        self, record: SubscriptionRecord, request: Request, answer: Callable[[Answer], None]
+        self,
+        record: SubscriptionRecord,
+        place: _Place | None,
+        answer: Callable[[Answer], None],
+        *,
+        clears_fault: bool,
     ) -> None:
-        """Continue a subscription: "resume" clears its fault, "reset" does not. Also if a consumer has it."""
-        if request.needs_consumer:
-            self._require_consumer(record)
+        """Continue a subscription at `place`; None: where it is. Also if a consumer has it."""
         before = self._table.served.get(record.id)
-        whole = replace(record, fault=None) if request.action == "resume" else record
-        if request.start is None and before is not None and whole == before.record:
+        whole = replace(record, fault=None) if clears_fault else record
+        if place is None and before is not None and whole == before.record:
             answer(Answer(record.id, "served"))
             await self._store.commit()
             return
-        wanted = None if request.start is None else self._start_of(record.stream, request.start)
-        if wanted is None:
-            place = self._store.place(record.id) if before is None else before.wanted
-            wanted = place or self._queue.cache.low()
+        if place is None:
+            at = self._store.place(record.id) if before is None else before.wanted
+            place = _Place(at or self._queue.cache.low(), is_named=True)
+        wanted = place.wanted
         observer = self._table.observer(whole) if whole.fault is None else None
         if before is not None:
             self._table.leave(before)
-        served, state = None, "faulted"
+        served: Consumer | None = None
+        state = "faulted"
         if observer is not None:
             delivery = None if before is None else before.policy.own
-            served, state = self._table.serve(whole, observer, wanted, delivery=delivery), "served"
-            wanted = served.wanted
+            served = self._table.serve(whole, observer, wanted, is_named=place.is_named, delivery=delivery)
+            wanted, state = served.wanted, "served"
         elif whole.fault is None:
             self._table.unattended[record.id] = None
             state = "unattended"
