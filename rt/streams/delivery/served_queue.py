@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -55,8 +55,10 @@ class ServedQueue:
     """Of failed tries."""
     gaps: list[QueueGap] = field(default_factory=list)
     """The gaps between the oldest event of the cache and its end."""
-    reset: QueueGap | None = None
-    """A forced reset whose consumers may still name tokens from before it."""
+    resets: Sequence[QueueGap] = ()
+    """The forced resets from which subscriptions were moved back, by position."""
+    recent_reset: QueueGap | None = None
+    """The first of them that not all subscriptions had passed when the agent started."""
     log_end: SequenceToken | None = None
     """The end of the queue when its agent started, if it is known for certain."""
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,9 +105,10 @@ class ServedQueue:
         """
         if token <= stored:
             return None
-        if self.reset is not None and token > self.reset.resumed:
-            at = max(stored, self.reset.resumed)
-            return QueueGap(at, at, self.reset.reason, is_reset=True)
+        for reset in self.resets:
+            if token > reset.resumed and (reset is self.recent_reset or stored <= reset.resumed):
+                at = max(stored, reset.resumed)
+                return QueueGap(at, at, reset.reason, is_reset=True)
         if self.log_end is not None and token > max(self.log_end, self.cache.end):
             why = f"the consumer named a token beyond the end of the queue, {self.log_end}"
             return QueueGap(stored, stored, why, is_reset=True)
