@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lease_nodes import issue_certificates
-from request_hosts import ALL, EARLIEST, EVENTS, LEASE, World, in_world, make_log, until
+from request_hosts import ALL, EARLIEST, EVENTS, LEASE, SUBSCRIBE, World, in_world, make_log, until
 from stream_consumers import Collector
 
+from rt.errors import Overloaded
 from rt.net.grpc_errors import Unreachable
-from rt.net.lease_client import LeaseCalls
+from rt.net.lease_client import LeaseCalls, OwnerRequest
 from rt.objects import MemoryStore
 from rt.streams import (
     Cluster,
     ClusterQueues,
+    NoSuchSubscription,
     SequenceToken,
     StreamError,
     StreamId,
@@ -26,7 +29,9 @@ from rt.streams.balancer.balancer import Fence, FixedBalancer
 from rt.streams.core.stream_id import QueueId
 from rt.streams.requests.request import Answer, Request, decode_request
 from rt.streams.stream import Subscription
+from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore
 from rt.v1 import leases_pb2 as pb
+from sequencer.state.leases import tables
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +112,90 @@ def test_a_subscription_of_an_earlier_placement_is_asked_for_where_it_is(log: Pa
             await made.unsubscribe()
             assert [(queue, one.action) for queue, one in stores.asked] == [("old", "resume"), ("old", "end")]
             assert stores.asked[0][1].start == SequenceToken(40), "found in the log that it is of"
+
+    asyncio.run(main())
+
+
+def test_a_subscription_without_room_is_refused_and_the_others_go_on(
+    pki: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            made = (await world.ask(SUBSCRIBE)).subscription
+            await until(lambda: one.events == ALL and world.subscriptions()[made][1] is None)
+            monkeypatch.setattr(tables, "GROUP_BYTES_MAX", world.nodes.state.tables.size_bytes)
+            for _ in range(3):
+                with pytest.raises(Overloaded, match="no room"):
+                    await world.ask(SUBSCRIBE)
+            with pytest.raises(NoSuchSubscription):
+                await world.ask(Request("end", "x" * 1000))
+            assert (await world.ask(Request("end", made))).state == "ended"
+            assert world.subscriptions() == {}
+            failures = next(
+                line for line in one.provider.metrics().splitlines() if "agent_failures_total{" in line
+            )
+            assert failures.endswith(" 0"), "no commit of others failed"
+
+    in_world(pki, log, work)
+
+
+class Full(MemoryStore):
+    """Its first commit fails. Answers are rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits = 0
+
+    def begin(self, kind: Any) -> Any:
+        writer = super().begin(kind)
+        commit = writer.commit
+
+        def committed() -> None:
+            self.commits += 1
+            if self.commits == 1:
+                writer.rollback()
+                raise Overloaded("no room")
+            commit()
+
+        def answer(request: bytes, _: int, content: bytes) -> None:
+            writer.put("answers", request.hex(), content)
+
+        writer.commit, writer.answer = committed, answer  # type: ignore[method-assign,attr-defined]
+        return writer
+
+
+def test_what_is_undone_is_in_no_commit_that_begins_meanwhile() -> None:
+    """Else the owner answers that it made a subscription, and forgets it."""
+
+    async def main() -> None:
+        space = Full()
+        store = SubscriptionStore(space, QueueId(0, "q"), Fence(1))
+        record = SubscriptionRecord("new", StreamId("n", "a"))
+        posted = OwnerRequest(b"1" * 16, b"", 10**18)
+
+        def undo() -> None:
+            store.remove(record.id)
+            store.take_back(posted)
+
+        async def subscribe() -> None:
+            store.put(record, SequenceToken(7))
+            store.answer(posted, Answer(record.id, "served"))
+            await store.commit(undo)
+
+        async def save() -> None:
+            while space.commits == 0 or store._committing is not None:
+                await asyncio.sleep(0)
+            store.pause(7)
+            await store.commit()
+
+        subscribing, saving = asyncio.create_task(subscribe()), asyncio.create_task(save())
+        with pytest.raises(Overloaded):
+            await subscribing
+        await saving
+        assert space.commits == 2
+        kept = SubscriptionStore(MemoryStore(space.content()), QueueId(0, "q"), Fence(1))
+        assert (kept.record("new"), kept.paused_s, space.content().get("answers")) == (None, 7, None)
 
     asyncio.run(main())
 

@@ -122,21 +122,28 @@ class SubscriptionService:
         delivery: Delivery | None,
         *,
         and_then: Callable[[], None] | None = None,
+        if_undone: Callable[[], None] = lambda: None,
     ) -> str:
         """`and_then` is called in the same step as the edits, for an observer of a factory. Then they stay if
-        their commit is unknown.
+        their commit is unknown. `if_undone` is called in the step in which they are undone.
         """
         served = self._table.serve(record, observer, place.wanted, is_named=place.is_named, delivery=delivery)
+
+        def undo() -> None:
+            self._store.remove(record.id)
+            if self._table.serves(served):
+                self._table.leave(served)
+            if_undone()
+
         self._store.put(record, served.wanted)
         if and_then is not None:
             and_then()
         try:
-            await self._store.commit()
+            await self._store.commit(undo)
         except BaseException as error:
             is_known = isinstance(error, Exception) and not isinstance(error, CommitUnknown)
             if and_then is None or is_known:
-                self._store.remove(record.id)
-                self._table.leave(served)
+                undo()
                 await served.close()
             else:
                 served.begin()
@@ -236,7 +243,7 @@ class SubscriptionService:
         if request.action in ("pause", "continue"):
             await self._pause(request.action == "pause", answer)
         elif request.action == "subscribe":
-            await self._subscribe_for(request, posted.id.hex(), answer)
+            await self._subscribe_for(request, posted, answer)
         else:
             lock = self._resuming.setdefault(request.subscription, asyncio.Lock())
             async with lock:
@@ -253,24 +260,19 @@ class SubscriptionService:
                 await self._move(record, place, answer, clears_fault=request.action == "resume")
 
     async def _pause(self, is_paused: bool, answer: Callable[[Answer], None]) -> None:
-        queue = self._queue
-        if is_paused != queue.is_paused:
-            queue.is_paused = is_paused
+        if self._queue.pause(is_paused=is_paused):
             self._store.pause(int(time.time()) if is_paused else None)
-            logger.warning("queue_%s queue=%s", "paused" if is_paused else "continued", queue.id)
-            if is_paused:
-                queue.continued.clear()
-            else:
-                queue.continued.set()
-                for consumer in list(self._table.served.values()):
-                    consumer.wake()
+            for consumer in list(self._table.served.values()):
+                consumer.wake()  # While it is paused it only sees that.
         answer(Answer(state="paused" if is_paused else "continued"))
         await self._store.commit()
 
-    async def _subscribe_for(self, request: Request, new_id: str, answer: Callable[[Answer], None]) -> None:
+    async def _subscribe_for(
+        self, request: Request, posted: PostedRequest, answer: Callable[[Answer], None]
+    ) -> None:
         """Make a subscription that a consumer of this host serves. One of that name continues where it is."""
         stream = stream_of(request.topic)
-        subscription_id = new_id if request.name is None else named_id(request.name, stream)
+        subscription_id = posted.id.hex() if request.name is None else named_id(request.name, stream)
         lock = self._resuming.setdefault(subscription_id, asyncio.Lock())
         async with lock:
             start = request.start or StartPosition.LATEST
@@ -295,13 +297,14 @@ class SubscriptionService:
                     place,
                     None,
                     and_then=lambda: answer(Answer(subscription_id, "served")),
+                    if_undone=lambda: self._store.take_back(posted),
                 )
             except StreamError:
                 raise
             except Exception as error:
                 if isinstance(error, CommitUnknown):
                     raise
-                raise Undone from error
+                raise Undone(str(error)) from error
 
     async def _move(
         self,

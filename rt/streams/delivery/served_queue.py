@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from rt.streams.observer import DeadLetters
 from rt.streams.queue.adapter import QueueAdapter, QueueGap
 from rt.streams.queue.queue_cache import QueueCache
 from rt.streams.tracing import StreamTracing
+
+logger = logging.getLogger("rt.streams")
 
 _WARNINGS_MAX: Final = 10
 _WARNINGS_S: Final = 10.0
@@ -92,6 +95,18 @@ class ServedQueue:
     def now(self) -> float:
         """The loop's time, in seconds."""
         return asyncio.get_running_loop().time()
+
+    def pause(self, *, is_paused: bool) -> bool:
+        """Returns whether it was not so before."""
+        if is_paused == self.is_paused:
+            return False
+        self.is_paused = is_paused
+        logger.warning("queue_%s queue=%s", "paused" if is_paused else "continued", self.id)
+        if is_paused:
+            self.continued.clear()
+        else:
+            self.continued.set()
+        return True
 
     def add_gap(self, gap: QueueGap) -> None:
         self.counts.gaps += 1

@@ -31,8 +31,7 @@ from rt.streams.queue.book_hold import BookHold, hold_name
 from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.copy_book import CopyBook
-from rt.streams.queue.local_copy import check_copy, end_of, position_at
+from rt.streams.queue.local_copy import CopyBook, check_copy, end_of, position_at
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
