@@ -14,7 +14,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from rt.endpoints import check_endpoints
 from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.grpc_channel import Channel, open_channel
-from rt.net.grpc_errors import asking
+from rt.net.grpc_errors import Unreachable, asking
 from rt.net.tls import TLS
 from rt.v1 import groups_pb2
 from rt.v1 import leases_pb2 as pb
@@ -224,29 +224,38 @@ class LeaseCalls:
 
         After an error, post it again with the same id: it is carried out once.
         """
-        wait_ms = max(1, round(wait_s * 1000))
-        return await self._about_request(
-            "Post", pb.TableRequest(lease=lease, id=request, wait_ms=wait_ms, content=content), timeout_s
-        )
+        end_s = time.monotonic() + wait_s
+
+        def posted() -> bytes:
+            """A later attempt leaves less time."""
+            wait_ms = max(1, round((end_s - time.monotonic()) * 1000))
+            return pb.TableRequest(
+                lease=lease, id=request, wait_ms=wait_ms, content=content
+            ).SerializeToString()
+
+        return await self._about_request("Post", posted, timeout_s)
 
     async def find_request(self, lease: str, request: bytes, *, timeout_s: float = TIMEOUT_S) -> OwnerAnswer:
         """What became of a request, as the node that answers knows it."""
-        return await self._about_request("Find", pb.TableRequest(lease=lease, id=request), timeout_s)
+        asked = pb.TableRequest(lease=lease, id=request).SerializeToString()
+        return await self._about_request("Find", lambda: asked, timeout_s)
 
-    async def _about_request(self, method: str, asked: pb.TableRequest, timeout_s: float) -> OwnerAnswer:
-        data = await self._ask(method, asked.SerializeToString(), timeout_s, TABLE_SERVICE)
+    async def _about_request(self, method: str, asked: Callable[[], bytes], timeout_s: float) -> OwnerAnswer:
+        data = await self._ask(method, asked, timeout_s, TABLE_SERVICE)
         try:
             reply = pb.TableRequestReply.FromString(data)
         except DecodeError as error:
             raise ProtocolViolation("a node's answer is not about a request") from error
         return OwnerAnswer(reply.answer, reply.content, reply.owner)
 
-    async def waiting_requests(self, lease: LeaseRow, *, timeout_s: float = TIMEOUT_S) -> list[OwnerRequest]:
-        """The requests that wait for this owner, the oldest first. `rt.Fenced`: it does not hold the lease.
-
-        A node that is behind may return some that this owner has answered.
+    async def waiting_requests(
+        self, lease: LeaseRow, commits: int, *, timeout_s: float = TIMEOUT_S
+    ) -> list[OwnerRequest]:
+        """The requests that wait for this owner, the oldest first: none that it answered in the first
+        `commits` commits of the table. `rt.Fenced`: it does not hold the lease.
         """
-        data = await self._ask("Waiting", _rows([lease])[0].SerializeToString(), timeout_s, TABLE_SERVICE)
+        asked = pb.TableRead(lease=_rows([lease])[0], commits=commits)
+        data = await self._ask("Waiting", asked.SerializeToString(), timeout_s, TABLE_SERVICE)
         try:
             reply = pb.TableRequests.FromString(data)
         except DecodeError as error:
@@ -301,13 +310,22 @@ class LeaseCalls:
             tokens += got
         return tokens
 
-    async def _ask(self, method: str, data: bytes, timeout_s: float, service: str = LEASE_SERVICE) -> bytes:
-        """The answer of a node. An error that all nodes give (a name, a certificate) is raised.
+    async def _ask(
+        self,
+        method: str,
+        data: bytes | Callable[[], bytes],
+        timeout_s: float,
+        service: str = LEASE_SERVICE,
+    ) -> bytes:
+        """The answer of a node. `data` may differ for each attempt. An error that all nodes give (a name, a
+        certificate) is raised.
 
-        Raises `rt.Timeout` or `Unreachable` when the time is over; the operation may have happened.
+        When the time is over, raises an error that a retry may solve, which says most of those that nodes
+        gave: `rt.Timeout` or `Unreachable` if they gave none. The operation may have happened.
         """
         end_s, pause_s, refused = time.monotonic() + timeout_s, PAUSE_S, set[str]()
         failure: RtError = Timeout("no node answered", expected=f"{timeout_s:g} s")
+        refusal: RtError | None = None
         first = self._at
         for turn in itertools.count(1):
             if (left_s := end_s - time.monotonic()) <= 0:
@@ -315,14 +333,17 @@ class LeaseCalls:
             at = (first + turn - 1) % len(self._endpoints)
             endpoint = self._endpoints[at]
             try:
-                answer = await self._call(endpoint, f"/{service}/{method}", data, min(left_s, ATTEMPT_S))
+                sent = data if isinstance(data, bytes) else data()
+                answer = await self._call(endpoint, f"/{service}/{method}", sent, min(left_s, ATTEMPT_S))
             except RtError as error:
                 # One node may reject alone, for example because of its own certificate.
                 if not error.retriable:
                     refused.add(endpoint)
+                    refusal = error
+                elif _tells(error) >= _tells(failure):
+                    failure = error
                 if refused.issuperset(self._endpoints):
                     raise
-                failure = error
             else:
                 self._at = at
                 return answer
@@ -330,7 +351,7 @@ class LeaseCalls:
                 drawn_s = random.uniform(pause_s / 2, pause_s)
                 await asyncio.sleep(min(drawn_s, max(end_s - time.monotonic(), 0)))
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        raise failure
+        raise failure from refusal
 
     async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:
         channel = self._channels.get(endpoint)
@@ -340,6 +361,13 @@ class LeaseCalls:
         with asking(endpoint):
             answer: bytes = await call(data, timeout=timeout_s)
         return answer
+
+
+def _tells(error: RtError) -> int:
+    """How much it says of why no node answers: a node's own reason more than a lost connection."""
+    if isinstance(error, Timeout):
+        return 0
+    return 1 if isinstance(error, Unreachable) else 2
 
 
 def _rows(leases: Sequence[LeaseRow]) -> list[pb.LeaseRow]:

@@ -239,9 +239,11 @@ class StreamProvider:
         else:
             await adapter.publish(queue, stream, events)
 
-    async def known_start(self, stream: StreamId, start: Start) -> SequenceToken | StartPosition:
-        """A time as its token. Raises errors of the queue."""
-        queue = self._factory.mapper.queue_for(stream)
+    async def known_start(
+        self, stream: StreamId, start: Start, queue: QueueId | None = None
+    ) -> SequenceToken | StartPosition:
+        """A time as its token in the stream's queue, or in `queue`. Raises errors of the queue."""
+        queue = queue or self._factory.mapper.queue_for(stream)
         return await known_start(self._require_adapter(), queue, check_start(start))
 
     async def token_at(self, stream: StreamId, time: datetime) -> SequenceToken:
@@ -249,9 +251,11 @@ class StreamProvider:
         timestamp_ns = StartTime.of(time).timestamp_ns
         return await self._require_adapter().token_at(self._factory.mapper.queue_for(stream), timestamp_ns)
 
-    async def agent_of(self, stream: StreamId, timeout: float = _SERVED_S) -> PullingAgent:
-        """The agent of the stream's queue. Waits if this host is about to serve it. `QueueElsewhere`."""
-        queue = self._factory.mapper.queue_for(stream)
+    async def agent_of(
+        self, stream: StreamId, timeout: float = _SERVED_S, queue: QueueId | None = None
+    ) -> PullingAgent:
+        """The agent of the stream's queue, or of `queue`. Waits if this host is about to serve it."""
+        queue = queue or self._factory.mapper.queue_for(stream)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -310,11 +314,11 @@ class StreamProvider:
 
     async def agent_with(self, subscription: Subscription) -> PullingAgent:
         """The agent of the subscription: that of the stream's queue, or one of an earlier placement."""
-        stream, queue = subscription.stream, subscription.queue
+        stream = subscription.stream
+        if subscription.queue is not None:
+            return await self.agent_of(stream, queue=subscription.queue)
         others = [agent for agent in self.other_agents(stream) if agent.subscriptions.has(subscription.id)]
-        if queue is not None:
-            others = [agent for agent in others if agent.queue.id == queue]
-        elif self._manager is not None and others:
+        if self._manager is not None and others:
             own = self._manager.agent(self._factory.mapper.queue_for(stream))
             others = [] if own is not None and own.subscriptions.has(subscription.id) else others
         return others[0] if others else await self.agent_of(stream)

@@ -60,7 +60,9 @@ class Subscription:
                 return
             except QueueElsewhere as elsewhere:  # The queue left this host first. Nothing was written.
                 agent = elsewhere
-        known = None if start is None else await self._provider.known_start(self.stream, start)
+        known = None
+        if start is not None:
+            known = await self._provider.known_start(self.stream, start, self.queue)
         request = Request("resume", self.id, start=known, needs_consumer=True)
         await self._provider.ask_owner(agent, self.stream, request, self.queue)
         self._provider.attach(self.id, observer)

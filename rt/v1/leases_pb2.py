@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rt/v1/leases.proto\x12\x05rt.v1\"d\n\x0cLeaseRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\r\x12\x1f\n\x06leases\x18\x04 \x03(\x0b\x32\x0f.rt.v1.LeaseRow\"\x1c\n\nLeaseReply\x12\x0e\n\x06tokens\x18\x01 \x03(\x04\"\"\n\x10LeaseListRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\",\n\tLeaseList\x12\x1f\n\x06leases\x18\x01 \x03(\x0b\x32\x0f.rt.v1.LeaseRow\"6\n\x08LeaseRow\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x04\"\xac\x01\n\nTableWrite\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x0e\n\x06\x63lears\x18\x06 \x03(\t\x12\x0f\n\x07\x64\x65letes\x18\x07 \x03(\t\x12\x1d\n\x04puts\x18\x08 \x03(\x0b\x32\x0f.rt.v1.TableRow\"&\n\x08TableRow\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"2\n\x0fTableWriteReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommits\x18\x02 \x01(\x04\"9\n\tTableRead\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\x12\x0c\n\x04page\x18\x02 \x01(\r\"n\n\tTableRows\x12\x0f\n\x07\x63ommits\x18\x01 \x01(\x04\x12\x1d\n\x04rows\x18\x02 \x03(\x0b\x32\x0f.rt.v1.TableRow\x12\x11\n\tnext_page\x18\x03 \x01(\r\x12\x1e\n\x05lease\x18\x04 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\"]\n\x0cTableRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x0c\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\x12\x10\n\x08until_ns\x18\x05 \x01(\x12\"C\n\x11TableRequestReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\r\n\x05owner\x18\x03 \x01(\t\"6\n\rTableRequests\x12%\n\x08requests\x18\x01 \x03(\x0b\x32\x13.rt.v1.TableRequest2\xd2\x01\n\x06Leases\x12\x31\n\x07\x41\x63quire\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12/\n\x05Renew\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12\x31\n\x07Release\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12\x31\n\x04List\x12\x17.rt.v1.LeaseListRequest\x1a\x10.rt.v1.LeaseList2\xb7\x02\n\x06Tables\x12\x32\n\x05Write\x12\x11.rt.v1.TableWrite\x1a\x16.rt.v1.TableWriteReply\x12*\n\x04Read\x12\x10.rt.v1.TableRead\x1a\x10.rt.v1.TableRows\x12-\n\x07Inspect\x12\x10.rt.v1.TableRead\x1a\x10.rt.v1.TableRows\x12\x35\n\x04Post\x12\x13.rt.v1.TableRequest\x1a\x18.rt.v1.TableRequestReply\x12\x35\n\x04\x46ind\x12\x13.rt.v1.TableRequest\x1a\x18.rt.v1.TableRequestReply\x12\x30\n\x07Waiting\x12\x0f.rt.v1.LeaseRow\x1a\x14.rt.v1.TableRequestsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rt/v1/leases.proto\x12\x05rt.v1\"d\n\x0cLeaseRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x13\n\x0b\x64uration_ms\x18\x03 \x01(\r\x12\x1f\n\x06leases\x18\x04 \x03(\x0b\x32\x0f.rt.v1.LeaseRow\"\x1c\n\nLeaseReply\x12\x0e\n\x06tokens\x18\x01 \x03(\x04\"\"\n\x10LeaseListRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\",\n\tLeaseList\x12\x1f\n\x06leases\x18\x01 \x03(\x0b\x32\x0f.rt.v1.LeaseRow\"6\n\x08LeaseRow\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05owner\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x04\"\xac\x01\n\nTableWrite\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0f\n\x07request\x18\x03 \x01(\x0c\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x0e\n\x06\x63lears\x18\x06 \x03(\t\x12\x0f\n\x07\x64\x65letes\x18\x07 \x03(\t\x12\x1d\n\x04puts\x18\x08 \x03(\x0b\x32\x0f.rt.v1.TableRow\"&\n\x08TableRow\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"2\n\x0fTableWriteReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ommits\x18\x02 \x01(\x04\"J\n\tTableRead\x12\x1e\n\x05lease\x18\x01 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x0f\n\x07\x63ommits\x18\x03 \x01(\x04\"n\n\tTableRows\x12\x0f\n\x07\x63ommits\x18\x01 \x01(\x04\x12\x1d\n\x04rows\x18\x02 \x03(\x0b\x32\x0f.rt.v1.TableRow\x12\x11\n\tnext_page\x18\x03 \x01(\r\x12\x1e\n\x05lease\x18\x04 \x01(\x0b\x32\x0f.rt.v1.LeaseRow\"]\n\x0cTableRequest\x12\r\n\x05lease\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\x0c\x12\x0f\n\x07wait_ms\x18\x03 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x04 \x01(\x0c\x12\x10\n\x08until_ns\x18\x05 \x01(\x12\"C\n\x11TableRequestReply\x12\x0e\n\x06\x61nswer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\x12\r\n\x05owner\x18\x03 \x01(\t\"6\n\rTableRequests\x12%\n\x08requests\x18\x01 \x03(\x0b\x32\x13.rt.v1.TableRequest2\xd2\x01\n\x06Leases\x12\x31\n\x07\x41\x63quire\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12/\n\x05Renew\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12\x31\n\x07Release\x12\x13.rt.v1.LeaseRequest\x1a\x11.rt.v1.LeaseReply\x12\x31\n\x04List\x12\x17.rt.v1.LeaseListRequest\x1a\x10.rt.v1.LeaseList2\xb8\x02\n\x06Tables\x12\x32\n\x05Write\x12\x11.rt.v1.TableWrite\x1a\x16.rt.v1.TableWriteReply\x12*\n\x04Read\x12\x10.rt.v1.TableRead\x1a\x10.rt.v1.TableRows\x12-\n\x07Inspect\x12\x10.rt.v1.TableRead\x1a\x10.rt.v1.TableRows\x12\x35\n\x04Post\x12\x13.rt.v1.TableRequest\x1a\x18.rt.v1.TableRequestReply\x12\x35\n\x04\x46ind\x12\x13.rt.v1.TableRequest\x1a\x18.rt.v1.TableRequestReply\x12\x31\n\x07Waiting\x12\x10.rt.v1.TableRead\x1a\x14.rt.v1.TableRequestsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,17 +48,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLEWRITEREPLY']._serialized_start=514
   _globals['_TABLEWRITEREPLY']._serialized_end=564
   _globals['_TABLEREAD']._serialized_start=566
-  _globals['_TABLEREAD']._serialized_end=623
-  _globals['_TABLEROWS']._serialized_start=625
-  _globals['_TABLEROWS']._serialized_end=735
-  _globals['_TABLEREQUEST']._serialized_start=737
-  _globals['_TABLEREQUEST']._serialized_end=830
-  _globals['_TABLEREQUESTREPLY']._serialized_start=832
-  _globals['_TABLEREQUESTREPLY']._serialized_end=899
-  _globals['_TABLEREQUESTS']._serialized_start=901
-  _globals['_TABLEREQUESTS']._serialized_end=955
-  _globals['_LEASES']._serialized_start=958
-  _globals['_LEASES']._serialized_end=1168
-  _globals['_TABLES']._serialized_start=1171
-  _globals['_TABLES']._serialized_end=1482
+  _globals['_TABLEREAD']._serialized_end=640
+  _globals['_TABLEROWS']._serialized_start=642
+  _globals['_TABLEROWS']._serialized_end=752
+  _globals['_TABLEREQUEST']._serialized_start=754
+  _globals['_TABLEREQUEST']._serialized_end=847
+  _globals['_TABLEREQUESTREPLY']._serialized_start=849
+  _globals['_TABLEREQUESTREPLY']._serialized_end=916
+  _globals['_TABLEREQUESTS']._serialized_start=918
+  _globals['_TABLEREQUESTS']._serialized_end=972
+  _globals['_LEASES']._serialized_start=975
+  _globals['_LEASES']._serialized_end=1185
+  _globals['_TABLES']._serialized_start=1188
+  _globals['_TABLES']._serialized_end=1500
 # @@protoc_insertion_point(module_scope)

@@ -83,12 +83,14 @@ class TableWriteReply(_message.Message):
     def __init__(self, answer: _Optional[str] = ..., commits: _Optional[int] = ...) -> None: ...
 
 class TableRead(_message.Message):
-    __slots__ = ("lease", "page")
+    __slots__ = ("lease", "page", "commits")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
     lease: LeaseRow
     page: int
-    def __init__(self, lease: _Optional[_Union[LeaseRow, _Mapping]] = ..., page: _Optional[int] = ...) -> None: ...
+    commits: int
+    def __init__(self, lease: _Optional[_Union[LeaseRow, _Mapping]] = ..., page: _Optional[int] = ..., commits: _Optional[int] = ...) -> None: ...
 
 class TableRows(_message.Message):
     __slots__ = ("commits", "rows", "next_page", "lease")

@@ -263,7 +263,7 @@ class TablesStub:
                 _registered_method=True)
         self.Waiting = channel.unary_unary(
                 '/rt.v1.Tables/Waiting',
-                request_serializer=rt_dot_v1_dot_leases__pb2.LeaseRow.SerializeToString,
+                request_serializer=rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
                 response_deserializer=rt_dot_v1_dot_leases__pb2.TableRequests.FromString,
                 _registered_method=True)
 
@@ -342,7 +342,7 @@ def add_TablesServicer_to_server(servicer, server):
             ),
             'Waiting': grpc.unary_unary_rpc_method_handler(
                     servicer.Waiting,
-                    request_deserializer=rt_dot_v1_dot_leases__pb2.LeaseRow.FromString,
+                    request_deserializer=rt_dot_v1_dot_leases__pb2.TableRead.FromString,
                     response_serializer=rt_dot_v1_dot_leases__pb2.TableRequests.SerializeToString,
             ),
     }
@@ -507,7 +507,7 @@ class Tables:
             request,
             target,
             '/rt.v1.Tables/Waiting',
-            rt_dot_v1_dot_leases__pb2.LeaseRow.SerializeToString,
+            rt_dot_v1_dot_leases__pb2.TableRead.SerializeToString,
             rt_dot_v1_dot_leases__pb2.TableRequests.FromString,
             options,
             channel_credentials,

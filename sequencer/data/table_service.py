@@ -47,6 +47,7 @@ ANSWER_BYTES: Final = 1 << 20
 """Pages are added to an answer until their rows count so much. One page may be larger."""
 ASKING_PER_IDENTITY_MAX: Final = 16
 """Calls of those who are not the owner."""
+_ANOTHER_NODE: Final = "Try again, or another node."
 ASKING_ROLES: Final[tuple[Role, ...]] = ("subscriber", "operator")
 TABLE_METHOD_ROLES: Final[dict[str, tuple[Role, ...]]] = {
     **{f"/{TABLE_SERVICE}/{method}": LEASE_ROLES for method in ("Write", "Read", "Waiting")},
@@ -146,13 +147,18 @@ class TableService:
         return pb.TableRequestReply(answer=known.value, content=content, owner=owner).SerializeToString()
 
     async def waiting(self, data: bytes, _: Context | None = None) -> bytes:
-        """The requests that wait for the owner, which asks."""
-        asked, identity = _decode(pb.LeaseRow, data), self._identify()
-        check_owner(identity, asked.owner, [asked.name])
+        """The requests that wait for the owner, which asks.
+
+        A node that misses a commit of the owner would show requests that it has answered.
+        """
+        asked, identity = _decode(pb.TableRead, data), self._identify()
+        check_owner(identity, asked.lease.owner, [asked.lease.name])
         with self._caps.counted(identity):
             state = self._leases.state()
-            _require_holder(state, asked)
-            table, reply, size = state.tables.get(asked.name), pb.TableRequests(), 0
+            _require_holder(state, asked.lease)
+            table, reply, size = state.tables.get(asked.lease.name), pb.TableRequests(), 0
+            if asked.commits > (0 if table is None else table.commits):
+                raise Unreachable("this node does not know the last commit yet", hint=_ANOTHER_NODE)
             for one in () if table is None else waiting(table):
                 if size >= ANSWER_BYTES // 2:
                     break  # The owner asks again when it has answered these.
@@ -192,7 +198,7 @@ def _require_holder(state: SequencerState, asked: pb.LeaseRow) -> None:
     if lease is not None and (lease.owner, lease.token) == (asked.owner, asked.token):
         return
     if asked.token > state.lease_token:
-        raise Unreachable("this node does not know that lease yet", hint="Try again, or another node.")
+        raise Unreachable("this node does not know that lease yet", hint=_ANOTHER_NODE)
     raise Fenced(
         "the lease is not held with that token any more",
         where=asked.name,

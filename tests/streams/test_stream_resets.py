@@ -26,6 +26,7 @@ from rt.streams import (
     directory_stores,
 )
 from rt.streams.observer import StreamGap
+from rt.streams.queue.local_copy import CopiedRun, replaced_from
 from rt.streams.queue.queue_epoch import QueueEpoch, StoredEpoch
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
@@ -51,7 +52,7 @@ def test_only_a_forced_reset_changes_what_positions_mean() -> None:
     forced = epoch(FORCED + 1, "aa", r0=0, r3=70, r65536=80)
     assert forced.changed_from(StoredEpoch(3, ""), 90) == 80
     assert forced.changed_from(StoredEpoch(FORCED, "aa"), 90) is None
-    assert forced.changed_from(None, 90) is None, "stored by an older version of rt"
+    assert forced.changed_from(None, 90) == 80, "the queue never said in which epoch they were right"
 
 
 def test_positions_go_back_to_the_first_forced_reset_that_they_do_not_know() -> None:
@@ -68,6 +69,25 @@ def test_a_log_that_ends_below_what_was_read_is_read_again_from_the_last_forced_
     assert epoch(0, end=50, r0=0).changed_from(None, 51) == 0
     assert epoch(FORCED, "aa", end=50, r0=0, r65536=40).changed_from(None, 51) == 40
     assert epoch(FORCED, "aa", end=50, r65536=40).changed_from(StoredEpoch(FORCED, "aa"), 50) is None
+
+
+@pytest.mark.parametrize(
+    ("copied", "wanted"),
+    [
+        ([], None),
+        ([(0, 80)], None),
+        ([(0, 81)], 80),
+        ([(0, 50), (3, 90), (FORCED, 95)], 80),
+        ([(0, 50), (3, 80), (FORCED, 120)], 100),
+        ([(0, 80), (FORCED, 101)], 100),
+        ([(0, 80), (FORCED, 100), (2 * FORCED, 200)], None),
+    ],
+)
+def test_a_copy_with_messages_that_a_reset_replaced_is_told(
+    copied: list[tuple[int, int]], wanted: int | None
+) -> None:
+    log = epoch(2 * FORCED, "bb", r0=0, r3=70, r65536=80, r131072=100).log
+    assert replaced_from([CopiedRun(*each) for each in copied], log) == wanted
 
 
 @pytest.fixture
@@ -139,6 +159,12 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
     async def after() -> None:
         reader, keeper = Collector(), Collector(last=SequenceToken(499))
         late = publish(nodes, "late", 400)
+        misled = Collector()
+        async with provider("copy", misled) as host:
+            await until(lambda: [each.state for each in host.status()] == ["failed"])
+            counted = next(line for line in host.metrics().splitlines() if "rt_streams_gaps_total{" in line)
+            assert not counted.endswith(" 0")
+        assert misled.events == [], "the copy has what the reset replaced"
         async with provider("copy2", keeper) as host:
             await host.stream("n", "a").subscribe(reader, name="reader")
             await until(lambda: late[-1] in reader.events and late[-1] in keeper.events)
@@ -150,8 +176,6 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
                 assert [(gap.wanted, gap.resumed, gap.stream) for gap in gaps(consumer)] == [
                     (SequenceToken(200), SequenceToken(200), StreamId("n", "a"))
                 ]
-            counted = next(line for line in host.metrics().splitlines() if "rt_streams_gaps_total{" in line)
-            assert not counted.endswith(" 0")
         again = Collector()
         async with provider("copy2", Collector(last=SequenceToken(899))) as host:
             await host.stream("n", "a").subscribe(again, name="reader")

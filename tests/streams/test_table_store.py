@@ -34,6 +34,7 @@ from sequencer.state.apply import apply
 from sequencer.state.commands import Command
 from sequencer.state.leases import tables
 from sequencer.state.leases.leases import ExpireLeases, IdleLease
+from sequencer.state.state_codec import decode_state, encode_state
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
 LEASE = "app/queue/q1"
@@ -439,5 +440,30 @@ def test_an_object_space_lives_in_it(pki: Path) -> None:
             space.save(writer)
             await asyncio.to_thread(writer.commit)
             space.on_saved()
+
+    in_world(pki, work)
+
+
+def test_a_node_that_misses_a_commit_does_not_show_requests_that_it_answered(pki: Path) -> None:
+    """Else an agent that starts again, with the same lease, would carry them out again."""
+
+    async def work(world: World) -> None:
+        store = await world.opened("h1~a")
+        await write(store, ("a", "x", b"1"))
+        await world.calls.post_request(LEASE, b"1" * 16, b"one", 60)
+        (asked,) = await store.requests()
+        behind, fresh = world.nodes
+        behind.follower.state = decode_state(encode_state(world.cluster.state))
+        writer = store.begin(DIFFERENTIAL)
+        writer.answer(asked.id, asked.until_ns, b"done")
+        await asyncio.to_thread(writer.commit)
+        for first in (0, 1):
+            world.calls._at = first
+            assert await store.requests() == []
+        fresh.is_up = False
+        with pytest.raises(Unreachable):
+            await world.calls.waiting_requests(store._lease, 2, timeout_s=0.1)
+        assert await world.calls.waiting_requests(store._lease, 1) == [asked], "as far as that node knows"
+        store.close()
 
     in_world(pki, work)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from typing import TypeVar
 
 import click
 
@@ -23,9 +25,18 @@ from rt.cli.streams.rows import QueueRow, SubscriptionRow, chosen, list_lines, q
 from rt.streams.core.stream_id import SequenceToken
 from rt.streams.requests.request import Answer, Request
 
+T = TypeVar("T")
+
 _stream_option = option(
     "--stream", metavar="NAMESPACE/KEY", help="Only of this stream. Needed if several have that name."
 )
+
+
+def _options_of_one(command: Callable[..., T]) -> Callable[..., T]:
+    """Which subscription, and how its owner is asked."""
+    for add in (node_options, connect_option, json_option, wait_option, filter_options, _stream_option):
+        command = add(command)
+    return command
 
 
 @click.group()
@@ -71,12 +82,7 @@ def list_subscriptions(
     "before now such as 15m. At a time: the first message with this timestamp or a later one.",
 )
 @option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
-@_stream_option
-@filter_options
-@wait_option
-@json_option
-@connect_option
-@node_options
+@_options_of_one
 def reset(
     subscription: str,
     goal: Goal,
@@ -115,12 +121,7 @@ def reset(
 
 @subscriptions.command()
 @click.argument("subscription")
-@_stream_option
-@filter_options
-@wait_option
-@json_option
-@connect_option
-@node_options
+@_options_of_one
 def resume(
     subscription: str,
     stream: str | None,
@@ -142,12 +143,7 @@ def resume(
 
 @subscriptions.command()
 @click.argument("subscription")
-@_stream_option
-@filter_options
-@wait_option
-@json_option
-@connect_option
-@node_options
+@_options_of_one
 def end(
     subscription: str,
     stream: str | None,

@@ -49,7 +49,8 @@ class ResetCheck:
     def _enter(self, epoch: QueueEpoch) -> None:
         queue, store = self._queue, self._store
         queue.log_end = SequenceToken(epoch.end)
-        changed = epoch.changed_from(store.epoch, self._low())
+        low = store.low
+        changed = epoch.changed_from(store.epoch, None if low is None else low.sequence_number)
         store.epoch = epoch.stored
         if changed is not None:
             at, was = SequenceToken(changed), store.furthest()
@@ -58,13 +59,17 @@ class ResetCheck:
                 store.go_back(QueueGap(at, at, reason, is_reset=True))
                 queue.counts.gaps += was > at
                 logger.warning("queue_reset queue=%s stored=%s resumed=%s", queue.id, was, at)
-        low = store.low
-        queue.reset = next((gap for gap in store.resets if low is not None and gap.resumed >= low), None)
+        low = store.low  # It may have gone back.
+        queue.resets = store.resets
+        queue.recent_reset = next(
+            (gap for gap in queue.resets if low is not None and gap.resumed >= low), None
+        )
 
     async def run(self) -> None:
         """Ask until the queue answers. `QueueReset` if the positions in use are older than a forced reset."""
         while not self._is_known:
             await asyncio.sleep(_AGAIN_S)
+            read = self._queue.cache.end.sequence_number
             try:
                 epoch = await self._queue.adapter.epoch(self._queue.id)
             except RtError as error:
@@ -74,10 +79,7 @@ class ResetCheck:
             self._is_known = True
             if epoch is None:
                 return
-            if epoch.changed_from(self._store.epoch, self._low()) is not None:
+            if epoch.changed_from(self._store.epoch, read) is not None:
                 raise QueueReset("a reset of the cluster was forced", where=self._queue.id)
             self._store.epoch = epoch.stored
             self._queue.log_end = SequenceToken(epoch.end)
-
-    def _low(self) -> int | None:
-        return None if self._store.low is None else self._store.low.sequence_number

@@ -122,21 +122,28 @@ class SubscriptionService:
         delivery: Delivery | None,
         *,
         and_then: Callable[[], None] | None = None,
+        if_undone: Callable[[], None] = lambda: None,
     ) -> str:
         """`and_then` is called in the same step as the edits, for an observer of a factory. Then they stay if
-        their commit is unknown.
+        their commit is unknown. `if_undone` is called in the step in which they are undone.
         """
         served = self._table.serve(record, observer, place.wanted, is_named=place.is_named, delivery=delivery)
+
+        def undo() -> None:
+            self._store.remove(record.id)
+            if self._table.serves(served):
+                self._table.leave(served)
+            if_undone()
+
         self._store.put(record, served.wanted)
         if and_then is not None:
             and_then()
         try:
-            await self._store.commit()
+            await self._store.commit(undo)
         except BaseException as error:
             is_known = isinstance(error, Exception) and not isinstance(error, CommitUnknown)
             if and_then is None or is_known:
-                self._store.remove(record.id)
-                self._table.leave(served)
+                undo()
                 await served.close()
             else:
                 served.begin()
@@ -236,36 +243,36 @@ class SubscriptionService:
         if request.action in ("pause", "continue"):
             await self._pause(request.action == "pause", answer)
         elif request.action == "subscribe":
-            await self._subscribe_for(request, posted.id.hex(), answer)
+            await self._subscribe_for(request, posted, answer)
         else:
             lock = self._resuming.setdefault(request.subscription, asyncio.Lock())
             async with lock:
                 self._require_open()
-                record = self._required(request.subscription)
+                record, place = self._required(request.subscription), None
                 if request.action == "end":
                     await self.unsubscribe(record.id, lambda: answer(Answer(record.id, "ended")))
-                else:
-                    await self._move(record, request, answer)
+                    return
+                if request.start is not None:
+                    place = await self._found(record.stream, request.start)
+                    record = self._required(request.subscription)
+                if request.needs_consumer:
+                    self._require_consumer(record)
+                await self._move(record, place, answer, clears_fault=request.action == "resume")
 
     async def _pause(self, is_paused: bool, answer: Callable[[Answer], None]) -> None:
-        queue = self._queue
-        if is_paused != queue.is_paused:
-            queue.is_paused = is_paused
+        if self._queue.pause(is_paused=is_paused):
             self._store.pause(int(time.time()) if is_paused else None)
-            logger.warning("queue_%s queue=%s", "paused" if is_paused else "continued", queue.id)
-            if is_paused:
-                queue.continued.clear()
-            else:
-                queue.continued.set()
-                for consumer in list(self._table.served.values()):
-                    consumer.wake()
+            for consumer in list(self._table.served.values()):
+                consumer.wake()  # While it is paused it only sees that.
         answer(Answer(state="paused" if is_paused else "continued"))
         await self._store.commit()
 
-    async def _subscribe_for(self, request: Request, new_id: str, answer: Callable[[Answer], None]) -> None:
+    async def _subscribe_for(
+        self, request: Request, posted: PostedRequest, answer: Callable[[Answer], None]
+    ) -> None:
         """Make a subscription that a consumer of this host serves. One of that name continues where it is."""
         stream = stream_of(request.topic)
-        subscription_id = new_id if request.name is None else named_id(request.name, stream)
+        subscription_id = posted.id.hex() if request.name is None else named_id(request.name, stream)
         lock = self._resuming.setdefault(subscription_id, asyncio.Lock())
         async with lock:
             start = request.start or StartPosition.LATEST
@@ -273,7 +280,8 @@ class SubscriptionService:
             record = self._record(subscription_id)
             if record is not None:
                 whole = replace(record, consumer=request.consumer or record.consumer)
-                await self._move(whole, replace(request, action="resume", start=None), answer)
+                self._require_consumer(whole)
+                await self._move(whole, None, answer, clears_fault=True)
                 return
             record = SubscriptionRecord(
                 subscription_id, stream, request.consumer, name=request.name, created_s=int(time.time())
@@ -289,38 +297,43 @@ class SubscriptionService:
                     place,
                     None,
                     and_then=lambda: answer(Answer(subscription_id, "served")),
+                    if_undone=lambda: self._store.take_back(posted),
                 )
             except StreamError:
                 raise
             except Exception as error:
                 if isinstance(error, CommitUnknown):
                     raise
-                raise Undone from error
+                raise Undone(str(error)) from error
 
     async def _move(
-        self, record: SubscriptionRecord, request: Request, answer: Callable[[Answer], None]
+        self,
+        record: SubscriptionRecord,
+        place: _Place | None,
+        answer: Callable[[Answer], None],
+        *,
+        clears_fault: bool,
     ) -> None:
-        """Continue a subscription: "resume" clears its fault, "reset" does not. Also if a consumer has it."""
-        if request.needs_consumer:
-            self._require_consumer(record)
+        """Continue a subscription at `place`; None: where it is. Also if a consumer has it."""
         before = self._table.served.get(record.id)
-        whole = replace(record, fault=None) if request.action == "resume" else record
-        if request.start is None and before is not None and whole == before.record:
+        whole = replace(record, fault=None) if clears_fault else record
+        if place is None and before is not None and whole == before.record:
             answer(Answer(record.id, "served"))
             await self._store.commit()
             return
-        wanted = None if request.start is None else self._start_of(record.stream, request.start)
-        if wanted is None:
-            place = self._store.place(record.id) if before is None else before.wanted
-            wanted = place or self._queue.cache.low()
+        if place is None:
+            at = self._store.place(record.id) if before is None else before.wanted
+            place = _Place(at or self._queue.cache.low(), is_named=True)
+        wanted = place.wanted
         observer = self._table.observer(whole) if whole.fault is None else None
         if before is not None:
             self._table.leave(before)
-        served, state = None, "faulted"
+        served: Consumer | None = None
+        state = "faulted"
         if observer is not None:
             delivery = None if before is None else before.policy.own
-            served, state = self._table.serve(whole, observer, wanted, delivery=delivery), "served"
-            wanted = served.wanted
+            served = self._table.serve(whole, observer, wanted, is_named=place.is_named, delivery=delivery)
+            wanted, state = served.wanted, "served"
         elif whole.fault is None:
             self._table.unattended[record.id] = None
             state = "unattended"

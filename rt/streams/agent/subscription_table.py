@@ -132,8 +132,13 @@ class SubscriptionTable:
             wanted, is_named = self._store.place(subscription_id), True
             if wanted is None:
                 wanted, is_named = self._starts.of(pattern, self._queue.cache.end)
-            if (observer := self.observer(record)) is not None:
-                self.serve(record, observer, wanted, is_named=is_named).begin()
+            if (observer := self.observer(record)) is None:
+                continue
+            consumer = self.serve(record, observer, wanted, is_named=is_named)
+            reset = self._queue.recent_reset
+            if reset is not None and self._store.place(subscription_id) is None:
+                consumer.add_gap(reset, is_late=True)  # It may know events from before the reset.
+            consumer.begin()
 
     # Consumers
 

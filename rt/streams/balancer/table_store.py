@@ -150,7 +150,7 @@ class TableStore:
     async def requests(self) -> Sequence[OwnerRequest]:
         """The requests to the owner that wait. Raises errors of the nodes."""
         self.require_open()
-        asking = self._calls.waiting_requests(self._lease, timeout_s=READ_S)
+        asking = self._calls.waiting_requests(self._lease, self._commits, timeout_s=READ_S)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asking, self._loop))
 
     def commit(self, changes: Changes) -> None:

@@ -175,10 +175,10 @@ class Consumer:
         """Deliver what waits for more events. Returns whether anything does."""
         return False
 
-    def add_gap(self, gap: QueueGap) -> None:
-        """Report the gap before the events after it."""
+    def add_gap(self, gap: QueueGap, *, is_late: bool = False) -> None:
+        """Report the gap before the events after it. `is_late`: also if those were passed."""
         is_beginning = not self._is_named and gap.wanted <= SequenceToken(0)
-        if not is_beginning and gap.resumed >= self.wanted and self._gaps.add(gap):
+        if not is_beginning and (is_late or gap.resumed >= self.wanted) and self._gaps.add(gap):
             self.wake()
 
     async def stop(self, deadline: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from rt.streams.observer import DeadLetters
 from rt.streams.queue.adapter import QueueAdapter, QueueGap
 from rt.streams.queue.queue_cache import QueueCache
 from rt.streams.tracing import StreamTracing
+
+logger = logging.getLogger("rt.streams")
 
 _WARNINGS_MAX: Final = 10
 _WARNINGS_S: Final = 10.0
@@ -55,8 +58,10 @@ class ServedQueue:
     """Of failed tries."""
     gaps: list[QueueGap] = field(default_factory=list)
     """The gaps between the oldest event of the cache and its end."""
-    reset: QueueGap | None = None
-    """A forced reset whose consumers may still name tokens from before it."""
+    resets: Sequence[QueueGap] = ()
+    """The forced resets from which subscriptions were moved back, by position."""
+    recent_reset: QueueGap | None = None
+    """The first of them that not all subscriptions had passed when the agent started."""
     log_end: SequenceToken | None = None
     """The end of the queue when its agent started, if it is known for certain."""
     progressed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,6 +96,18 @@ class ServedQueue:
         """The loop's time, in seconds."""
         return asyncio.get_running_loop().time()
 
+    def pause(self, *, is_paused: bool) -> bool:
+        """Returns whether it was not so before."""
+        if is_paused == self.is_paused:
+            return False
+        self.is_paused = is_paused
+        logger.warning("queue_%s queue=%s", "paused" if is_paused else "continued", self.id)
+        if is_paused:
+            self.continued.clear()
+        else:
+            self.continued.set()
+        return True
+
     def add_gap(self, gap: QueueGap) -> None:
         self.counts.gaps += 1
         self.gaps = [known for known in self.gaps if known.resumed > self.cache.start]
@@ -103,9 +120,10 @@ class ServedQueue:
         """
         if token <= stored:
             return None
-        if self.reset is not None and token > self.reset.resumed:
-            at = max(stored, self.reset.resumed)
-            return QueueGap(at, at, self.reset.reason, is_reset=True)
+        for reset in self.resets:
+            if token > reset.resumed and (reset is self.recent_reset or stored <= reset.resumed):
+                at = max(stored, reset.resumed)
+                return QueueGap(at, at, reset.reason, is_reset=True)
         if self.log_end is not None and token > max(self.log_end, self.cache.end):
             why = f"the consumer named a token beyond the end of the queue, {self.log_end}"
             return QueueGap(stored, stored, why, is_reset=True)

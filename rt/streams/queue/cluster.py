@@ -19,7 +19,7 @@ from rt.errors import RtError
 from rt.log.disk import REAL
 from rt.log.format.headers import Headers
 from rt.log.read.projection import EVERYTHING
-from rt.log.read.reader import LogReader, Place
+from rt.log.read.reader import Place
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.lease_client import LeaseCalls
@@ -31,7 +31,7 @@ from rt.streams.queue.book_hold import BookHold, hold_name
 from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.copy_book import CopyBook
+from rt.streams.queue.local_copy import CopyBook, check_copy, end_of, position_at
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
@@ -158,7 +158,7 @@ class ClusterQueues:
         nodes = self._nodes_of(queue)
         if nodes is not None:
             return SequenceToken(await nodes.end())
-        end = await asyncio.to_thread(_end_of, self._clusters[queue.name].directory)
+        end = await asyncio.to_thread(end_of, self._clusters[queue.name].directory)
         return None if end is None else SequenceToken(end)
 
     async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
@@ -169,7 +169,7 @@ class ClusterQueues:
         if nodes is not None:
             return SequenceToken(await nodes.position_at(timestamp_ns))
         directory = self._clusters[queue.name].directory
-        return SequenceToken(await asyncio.to_thread(_position_at, directory, timestamp_ns))
+        return SequenceToken(await asyncio.to_thread(position_at, directory, timestamp_ns))
 
     async def epoch(self, queue: QueueId) -> QueueEpoch | None:
         """As a majority of the nodes knows it. None: there are no nodes, or they do not tell it."""
@@ -247,8 +247,12 @@ class ClusterReceiver:
         self._subscriber: rt.aio.Subscriber
 
     async def open(self) -> None:
-        """Call first. On failure it closes what it opened."""
+        """Call first. On failure it closes what it opened. `rt.Diverged` if a forced reset replaced what the
+        copy has.
+        """
         cluster, name, position = self._cluster, self._cluster.name, self._position_wanted()
+        if self._epoch is not None:
+            await asyncio.to_thread(check_copy, self._directory, self._epoch.log)
         hold = None
         if name is not None and cluster.tls is not None and self._nodes is not None:
             book = self._book
@@ -383,21 +387,5 @@ class ClusterReceiver:
             return
         self._look_at = now + _END_AGAIN_S
         with contextlib.suppress(RtError):  # The reader gets this error.
-            end = await asyncio.to_thread(_end_of, self._directory)
+            end = await asyncio.to_thread(end_of, self._directory)
             self._known_end = None if end is None else SequenceToken(end)
-
-
-def _end_of(directory: str) -> int | None:
-    """The end of a log; None if it does not exist yet."""
-    if not is_log_directory(REAL, directory):
-        return None
-    with LogReader(directory, position="latest") as reader:
-        return reader.position
-
-
-def _position_at(directory: str, timestamp_ns: int) -> int:
-    """0 if the log does not exist yet."""
-    if not is_log_directory(REAL, directory):
-        return 0
-    with LogReader(directory) as reader:
-        return reader.position_at(timestamp_ns)

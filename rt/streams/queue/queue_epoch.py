@@ -42,11 +42,13 @@ class QueueEpoch:
     def changed_from(self, stored: StoredEpoch | None, low: int | None) -> int | None:
         """The first position that may have another meaning than in epoch `stored`; None if all have the same.
 
-        `low`: how far the log was read then. If no epoch was stored, or the log ends before it without a
-        forced reset, all positions since the last forced reset are suspect.
+        `low`: how far the log was read then. If no epoch was stored, all positions since the first forced
+        reset are suspect. If the log ends before `low` without a forced reset, those since the last one.
         """
         is_shorter = low is not None and low > self.end
         now = self.stored
+        if stored is None and now.forced:
+            return self._begin_of(1)
         if stored is None or stored.forced == now.forced:
             return self._begin_of(now.generation) if is_shorter else None
         if now.generation > stored.generation:

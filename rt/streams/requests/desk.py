@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from rt.errors import Closed, RtError
+from rt.errors import Closed, Overloaded, RtError
 from rt.streams.core.errors import StreamError
 from rt.streams.requests.request import (
     Answer,
@@ -38,14 +38,13 @@ class Answering(Protocol):
 
     def answer(self, posted: PostedRequest, answer: Answer) -> None: ...
 
-    def take_back(self, posted: PostedRequest) -> None:
-        """Do not answer it."""
-
     async def commit(self) -> None: ...
 
 
 class Undone(Exception):
-    """The edits of a request are undone: it is read again."""
+    """The edits of a request and its answer are undone. The cause says why. If that is `rt.Overloaded`, the
+    request is rejected; otherwise it is read again.
+    """
 
 
 CarryOut = Callable[[Request, PostedRequest, Callable[[Answer], None]], Awaitable[None]]
@@ -116,22 +115,28 @@ class RequestDesk:
             self._answering.answer(posted, given)
 
         try:
-            if posted.until_ns <= self._clock_ns():
-                raise StreamError("the time of the request is over")
+            if (late_ns := self._clock_ns() - posted.until_ns) >= 0:
+                raise StreamError(
+                    "the time of the request is over",
+                    where=str(self._queue),
+                    got=f"{late_ns / 10**9:,.0f} s too late by the clock of the host that owns the queue",
+                    hint="If it was posted just now, that clock and those of the nodes differ.",
+                )
             request = decode_request(posted.content)
             await self._carry_out(request, posted, answer)
         except BaseException as error:
-            is_final = isinstance(error, ValueError) or (
-                isinstance(error, StreamError) and not error.retriable
-            )
-            if isinstance(error, Exception) and is_final and not is_answered:
-                logger.info("request_rejected queue=%s why=%r", self._queue, str(error))
-                answer(rejection(error))
+            if isinstance(error, Undone):
+                is_answered = False
+            why = error.__cause__ if isinstance(error, Undone) else error
+            has_room = not (isinstance(error, Undone) and isinstance(why, Overloaded))
+            is_final = isinstance(why, ValueError) or (isinstance(why, StreamError) and not why.retriable)
+            is_final = is_final or not has_room
+            if isinstance(why, Exception) and is_final and not is_answered:
+                logger.info("request_rejected queue=%s why=%r", self._queue, str(why))
+                answer(rejection(why))
                 await self._answering.commit()
                 return
-            if isinstance(error, Undone):
-                self._answering.take_back(posted)
-            if isinstance(error, Undone) or not is_answered:
+            if not is_answered:
                 del self._known[
                     posted.id
                 ]  # Nothing was done: it is read again, by this host or the next one.

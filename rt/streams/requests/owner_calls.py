@@ -37,7 +37,7 @@ async def ask_owner(
     """
     loop = asyncio.get_running_loop()
     request, until = os.urandom(REQUEST_ID_BYTES), loop.time() + min(timeout_s, TIMEOUT_S_MAX)
-    is_posted, has_told, owner = False, False, ""
+    is_posted, has_told, has_table, owner = False, False, True, ""
     failure: RtError | None = None
     while (left_s := until + GRACE_S - loop.time()) > 0:
         call_s = min(left_s, timeout_s)
@@ -59,21 +59,25 @@ async def ask_owner(
         if found.state == "answered":
             return found.content
         is_posted = is_posted or found.state == "waiting"
+        has_table = found.state != "no-table"
         if not owner and failure is None and not has_told:
             has_told = True
             on_no_owner()
         if found.state == "no-room":
             failure = Overloaded("too many requests wait for the owner of the queue", where=lease)
         await asyncio.sleep(AGAIN_S)
-    if isinstance(failure, Overloaded):
+    if isinstance(failure, Overloaded) and not is_posted:
         raise failure
-    raise _late(lease, timeout_s, owner, is_posted=is_posted) from failure
+    raise _late(lease, timeout_s, owner, has_table=has_table) from failure
 
 
-def _late(lease: str, timeout_s: float, owner: str, *, is_posted: bool) -> OwnerTimeout:
+def _late(lease: str, timeout_s: float, owner: str, *, has_table: bool) -> OwnerTimeout:
     hint = "No host has kept subscriptions of this queue here: check its name and the group."
-    if is_posted:
-        hint = "It is not carried out any more. Look at `rt streams subscriptions list` and ask again."
+    if has_table:
+        hint = (
+            "The owner carries it out no more, unless it was doing so, or its clock is behind those of the "
+            "nodes. Look at `rt streams subscriptions list` before you ask again."
+        )
     return OwnerTimeout(
         "the owner of the queue did not answer in time",
         where=lease,

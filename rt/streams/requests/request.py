@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
-from rt.errors import InvalidOption, RtError
+from rt.errors import InvalidOption, Overloaded, RtError
 from rt.names import check_name
 from rt.streams.core.errors import NoSuchSubscription, NotRewindable, StreamError, StreamMisplaced
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, checked_token
@@ -21,7 +21,7 @@ TEXT_BYTES_MAX: Final = 4096
 REASON_CHARACTERS_MAX: Final = 1000
 _ERRORS: Final[dict[str, type[RtError]]] = {
     kind.__name__: kind
-    for kind in (InvalidOption, NoSuchSubscription, NotRewindable, StreamError, StreamMisplaced)
+    for kind in (InvalidOption, NoSuchSubscription, NotRewindable, Overloaded, StreamError, StreamMisplaced)
 }
 Start: TypeAlias = SequenceToken | StartPosition | None
 

@@ -22,7 +22,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -140,6 +140,8 @@ class SubscriptionStore:
         self._epoch: PersistedValue[Any] = self._space.get_or_create_value("epoch", None)
         self._resets: PersistedValue[Any] = self._space.get_or_create_value("resets", None)
         self._edits = 1
+        self._undos: list[Callable[[], None]] = []
+        """Of callers whose edits the next commit has."""
         self._committed = 0
         self._committing: asyncio.Task[None] | None = None
         self.prepared_s = 0.0
@@ -303,18 +305,25 @@ class SubscriptionStore:
     def is_dirty(self) -> bool:
         return self._committed < self._edits
 
-    async def commit(self) -> None:
+    async def commit(self, undo: Callable[[], None] | None = None) -> None:
         """Make all edits so far durable. Concurrent calls share a commit.
 
         Raises the store's error. Then the edits are part of the next commit, unless the store has failed
-        permanently.
+        permanently. `undo` undoes the caller's edits. It is called, before another commit begins, if they
+        certainly were not committed. Then callers without one commit again: the others may have failed it.
         """
+        if undo is not None:
+            self._undos.append(undo)
         wanted = self._edits
         while self._committed < wanted:
             if self._committing is None:
                 self._committing = asyncio.create_task(self._commit())
                 self._committing.add_done_callback(_consume_error)
-            await asyncio.shield(self._committing)
+            try:
+                await asyncio.shield(self._committing)
+            except _EditsUndone as error:
+                if undo in error.undos:
+                    raise error.failure from None
 
     def interrupt(self) -> None:
         """The lease is lost: end a commit under way, if the store can, instead of waiting for it."""
@@ -337,6 +346,7 @@ class SubscriptionStore:
     async def _commit(self) -> None:
         edits, now = self._edits, asyncio.get_running_loop().time
         begun, answers = now(), dict(self._answers)
+        undos, self._undos = self._undos, []
         try:
             writer = self._store.begin(CheckpointKind.DIFFERENTIAL)
             self._space.save(writer)
@@ -349,13 +359,25 @@ class SubscriptionStore:
             except BaseException as error:
                 is_known = isinstance(error, Exception) and not isinstance(error, CommitUnknown)
                 self._space.on_save_failed(unknown_outcome=not is_known)
-                raise
+                if not is_known or not undos:
+                    raise
+                for undo in undos:
+                    undo()
+                raise _EditsUndone(error, undos) from error
             self._space.on_saved()
             self._committed = edits
             for request in answers:
                 self._answers.pop(request, None)
         finally:
             self._committing = None
+
+
+class _EditsUndone(Exception):
+    """A commit failed, and `undos` were called. Does not leave this module."""
+
+    def __init__(self, failure: BaseException, undos: Sequence[Callable[[], None]]) -> None:
+        super().__init__(str(failure))
+        self.failure, self.undos = failure, undos
 
 
 def _consume_error(commit: asyncio.Task[None]) -> None:

@@ -9,6 +9,7 @@ Invariants:
 - A request is in the table once, however often it is posted, until long after its time is over.
 - The owner carries out a request and answers it in one commit: no kill loses it or repeats it.
 - Requests and answers of a table are bounded. Those whose time is over make room for others.
+- A few stay, whatever the time: a node whose clock jumped makes no other's request disappear.
 
 No clock is read here: the command carries the time of the node that received it, and only decides which
 requests are forgotten.
@@ -32,6 +33,8 @@ POSTED_MAX: Final = 512
 POSTED_BYTES_MAX: Final = 1 << 20
 TIME_NS_MAX: Final = 3_600 * 10**9
 """How long a request may wait for its owner."""
+POSTED_KEPT: Final = 32
+"""So many are not forgotten at all."""
 KEPT_NS: Final = 60 * 10**9
 """How much longer it and its answer are kept: a repeated request finds them, though clocks differ."""
 _REQUESTS, _ANSWERS = MAILBOX
@@ -82,9 +85,10 @@ def post_request(state: SequencerState, command: PostRequest) -> Outcome:
     if answer is not PostAnswer.UNKNOWN:
         return RequestPosted(command.id, answer)
     before = table.size_bytes
-    for key, value in sorted(table.rows.mailbox.items()):
-        if _times(value)[1] + KEPT_NS < command.at_ns:
-            table.rows.delete(key)
+    if len(table.rows.mailbox) >= min(POSTED_KEPT, POSTED_MAX):
+        for key, value in sorted(table.rows.mailbox.items()):
+            if _is_over(_times(value)[1], command.at_ns):
+                table.rows.delete(key)
     state.tables.resized(command.lease, before)
     row = TableRow(_REQUESTS + command.id.hex(), _value(command))
     if _is_full(table, row) or no_room(state, _part(command), StagedPart((), (), (row,))) is not None:
@@ -119,6 +123,11 @@ def _is_full(table: LeaseTable, row: TableRow) -> bool:
     rows = table.rows.mailbox
     size_bytes = sum(row_bytes(key, value) for key, value in rows.items()) + row_bytes(*row)
     return len(rows) >= POSTED_MAX or size_bytes > POSTED_BYTES_MAX
+
+
+def _is_over(until_ns: int, at_ns: int) -> bool:
+    """Also if it was posted by a clock that was far ahead: it would keep its place for so long."""
+    return not at_ns - KEPT_NS <= until_ns <= at_ns + 2 * TIME_NS_MAX
 
 
 def _part(command: PostRequest) -> TablePart:

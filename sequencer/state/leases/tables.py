@@ -12,12 +12,20 @@ Pure. A commit of the owner is one command, or several parts that take effect wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rt.names import check_lease_name, check_lease_owner, lease_group
 from sequencer.state.apply_result import CommandRejected, Outcome, TableAnswer, TableDeleted, TableWritten
-from sequencer.state.leases.table_rows import LeaseTable, LeaseTables, StagedPart, TableRow, row_bytes
+from sequencer.state.leases.table_rows import (
+    MAILBOX,
+    LeaseTable,
+    LeaseTables,
+    StagedPart,
+    TableRow,
+    row_bytes,
+)
 from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 PART_BYTES_MAX: Final = 64 << 10
@@ -43,8 +51,10 @@ groups, and the groups compete for the rest.
 """
 GROUP_BYTES_MAX: Final = 32 << 20
 """Limits each group."""
-DELETES_BYTES_MAX: Final = 4 << 20
-"""Staged parts that only delete may exceed the limits by this, so that an owner can make room."""
+SPARE_BYTES: Final = 4 << 20
+"""What makes room may exceed the limits by this: staged parts that only delete, requests to owners, and
+commits that answer them and add nothing else.
+"""
 ATTEMPT_BYTES: Final = 8
 _TOKEN_END: Final = 1 << 63
 
@@ -167,9 +177,9 @@ def delete_table(state: SequencerState, command: DeleteTable) -> Outcome:
 def no_room(state: SequencerState, by: TablePart, part: StagedPart) -> str | None:
     """Why the part might make the tables too large; None if it cannot.
 
-    A commit of one part counts with the bytes that it adds: one that replaces rows by others of their size
-    always fits, and so does one that only deletes. The parts of a larger one count in full until it is
-    complete.
+    A commit of one part counts with the bytes that it adds, less those that it deletes by their keys: one
+    that replaces rows by others of their size always fits, and so does one that only deletes. The parts of a
+    larger one count in full until it is complete.
     """
     tables, group, table = state.tables, lease_group(by.lease), state.tables.get(by.lease)
     if table is None:
@@ -184,11 +194,16 @@ def no_room(state: SequencerState, by: TablePart, part: StagedPart) -> str | Non
     if part.key_count + (table.staged_count if table is not None and by.part else 0) > COMMIT_KEYS_MAX:
         return f"a commit has {COMMIT_KEYS_MAX:,} keys at most"
     is_whole = by.is_last and not by.part
-    more = _added_bytes(table, part) if is_whole else part.size_bytes
+    more, makes_room = part.size_bytes, not part.puts
+    if is_whole:
+        more = _added_bytes(table, part.puts, part.deletes)
+        rows = [row for row in part.puts if not row.key.startswith(MAILBOX)]
+        deletes = [key for key in part.deletes if not key.startswith(MAILBOX)]
+        makes_room = _added_bytes(table, rows, deletes) <= 0
     if table is not None and not by.part:
         more -= table.staged_bytes  # Of an earlier attempt: this one replaces it.
-    beyond = 0 if part.puts else DELETES_BYTES_MAX
-    if more <= 0 or (by.is_last and not part.puts):
+    beyond = SPARE_BYTES if makes_room else 0
+    if (more <= 0 and makes_room) or (by.is_last and not part.puts):
         return None
     if tables.bytes_of[group] + more > GROUP_BYTES_MAX + beyond:
         return f"the tables of group {group} have {GROUP_BYTES_MAX:,} bytes at most"
@@ -207,10 +222,13 @@ def _shared(tables: LeaseTables, group: str, more: int) -> int:
     return sum(max(0, size - GROUP_BYTES_RESERVED) for size in sizes.values())
 
 
-def _added_bytes(table: LeaseTable | None, part: StagedPart) -> int:
-    """By how much the rows that the part writes are larger than those that they replace."""
-    more = 0
-    for key, value in dict(part.puts).items():
-        old = None if table is None else table.rows.get(key)
-        more += row_bytes(key, value) - (0 if old is None else row_bytes(key, old))
-    return more
+def _added_bytes(table: LeaseTable | None, puts: Sequence[TableRow], deletes: Sequence[str]) -> int:
+    """By how much the rows are larger than those that they replace, and those that are deleted."""
+
+    def old(key: str) -> int:
+        value = None if table is None else table.rows.get(key)
+        return 0 if value is None else row_bytes(key, value)
+
+    written = dict(puts)
+    more = sum(row_bytes(key, value) - old(key) for key, value in written.items())
+    return more - sum(old(key) for key in {*deletes} - written.keys())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -387,6 +389,41 @@ def test_what_one_node_refuses_again_and_again_is_not_what_all_refuse(
             await asyncio.sleep(0.001)
         calls.good = "c:1"
         assert await asking == []
+
+    run(work)
+
+
+class Failing(LeaseCalls):
+    """Each node fails with an error of its own, until all have."""
+
+    def __init__(self, errors: dict[str, RtError]) -> None:
+        super().__init__([*errors], None)
+        self._at, self.errors, self.asked = 0, errors, set[str]()
+
+    async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:
+        self.asked.add(endpoint)
+        await asyncio.sleep(0)
+        raise self.errors[endpoint]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations("abcd")))
+def test_of_several_failures_the_one_is_raised_that_says_most_and_that_a_retry_may_solve(
+    order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {
+        "a": Overloaded("too many"),
+        "b": Unreachable("not now"),
+        "c": Timeout("too late"),
+        "d": CertificateError("its own has expired"),
+    }
+    calls = Failing({f"{name}:1": errors[name] for name in order})
+    clock = SimpleNamespace(monotonic=lambda: 100.0 if len(calls.asked) == len(errors) else 0.0)
+    monkeypatch.setattr(lease_calls, "time", clock)
+
+    async def work() -> None:
+        with pytest.raises(Overloaded) as raised:
+            await calls.held("app/", timeout_s=1)
+        assert raised.value.__cause__ is errors["d"], "and it names the refusal"
 
     run(work)
 

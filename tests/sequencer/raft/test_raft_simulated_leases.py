@@ -1,20 +1,26 @@
-"""Leases in simulated clusters under faults: one holder at a time, rising tokens. The simulation can fail."""
+"""Leases in simulated clusters under faults: one holder at a time, rising tokens, each request to an owner is
+carried out once at most. The simulation can fail.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from simulation import machine
+from simulation import machine, owner_requests
 from simulation.lease_holders import DURATION_MS, Holder, Holders
+from simulation.owner_requests import OwnerRequests
 from simulation.simulate import SimulationFailed, simulate
 
 from sequencer.leader import lease_expiry
 from sequencer.leader.lease_expiry import LeaseExpiry
-from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome
-from sequencer.state.leases import leases
+from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome, PostAnswer
+from sequencer.state.leases import leases, requests, tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, RenewLeases
+from sequencer.state.leases.table_rows import LeaseTable
+from sequencer.state.leases.tables import WriteTable
 from sequencer.state.state import LeaseState, SequencerState
 
 Patch = pytest.MonkeyPatch
@@ -124,3 +130,59 @@ def test_tokens_that_a_snapshot_forgets(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "decode_state", forgets)
     cuts = {"faults": {"kill": 1, "power_cut_all": 1}, "fault_every_s": 0.3, "seconds": 3.0}
     finds("a token that is not greater", seeds=range(9, 40), snapshot_ms=50, **cuts)
+
+
+# Requests to the owners
+
+
+ASKING: dict[str, Any] = {**CALM, "askers": 3}
+
+
+def test_no_request_is_lost_or_carried_out_twice_whatever_fails() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        seen += simulate(seed, **ASKING).requests
+        seen += simulate(seed, **{**ASKING, **TURNS, "snapshot_ms": 50}).requests
+    kinds = ("post waiting", "post answered", "carried out", "late", "commit written", "commit not-owner")
+    assert all(seen[kind] for kind in (*kinds, "commit out-of-order")), seen
+
+
+def test_an_owner_that_reads_requests_on_a_node_that_misses_its_commit(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(OwnerRequests, "_misses", lambda *_: False)
+    finds("a request carried out twice", **ASKING)
+
+
+def test_requests_that_are_forgotten_before_their_time(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(requests, "_is_over", lambda *_: True)
+    finds("a request that waited is lost", **ASKING)
+
+
+def test_answers_that_are_forgotten_before_their_time(monkeypatch: Patch) -> None:
+    def is_over(until_ns: int, at_ns: int) -> bool:
+        return until_ns < at_ns
+
+    monkeypatch.setattr(requests, "_is_over", is_over)
+    monkeypatch.setattr(owner_requests, "SKEW_S", 0.6)
+    finds("a request", seeds=range(40), **ASKING)
+
+
+def test_a_request_that_is_kept_again_after_its_answer(monkeypatch: Patch) -> None:
+    def look_up(table: LeaseTable, request: bytes) -> tuple[PostAnswer, bytes]:
+        is_waiting = table.rows.get(f"requests\0{request.hex()}") is not None
+        return (PostAnswer.WAITING if is_waiting else PostAnswer.UNKNOWN), b""
+
+    monkeypatch.setattr(requests, "look_up", look_up)
+    monkeypatch.setattr(OwnerRequests, "_require_known", lambda *_: None)
+    finds("a request carried out twice", **ASKING)
+
+
+def test_a_commit_that_counts_though_its_number_does_not_follow(monkeypatch: Patch) -> None:
+    write_table = tables.write_table
+
+    def write(state: SequencerState, command: WriteTable) -> Outcome:
+        table = state.tables.get(command.by.lease)
+        commits = 0 if table is None else table.commits
+        return write_table(state, replace(command, by=command.by._replace(commit=commits + 1)))
+
+    monkeypatch.setattr(tables, "write_table", write)
+    finds("a request carried out twice", **ASKING)

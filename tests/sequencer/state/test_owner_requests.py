@@ -12,7 +12,7 @@ from sequencing import must, new_state
 
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import PostAnswer, RequestPosted, TableAnswer, TableWritten
-from sequencer.state.leases import requests
+from sequencer.state.leases import requests, tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, IdleLease
 from sequencer.state.leases.requests import (
     CONTENT_BYTES_MAX,
@@ -139,6 +139,30 @@ def test_requests_are_limited_and_those_whose_time_is_long_over_make_room(
     assert state.tables.bytes_of == {"g": table.size_bytes}
 
 
+def test_a_clock_that_jumps_takes_no_request_away_unless_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, owner = owned()
+    assert [post(state, 1), post(state, 2)] == [WAITING] * 2
+    owner.commit(answers=(asked(state)[0],))
+    assert post(state, 3, at_s=7200, until_s=7230) is WAITING
+    assert [found(state, number)[0] for number in (1, 2, 3)] == [ANSWERED, WAITING, WAITING]
+    monkeypatch.setattr(requests, "POSTED_KEPT", 3)
+    assert post(state, 4, at_s=7200, until_s=7230) is WAITING
+    assert [found(state, number)[0] for number in (1, 2, 3, 4)] == [UNKNOWN, UNKNOWN, WAITING, WAITING]
+
+
+def test_what_a_clock_far_ahead_posted_does_not_keep_its_place_for_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "POSTED_MAX", 2)
+    state, _ = owned()
+    year_s = 365 * 86400
+    assert [post(state, number, at_s=year_s, until_s=year_s + 30) for number in (1, 2)] == [WAITING] * 2
+    assert post(state, 3) is WAITING
+    assert [found(state, number)[0] for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, WAITING]
+
+
 def test_the_bytes_of_requests_are_limited_and_those_of_the_group_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -147,17 +171,42 @@ def test_the_bytes_of_requests_are_limited_and_those_of_the_group_are(
     large = bytes(CONTENT_BYTES_MAX)
     answers = [post(state, number, content=large) for number in (1, 2, 3)]
     assert answers == [WAITING, WAITING, NO_ROOM]
-    monkeypatch.setattr("sequencer.state.leases.tables.GROUP_BYTES_MAX", 2 * CONTENT_BYTES_MAX)
-    assert post(state, 4) is NO_ROOM
-    assert owner.commit(answers=tuple(asked(state))) is TableAnswer.NO_ROOM
-    monkeypatch.undo()
     assert owner.commit(answers=tuple(asked(state))) is TableAnswer.WRITTEN
 
 
-def test_what_an_owner_writes_at_these_places_confuses_nobody() -> None:
+@pytest.mark.parametrize("kind", ["GROUP_BYTES_MAX", "TABLES_BYTES_MAX"])
+def test_in_tables_without_room_requests_are_posted_and_answered_so_that_they_can_make_room(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, owner = owned()
+    assert owner.commit(("place", bytes(1000))) is TableAnswer.WRITTEN
+    monkeypatch.setattr(tables, "GROUPS_MAX", 1)
+    monkeypatch.setattr(tables, "GROUP_BYTES_RESERVED", 0)
+    monkeypatch.setattr(tables, kind, state.tables.size_bytes)
+    assert owner.commit(("more", b"")) is TableAnswer.NO_ROOM
+    assert [post(state, 1), post(state, 2, content=bytes(CONTENT_BYTES_MAX))] == [WAITING] * 2
+    first, second = asked(state)
+    assert owner.commit(("more", bytes(200)), answers=(second,)) is TableAnswer.NO_ROOM, "it adds something"
+    answer = bytes(CONTENT_BYTES_MAX)
+    assert owner.commit(answers=(second._replace(content=answer),)) is TableAnswer.WRITTEN
+    assert owner.commit(("low", b"2"), answers=(first,)) is TableAnswer.WRITTEN, "positions move on"
+    assert found(state, 1) == (ANSWERED, b"done 1")
+    monkeypatch.setattr(tables, "SPARE_BYTES", state.tables.size_bytes - getattr(tables, kind))
+    assert post(state, 3) is NO_ROOM, "there is a limit"
+    table = state.tables.get(LEASE)
+    assert table is not None
+    by = TablePart(
+        LEASE, "h1", owner.token, table.commits + 1, (1 << 40).to_bytes(8, "big") + bytes(8), 0, True
+    )
+    write = WriteTable(by, (), ("place",), (TableRow("other", bytes(900)),))
+    assert must(TableWritten, apply(state, write)).answer is TableAnswer.WRITTEN, "less than it deletes"
+
+
+def test_what_an_owner_writes_at_these_places_confuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     state, owner = owned()
     owner.commit(("requests\0zz", b"x"), ("requests\0" + "ab" * 16, b""), ("answers\0zz", b""))
     assert [one.until_ns for one in asked(state)] == [0]
+    monkeypatch.setattr(requests, "POSTED_KEPT", 1)
     assert post(state, 1, at_s=1000, until_s=1001) is WAITING
     assert [one.content for one in asked(state)] == [b"1"], "what has no time is over"
 

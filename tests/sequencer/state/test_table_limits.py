@@ -47,7 +47,7 @@ def write(
 
 def test_staged_parts_that_only_delete_are_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "GROUP_BYTES_MAX", 1000)
-    monkeypatch.setattr(tables, "DELETES_BYTES_MAX", 1000)
+    monkeypatch.setattr(tables, "SPARE_BYTES", 1000)
     leases = [f"g/{number}" for number in range(4)]
     state = granted(*leases)
     answers = {

@@ -24,6 +24,7 @@ from simulation.checks import Checks
 from simulation.history import History, require
 from simulation.lease_holders import Holders
 from simulation.network import Weather, Wires
+from simulation.owner_requests import OwnerRequests
 from simulation.run import NodeRun
 from simulation.settings import Settings
 from simulation.timeline import Clocks, Timeline
@@ -78,6 +79,7 @@ class Cluster:
         """How often each kind of event was traced; of faults and log lines by their names."""
         self.runs_started = 0
         self.holders = Holders(self)
+        self.requests = OwnerRequests(self)
         self.running = ""
         """The member whose code runs, or ran last."""
 

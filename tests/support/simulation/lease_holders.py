@@ -68,7 +68,7 @@ class Holders:
         settings, state = cluster.settings, cluster.rng.getstate()
         self._rng = random.Random(repr(state[1][:8]))  # Draws of its own: without holders nothing differs.
         self._share = 1 - max(DRIFT, settings.drift)
-        self._holders = [
+        self.all = [
             Holder(f"h{at}", NodeClock(cluster.timeline, offset=0.0, rate=self._rate()))
             for at in range(settings.holders)
         ]
@@ -79,7 +79,7 @@ class Holders:
 
     def begin(self) -> None:
         """Ask from now on."""
-        for holder in self._holders:
+        for holder in self.all:
             self._ask_later(holder)
 
     # Asking
@@ -156,7 +156,7 @@ class Holders:
 
     def _hear(self, line: int, command: AcquireLeases | RenewLeases, outcome: LeasesGranted) -> None:
         """The answer reaches who asked, if it waits for it."""
-        holder = next(one for one in self._holders if one.name == command.owner)
+        holder = next(one for one in self.all if one.name == command.owner)
         names = command.names if isinstance(command, AcquireLeases) else [one.name for one in command.leases]
         for name, token in zip(names, outcome.tokens, strict=True):
             request, asked_s = holder.asked.get(name, (b"", 0.0))
@@ -174,7 +174,7 @@ class Holders:
 
     def _require_alone(self, holder: Holder, lease: str) -> None:
         own = holder.counts_on(lease)
-        for other in self._holders:
+        for other in self.all:
             belief = other.counts_on(lease)
             if own is not None and belief is not None and other is not holder:
                 is_apart = belief.line != own.line

@@ -281,6 +281,7 @@ class NodeRun:
     def on_lease(self, command: LeaseCommand, outcome: Outcome) -> None:
         """See `machine.Watcher`."""
         self.cluster.holders.on_applied(self, command, outcome)
+        self.cluster.requests.on_applied(self, command, outcome)
 
 
 def _brief(message: Message) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from unittest import mock
 import sequencer.raft.core.progress
 import sequencer.raft.core.replication
 import sequencer.raft.proposals
+import sequencer.state.leases.requests
 
 Fault: TypeAlias = Literal[
     "kill",
@@ -80,6 +81,11 @@ class Settings:
     """For each node of three; more propose more rarely."""
     holders: int = 0
     """Who ask for leases; a seed never decides it."""
+    askers: int = 0
+    """Who post requests to the owners of leases, and how often these work; a seed never decides it."""
+    requests_kept_s: float = 1.0
+    """How long requests to owners are kept after their time, if there are more than ..."""
+    requests_kept: int = 4
     retry_ms: int = 1000
     burst: float = 0.01
     """Odds that a thousand commands are proposed at once, ..."""
@@ -148,6 +154,8 @@ def in_force(settings: Settings) -> Iterator[None]:
             (sequencer.raft.core.progress, "IN_FLIGHT_MESSAGES_MAX", settings.in_flight_messages),
             (sequencer.raft.proposals, "PACKS_MAX", settings.packs_max),
             (sequencer.raft.proposals, "PACK_COMMANDS_MAX", settings.pack_commands_max),
+            (sequencer.state.leases.requests, "KEPT_NS", int(settings.requests_kept_s * 1e9)),
+            (sequencer.state.leases.requests, "POSTED_KEPT", settings.requests_kept),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield

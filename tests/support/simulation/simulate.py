@@ -49,6 +49,8 @@ class Report:
     """Events by kind."""
     leases: Counter[str]
     """What came of leases: granted, renewed, released, expired."""
+    requests: Counter[str]
+    """What came of requests to their owners, and of the owners' commits."""
 
 
 def simulate(
@@ -86,6 +88,7 @@ def simulate(
         virtual_s=cluster.timeline.now,
         seen=cluster.seen,
         leases=cluster.holders.seen,
+        requests=cluster.requests.seen,
     )
 
 
@@ -121,6 +124,7 @@ def _run(cluster: Cluster) -> None:
     for client in clients:
         client.begin()
     cluster.holders.begin()
+    cluster.requests.begin()
     if cluster.rng.random() < 0.8:
         timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
     nemesis.begin()
@@ -129,7 +133,7 @@ def _run(cluster: Cluster) -> None:
     timeline.run(timeline.now + 0.5)
     for client in clients:
         client.is_over = True
-    cluster.holders.is_over = True
+    cluster.holders.is_over = cluster.requests.is_over = True
     _settle(cluster)
 
 
@@ -225,13 +229,22 @@ class _Client:
 )
 @click.option("--seconds", default=6.0, help="Virtual seconds of faults.")
 @click.option("--holders", default=0, help="How many ask for leases.")
+@click.option("--askers", default=0, help="How many post requests to the owners of leases.")
 @click.option("--go-on", is_flag=True, help="Run the other seeds too when one failed.")
-def main(seeds: int, start: int, nodes: str | None, seconds: float, holders: int, *, go_on: bool) -> None:
+def main(
+    seeds: int, start: int, nodes: str | None, seconds: float, holders: int, askers: int, *, go_on: bool
+) -> None:
     """Simulate Raft clusters under faults; a seed that fails is shown with its last events."""
     began, virtual_s, commands, failed, digest = time.monotonic(), 0.0, 0, 0, 0
     for seed in range(start, start + seeds):
         try:
-            report = simulate(seed, nodes=int(nodes) if nodes else None, seconds=seconds, holders=holders)
+            report = simulate(
+                seed,
+                nodes=int(nodes) if nodes else None,
+                seconds=seconds,
+                holders=holders,
+                askers=askers,
+            )
         except SimulationFailed as error:
             failed += 1
             click.echo(error)
