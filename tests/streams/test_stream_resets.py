@@ -150,8 +150,11 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
                 assert [(gap.wanted, gap.resumed, gap.stream) for gap in gaps(consumer)] == [
                     (SequenceToken(200), SequenceToken(200), StreamId("n", "a"))
                 ]
-            counted = next(line for line in host.metrics().splitlines() if "rt_streams_gaps_total{" in line)
-            assert not counted.endswith(" 0")
+            for metric in ("gaps", "resets"):
+                (count,) = (
+                    line for line in host.metrics().splitlines() if f"rt_streams_{metric}_total{{" in line
+                )
+                assert not count.endswith(" 0")
         again = Collector()
         async with provider("copy2", Collector(last=SequenceToken(899))) as host:
             await host.stream("n", "a").subscribe(again, name="reader")
