@@ -116,13 +116,16 @@ def gaps(consumer: Collector) -> list[StreamGap]:
 
 
 @pytest.mark.slow
-def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(nodes: LocalCluster) -> None:
+@pytest.mark.parametrize("topics", [None, ["n/*"]])
+def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(
+    nodes: LocalCluster, topics: list[str] | None
+) -> None:
     tls = nodes.certificate("subscriber", "hosts")
     (stores := nodes.root / "stores").mkdir()
 
     def provider(copy: str, keeper: Collector) -> StreamProvider:
         queues = ClusterQueues(
-            {"q": Cluster("s", str(nodes.root / copy), nodes.endpoints, tls, name="hosts")}
+            {"q": Cluster("s", str(nodes.root / copy), nodes.endpoints, tls, name="hosts")}, topics=topics
         )
         made = StreamProvider("p", queues, stores=directory_stores(stores), options=FAST)
         made.implicit("keeper", "n/*", lambda _: keeper)
