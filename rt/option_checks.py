@@ -5,11 +5,9 @@ A caller's slip must fail in its call: a comparison with NaN is never true, and 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import operator
 import os
-from collections.abc import Collection
 from typing import Final
 
 from rt.errors import InvalidOption
@@ -74,17 +72,3 @@ def check_path(path: str | os.PathLike[str], *, name: str = "path") -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def check_topics(topics: Collection[str] | None) -> frozenset[str] | None:
-    """Some topics, or the one that is given as a text; None for all."""
-    if topics is None:
-        return None
-    found = frozenset([topics]) if isinstance(topics, str) else None
-    if found is None:
-        with contextlib.suppress(TypeError):
-            found = frozenset(topics)
-    if found is None or not all(isinstance(topic, str) for topic in found):
-        expected = "a topic, or a collection of topics"
-        raise InvalidOption("not topics", where="topics", got=repr(topics)[:200], expected=expected)
-    return found

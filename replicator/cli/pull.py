@@ -68,7 +68,7 @@ from rt.sidecar.systemd_notify import run_as_service
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="Pull only this topic. Repeatable. Default: all topics.",
+    help="Pull only this topic, or those of a pattern (*, ?, [...]). Repeatable. Default: all topics.",
 )
 @option(
     "--name",

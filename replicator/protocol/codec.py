@@ -17,7 +17,6 @@ from google.protobuf.message import DecodeError, Message
 from replicator.protocol.chunk_framing import checked_chunk, frame_chunk, framed_chunk
 from replicator.protocol.handshake import (
     PROTOCOL_VERSION,
-    TOPICS_WANTED_BYTES_MAX,
     Acknowledged,
     HoldRejected,
     LogOutline,
@@ -54,6 +53,7 @@ from rt.errors import ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.read.start_position import StartTime
+from rt.log.read.topic_patterns import WANTED_BYTES_MAX
 from rt.message_codec import Field, MessageCodec, UnionCodec, inlined
 from rt.v1 import replication_pb2 as pb
 
@@ -71,7 +71,7 @@ PullReply: TypeAlias = (
 
 _Value = TypeVar("_Value")
 
-PULL_REQUEST_BYTES_MAX: Final = 2 * TOPICS_WANTED_BYTES_MAX
+PULL_REQUEST_BYTES_MAX: Final = 2 * WANTED_BYTES_MAX
 """The largest filter and its request. Decoded, empty topics take much more memory than on the wire."""
 
 _IN_PUSH: Final = 0x1A  # The tag of `PushRequest.chunk`: field 3, a length follows.

@@ -13,17 +13,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
 from rt.cluster_epoch import EPOCH_END
 from rt.errors import ProtocolViolation
-from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.read.outline import Waypoint
 from rt.log.read.start_position import StartTime
+from rt.log.read.topic_patterns import check_wanted
 from rt.names import check_dedup_id, check_name, check_session_name
 from rt.units import SILENCE_MS_END
 
 PROTOCOL_VERSION: Final = 1
-TOPICS_WANTED_MAX: Final = 1024
-"""Topics that a filtered pull may name. A client that needs more pulls all topics and filters them itself."""
-TOPICS_WANTED_BYTES_MAX: Final = 2**16
-"""Total bytes of these topics. A node keeps them as long as the pull runs."""
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
@@ -176,9 +173,9 @@ class PullMerged:
     A receiver that has some of it says where its whole blocks end (`offset`, position `end`), of which
     cluster they are, and the header checksum of the last one (`chain`; 0 if there is none in that segment). A
     receiver that has nothing (`offset` None) names the position to start at. If it names a time, the node
-    answers with the position that it found, also if the receiver has something. `topics`: empty for all.
-    `acknowledged`: what a named subscriber does not need any more. With `range` the receiver keeps nothing,
-    and only the position counts.
+    answers with the position that it found, also if the receiver has something. `topics`: names and patterns;
+    empty for all. `acknowledged`: what a named subscriber does not need any more. With `range` the receiver
+    keeps nothing, and only the position and the topics count.
     """
 
     cluster: bytes = b""
@@ -193,21 +190,17 @@ class PullMerged:
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster, may_be_empty=self.offset is None)
-        if self.range is not None and (self.offset is not None or self.topics):
-            raise ValueError("a range has only positions")
+        if self.range is not None and self.offset is not None:
+            raise ValueError("a range has only positions and topics")
+        if self.range is not None and self.range.outline_bytes and self.topics:
+            raise ValueError("an outline is of all topics")
         if self.offset is not None:
             check_log_offset(self.offset)
         _check_bound("end", self.end, NUMBER_MAX + 1)
         _check_bound("chain", self.chain, 2**32)
         if isinstance(self.position, int):
             _check_bound("position", self.position, NUMBER_MAX + 1)
-        if len(self.topics) > TOPICS_WANTED_MAX:
-            raise ValueError(f"{len(self.topics)} topics: {TOPICS_WANTED_MAX} at most")
-        sizes = [len(topic.encode()) for topic in self.topics]
-        if max(sizes, default=0) > TOPIC_BYTES_MAX:
-            raise ValueError(f"a topic of more than {TOPIC_BYTES_MAX} bytes")
-        if sum(sizes) > TOPICS_WANTED_BYTES_MAX:
-            raise ValueError(f"topics of {sum(sizes)} bytes: {TOPICS_WANTED_BYTES_MAX} at most")
+        check_wanted(self.topics)
         if self.name is not None:
             check_name(self.name, kind="subscriber")
 

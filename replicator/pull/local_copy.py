@@ -32,6 +32,7 @@ from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.start_position import StartTime
+from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.directory import is_log_directory, read_file, read_identity
 from rt.log.write.writer import SyncPoint
 
@@ -39,7 +40,8 @@ logger = logging.getLogger("replicator")
 
 Retention: TypeAlias = Literal["follow", "own"]
 
-TOPICS_FILE: Final = "topics"  # JSON, the sorted topics of a filtered copy. It is written before the log.
+TOPICS_FILE: Final = "topics"
+"""JSON, the sorted topics and patterns of a filtered copy. It is written before the log."""
 EPOCH_FILE: Final = "epoch"
 """JSON, the latest epoch of a node that this copy followed, as `rt.cluster_epoch` names it."""
 _EPOCH_BYTES_MAX: Final = 32
@@ -70,7 +72,7 @@ class LocalCopy:
         self.path = os.path.abspath(os.fspath(path))
         self._stream = stream
         self._position = position
-        self._topics = tuple(sorted(set(topics)))
+        self._topics = check_wanted(topics).patterns
         self._retention = retention
         self._name = name
         self._line = line

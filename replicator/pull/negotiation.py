@@ -42,25 +42,26 @@ class PullPlan(NamedTuple):
     first: int
 
 
-class RangePlan(NamedTuple):
-    """Where the blocks of a range lie, and what a reader must know of their segment first.
-
-    `first_items` are its header and the declarations before them. They end at `end_offset`; None if that is
-    not here yet.
-    """
-
-    offset: LogOffset
-    first: int
-    first_items: list[Chunk]
-    end_offset: LogOffset | None
-
-
 class MidLogStart(NamedTuple):
     """An offset within a segment of the merged log, from which a filter reads on."""
 
     offset: LogOffset
     scanner: MergedScanner
     header: SegmentHeader
+
+
+class RangePlan(NamedTuple):
+    """Where the blocks of a range lie, and what a reader must know of their segment first.
+
+    `first_items` are its header and the declarations before them. They end at `end_offset`; None if that is
+    not here yet. A filter reads on from `middle`.
+    """
+
+    offset: LogOffset
+    first: int
+    first_items: list[Chunk]
+    end_offset: LogOffset | None
+    middle: MidLogStart
 
 
 def plan_merged(disk: Disk, path: str, wanted: PullMerged) -> PullPlan:
@@ -142,8 +143,9 @@ def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
             header, file = found
             scanner = scanner_at(disk, path, header, file, start)
             items = _introduction(disk, path, header, file, scanner.offset)
+        assert isinstance(scanner, MergedScanner)
         place, end_place = LogOffset(*header.id, scanner.offset), _block_end(disk, path, catalog, end)
-        return RangePlan(place, scanner.next, items, end_place)
+        return RangePlan(place, scanner.next, items, end_place, MidLogStart(place, scanner, header))
 
 
 def plan_session(disk: Disk, path: str, wanted: PullSession) -> PullPlan:

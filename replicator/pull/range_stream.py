@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from replicator.protocol.handshake import PullStart
-from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed
+from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, LogTrimmed, SegmentSealed
 from rt.errors import ClusterMismatch, Corrupt, MessageTooLarge, ProtocolViolation
 from rt.events import BadMessage, SkipForward
 from rt.log.format.block import (
@@ -38,16 +38,21 @@ Found = MessageBatch | SkipForward | BadMessage
 class RangeStream:
     """The messages from `position` up to `end` that `interest` selects, from the items after `start`.
 
-    `position` is the next one to be returned.
+    `position` is the next one to be returned. `is_filtered`: the node sends a filtered log.
     """
 
-    def __init__(self, start: PullStart, position: int, end: int, interest: Projection) -> None:
+    def __init__(
+        self, start: PullStart, position: int, end: int, interest: Projection, *, is_filtered: bool = False
+    ) -> None:
         self.position = position
+        self._kind = LogKind.FILTERED if is_filtered else LogKind.MERGED
         self._start = start
         self._end = end
         self._interest = interest
         self._reason = "trimmed"
         self._header: SegmentHeader | None = None
+        self._first = 0
+        """The first position that can come of the segment."""
         self._sessions: dict[int, Declaration] = {}
         """Declared before the first block, as long as no block has come."""
         self._scanner: MergedScanner | None = None
@@ -67,6 +72,11 @@ class RangeStream:
                 yield from self._handle_chunk(item)
             case LogTrimmed(_, _, reason):
                 self._reason = reason.name.lower()
+            case SegmentSealed(_, end, _, _) | CompleteUpTo(end) if self._kind is LogKind.FILTERED:
+                if self._header is None or self._partial or self._pass_bytes:
+                    raise ProtocolViolation("an end that comes too early", got=end)
+                yield from self._skip_to(self._first)  # Perhaps nothing of the segment passes.
+                self.position = max(self.position, min(end, self._end))
             case _:
                 pass
 
@@ -93,7 +103,7 @@ class RangeStream:
 
     def _start_segment(self, place: LogOffset, data: memoryview) -> None:
         header = decode_segment_header(data, path=place.segment.file_name)
-        if header.id != place.segment or header.kind is not LogKind.MERGED:
+        if header.id != place.segment or header.kind is not self._kind:
             raise ProtocolViolation("a header of another segment", got=header.id, expected=place.segment)
         if header.origin != self._start.cluster:
             raise ClusterMismatch(
@@ -102,6 +112,8 @@ class RangeStream:
         if self._partial or self._pass_bytes:
             raise ProtocolViolation("a segment that ends inside a frame", got=place)
         self._header, self._scanner, self._sessions = header, None, {}
+        is_first = header.id == self._start.offset.segment
+        self._first = self._start.first if is_first else header.first
 
     def _declare(self, header: SegmentHeader, chunk: Chunk) -> None:
         try:
@@ -119,14 +131,17 @@ class RangeStream:
         first = header.first
         if place.segment == self._start.offset.segment and place.offset == self._start.offset.offset:
             first = self._start.first
-        if first > self.position:
-            resumed = min(first, self._end)
-            yield SkipForward(self.position, resumed, self._reason)
-            self.position = resumed
+        yield from self._skip_to(first)
         scanner = MergedScanner(header, offset=place.offset, first=first, sessions=self._sessions)
         self._scanner = ProjectingScanner(scanner, self._interest, self.position, self._end)
         self._next_offset = place
         self._needed = 0
+
+    def _skip_to(self, first: int) -> Iterator[Found]:
+        if first > self.position:
+            resumed = min(first, self._end)
+            yield SkipForward(self.position, resumed, self._reason)
+            self.position = resumed
 
     def _scan(self, data: memoryview) -> Iterator[Found]:
         scanner = self._scanner

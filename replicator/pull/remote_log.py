@@ -37,12 +37,20 @@ from replicator.protocol.messages import Chunk
 from replicator.pull.node_call import SILENCE_SECONDS, NodeCall, pull_channel
 from replicator.pull.range_stream import Found, RangeStream
 from rt.endpoints import check_endpoints
-from rt.errors import CertificateError, ClusterMismatch, InvalidName, ProtocolViolation, RtError
+from rt.errors import (
+    CertificateError,
+    ClusterMismatch,
+    InvalidName,
+    InvalidOption,
+    ProtocolViolation,
+    RtError,
+)
 from rt.events import SkipForward
 from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
 from rt.log.read.start_position import StartTime
+from rt.log.read.topic_patterns import TopicPatterns, check_wanted
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.connect_probe import explain_silence
 from rt.net.grpc_channel import Channel
@@ -130,10 +138,10 @@ class RemoteLog:
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Generator[MessageBatch]:
-        position, trial = start, self._attempt()
+        position, trial, topics = start, self._attempt(), _pulled(interest)
         while position < end and not interest.is_nothing:
-            call = self._call(position, PullRange(end), trial)
-            feed = RangeStream(call.start, position, end, interest)
+            call = self._call(position, PullRange(end), trial, topics)
+            feed = RangeStream(call.start, position, end, interest, is_filtered=bool(topics))
             try:
                 if call.start.first >= end:
                     on_loss(SkipForward(position, end, "trimmed"))
@@ -235,12 +243,14 @@ class RemoteLog:
             return found, error
         return found, None
 
-    def _call(self, position: Wanted, wanted: PullRange, trial: _Attempt) -> NodeCall:
+    def _call(
+        self, position: Wanted, wanted: PullRange, trial: _Attempt, topics: tuple[str, ...] = ()
+    ) -> NodeCall:
         """A call that a node has answered. Raises when all have failed for long enough."""
         while True:
             at = self._at
             held = None if at == self._told_node else self._held
-            merged = PullMerged(position=position, acknowledged=held, range=wanted)
+            merged = PullMerged(position=position, topics=topics, acknowledged=held, range=wanted)
             silence_seconds = SILENCE_SECONDS if self._has_answered else trial.share_seconds()
             opening = NodeCall.open(self._channels[at], PullHello(self._stream, merged), silence_seconds)
             try:
@@ -336,6 +346,18 @@ class _Attempt:
         rounds = (self._failures - 1) // self._nodes
         left = self._failing_since + self.patience_seconds - now
         return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6), left)
+
+
+def _pulled(interest: Projection) -> tuple[str, ...]:
+    """The topics that a node filters by. Empty: there is no filter, or it is too large for a node."""
+    topics = interest.topics
+    if topics is None:
+        return ()
+    try:
+        found = topics if isinstance(topics, TopicPatterns) else TopicPatterns.named(topics)
+        return check_wanted(found.patterns).patterns
+    except InvalidOption:
+        return ()
 
 
 async def _opened(endpoints: Sequence[str], tls: TLS) -> list[Channel]:

@@ -146,10 +146,13 @@ class PullSource:
             self.overtaking.follow(found)
         self.is_idle = not found
         if self.end_offset is not None:
-            return ready + _before(self.end_offset, found)
+            found = _before(self.end_offset, found)
         if self.filtering is None:
-            return ready + found
-        return ready + self.filtering.items(found, chunk_bytes=grant.chunk_bytes)
+            return [*ready, *found]
+        made = self.filtering.items(found, chunk_bytes=grant.chunk_bytes)
+        if self.is_at_end:
+            made.append(self.filtering.complete())
+        return [*ready, *made]
 
 
 class SourceOpener:
@@ -216,8 +219,6 @@ class SourceOpener:
                 SegmentSealed(wanted.offset, wanted.end, is_last_of_run=False, sealed_ns=sealed_ns)
             )
             place = wanted.offset
-        elif wanted.offset is None and isinstance(wanted.position, int):
-            end = max(end, wanted.position)
         filtering = FilteredScan(
             wanted.topics,
             scanner=middle and middle.scanner,
@@ -237,25 +238,34 @@ class SourceOpener:
         place, first = plan_merged(disk, path, PullMerged())
         if isinstance(wanted.position, int):
             first = max(first, wanted.position)
-        items, end_place = list[Item | LogOutline](), place
+        items, filtering = list[Item | LogOutline](), None
         waypoints: Iterator[Waypoint] | None = None
+        begin = end = place  # Of the blocks that are read: none.
         if first < until.end and until.outline_bytes:
             waypoints = outline(disk, path, first, until.end, stride_bytes=until.outline_bytes)
         elif first < until.end:
             found = plan_range(disk, path, first, until.end)
-            place, first, end_place = found.offset, found.first, found.end_offset or _BEYOND
-            items += found.first_items
-        start, sender = self._merged_start(path, place, first), Sender(path, place, disk=disk)
-        return PullSource(start, sender, first_items=items, end_offset=end_place, waypoints=waypoints)
+            place, begin, end = found.offset, found.offset, found.end_offset or _BEYOND
+            if wanted.topics:
+                header, filtering = FilteredScan.within(
+                    wanted.topics, found.middle.scanner, found.middle.header, first
+                )
+                items.append(header)
+                place = header.end
+            else:
+                items += found.first_items
+            first = found.first
+        start, sender = self._merged_start(path, place, first), Sender(path, begin, disk=disk)
+        return PullSource(start, sender, filtering, items, end_offset=end, waypoints=waypoints)
 
     def _merged_start(self, path: str, place: LogOffset, first: int) -> PullStart:
         logs = self._logs
         return PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(self._disk, path))
 
 
-def _before(end: LogOffset, items: list[Item]) -> list[Item | LogOutline]:
+def _before(end: LogOffset, items: list[Item]) -> list[Item]:
     """The items; of chunks only what lies before `end`."""
-    before: list[Item | LogOutline] = []
+    before: list[Item] = []
     for item in items:
         if isinstance(item, Chunk):
             if item.start >= end:

@@ -44,6 +44,7 @@ from rt.log.format.segment import (
     decode_segment_header,
     encode_segment_header,
 )
+from rt.log.read.topic_patterns import TopicPatterns
 from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult, in_order
 
@@ -53,7 +54,8 @@ COLUMNS_BYTES_MAX: Final = 512 * 1024
 
 class TopicFilter:
     def __init__(self, topics: Collection[str]) -> None:
-        self._topics = frozenset(topic.encode() for topic in topics)
+        self._topics = TopicPatterns(topics)
+        self._names = frozenset(name.encode() for name in self._topics.names)
 
     def passes(self, header: BatchHeader, batch: memoryview) -> bool:
         """Whether the batch, whose checksums hold, passes. It does if its topics cannot be read.
@@ -69,7 +71,9 @@ class TopicFilter:
             topics = topics_in(dictionary_of(header, columns), header.topic_count)
         except BadColumns:
             return True
-        return not self._topics.isdisjoint(topics)
+        if not self._names.isdisjoint(topics):
+            return True
+        return self._topics.has_wildcards and any(topic.decode() in self._topics for topic in topics)
 
 
 class FilteredScan:
@@ -104,8 +108,20 @@ class FilteredScan:
         self._block: PlacedBlock | None = None
         self._block_chain = 0  # The source's running checksum before the next batch of that block.
 
+    @classmethod
+    def within(
+        cls, topics: Collection[str], scanner: MergedScanner, header: SegmentHeader, end: int
+    ) -> tuple[Chunk, FilteredScan]:
+        """For a receiver that has nothing and needs the positions from `end` on, which are where `scanner`
+        stands: the header of its segment, and what follows it.
+        """
+        segment = Chunk(LogOffset(*header.id, 0), encode_segment_header(_filtered(header)))
+        return segment, cls(topics, scanner=scanner, header=header, offset=segment.end, end=end)
+
     def items(self, found: list[Item], *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
-        """The filtered items of the next items of the merged log; of none, up to where it is complete."""
+        """The filtered items of the next items of the merged log; if there are none, up to where it is
+        complete.
+        """
         self._chunk_bytes = chunk_bytes
         made: list[Item] = []
         for item in found:
@@ -118,10 +134,14 @@ class FilteredScan:
                     made.append(item)
                 case _:
                     raise AssertionError(item)
-        if not found and self._end > self._reported_end and self._next_offset is not None:
-            self._reported_end = self._end
-            made.append(CompleteUpTo(self._end))
+        if not made and self._end > self._reported_end and self._next_offset is not None:
+            made.append(self.complete())
         return made
+
+    def complete(self) -> CompleteUpTo:
+        """Up to where nothing more passes of the items so far. The last batch that passes must be whole."""
+        self._reported_end = self._end
+        return CompleteUpTo(self._end)
 
     def _handle_chunk(self, chunk: Chunk, made: list[Item]) -> None:
         data: Buffer = chunk.data
@@ -159,8 +179,7 @@ class FilteredScan:
         self._pass_bytes = 0
         self._declared.clear()
         self._next_offset = LogOffset(*header.id, 0)
-        own = SegmentHeader(LogKind.FILTERED, header.id, header.first, header.created_ns, header.origin)
-        self._emit([encode_segment_header(own)], made)
+        self._emit([encode_segment_header(_filtered(header))], made)
 
     def _handle_sealed(self, sealed: SegmentSealed, made: list[Item]) -> None:
         if self._next_offset is None or self._next_offset.segment != sealed.end_offset.segment:
@@ -210,6 +229,10 @@ class FilteredScan:
             chunk = Chunk(self._next_offset, data[start : start + self._chunk_bytes])
             made.append(chunk)
             self._next_offset = chunk.end
+
+
+def _filtered(header: SegmentHeader) -> SegmentHeader:
+    return SegmentHeader(LogKind.FILTERED, header.id, header.first, header.created_ns, header.origin)
 
 
 def _block_of(placed: PlacedBatch, block: PlacedBlock, chain_start: int, chain_end: int) -> BlockHeader:

@@ -253,6 +253,7 @@ class Subscriber:
                 reading = self._reading = self._thread.do(subscriber.next_batch)
             await asyncio.wait([reading], timeout=left)
             if not reading.done():
+                self._position = max(self._position, subscriber.passed)
                 return None
         return None
 

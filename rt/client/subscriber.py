@@ -34,6 +34,7 @@ from rt.errors import Closed, Corrupt, InvalidOption, LogNotFound
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.read.reader import EventHandler, LogReader, Place
 from rt.log.read.start_position import CheckedPlace, StartTime, check_place
+from rt.log.read.topic_patterns import check_topics
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
@@ -43,7 +44,6 @@ from rt.option_checks import (
     check_path,
     check_position,
     check_timeout,
-    check_topics,
 )
 from rt.sidecar.pull_process import PullSidecar
 from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
@@ -59,13 +59,12 @@ class Subscriber:
     """The messages of a stream from a local log directory, followed as it grows.
 
     Without `endpoints`, `path` is a log directory, or the root that holds the merged log of `stream`
-    (`<path>/<stream>/merged`).
-
-    With `endpoints` ("host:port" of each node) and `tls`, `path` is the root, and a separate process, the
-    pull client, fills the copy from the nodes: `<path>/<stream>/merged`, or with `topics` a separate
-    directory that holds only these (the nodes filter). Subscribers of one directory share the pull client of
-    the first; when that one closes, another takes over. The copy starts at the first subscriber's start
-    position; one with an earlier position gets a skip forward, one with an earlier time starts there.
+    (`<path>/<stream>/merged`). With `endpoints` ("host:port" of each node) and `tls`, it is the root, and a
+    separate process, the pull client, fills the copy from the nodes: `<path>/<stream>/merged`, or with
+    `topics` (names, or patterns such as `trades/*`) a directory that holds only these: the nodes filter.
+    Subscribers of one directory share the pull client of the first; when that one closes, another takes over.
+    The copy starts at the first subscriber's start position; one with an earlier position gets a skip
+    forward, one with an earlier time starts there.
 
     `position` is as in `rt.LogReader`, also a datetime. None means where this `name` acknowledged, else
     "earliest". With endpoints it may be after the end of the copy, "latest" is the end of the log when a node
@@ -77,17 +76,13 @@ class Subscriber:
     only among subscribers with the same name.
 
     `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
-
     Reading raises permanent failures (all nodes reject the certificate, the copy is not of this log, the disk
-    failed) after the messages that are already in the copy.
-
-    If no node was reached `connect_timeout` seconds after the opening, a read that would wait raises
-    `rt.Timeout`, once, with the reason for each endpoint. Later reads wait, and the pull client goes on
-    trying. None waits indefinitely.
-
-    With endpoints, the reader waits while corrupt parts of the copy are repaired from the nodes. What no node
-    can repair is raised as `rt.Corrupt`, with the file, the range and the next step. If no node has valid
-    bytes itself, it reports `rt.events.CorruptPositions`, and the subscriber waits there.
+    failed) after the messages that are already in the copy. If no node was reached `connect_timeout` seconds
+    after the opening, a read that would wait raises `rt.Timeout`, once, with the reason for each endpoint.
+    Later reads wait, and the pull client goes on trying. None waits indefinitely. The reader waits while
+    corrupt parts of the copy are repaired from the nodes. What no node can repair is raised as `rt.Corrupt`,
+    with the file, the range and the next step. If no node has valid bytes itself, it reports
+    `rt.events.CorruptPositions`, and the subscriber waits there.
 
     For one thread; `pause`, `resume` and `close` may be called from any.
     """
@@ -111,7 +106,7 @@ class Subscriber:
         self.name = None if name is None else check_name(name, kind="subscriber")
         endpoints = check_endpoints_tls(endpoints, tls)
         start = None if position is None else check_place(position)
-        self._topics = check_topics(topics)
+        self._topics = None if topics is None else check_topics(topics).patterns
         _check_choices(on_event, retention)
         self._on_event = on_event
         self._connect_timeout = connect_timeout
@@ -149,6 +144,11 @@ class Subscriber:
         if self._reader is not None:
             return self._reader.position
         return _position_of(self._requested_start)
+
+    @property
+    def passed(self) -> int:
+        """Everything before it was returned, or is of other topics. 0: unknown. From any thread."""
+        return 0 if self._reader is None else self._reader.passed
 
     @property
     def log_end(self) -> int | None:
@@ -325,7 +325,7 @@ class Subscriber:
     # Opening the log
 
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
-        start, topics = self._requested_start, tuple(sorted(self._topics or ()))
+        start, topics = self._requested_start, self._topics or ()
         settings = PullSettings(self.stream, tuple(endpoints), tls, start, topics, self._retention, self.name)
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
 from rt.log.read.start_position import CheckedPlace, StartTime, check_place
+from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.directory import merged_directory
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class PullSettings:
         check_place(self.position)
         if self.retention not in {"follow", "own"}:
             raise InvalidOption(f"retention={self.retention!r}: use 'follow' or 'own'")
+        check_wanted(self.topics)
         for text in self.topics:
             if "\0" in text:
                 raise InvalidOption(f"{text!r} contains a NUL")

@@ -22,7 +22,7 @@ from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
 from rt.streams.core.delivery import Delivery, PoisonPolicy
-from rt.streams.core.errors import NotWritable, QueueElsewhere, StreamMisplaced
+from rt.streams.core.errors import NotWritable, OwnerTimeout, QueueElsewhere, StreamMisplaced
 from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.dead_letters import NAMESPACE, publish_letter
@@ -292,13 +292,17 @@ class StreamProvider:
     async def ask_owner(
         self, elsewhere: QueueElsewhere, stream: StreamId, request: Request, queue: QueueId | None = None
     ) -> Answer:
-        """Have the owner of the stream's queue, or of `queue`, carry out a request. Raises its errors;
-        `OwnerTimeout`.
-        """
+        """Have the owner of the stream's queue, or of `queue`, carry it out. Its errors; `OwnerTimeout`."""
         if self._requesting is None:
             raise elsewhere
         queue = queue or self._factory.mapper.queue_for(stream)
-        return decode_answer(await self._requesting.ask_owner(queue, request.encode(), _SERVED_S)).check()
+        try:
+            answer = await self._requesting.ask_owner(queue, request.encode(), _SERVED_S)
+        except OwnerTimeout:
+            if self._manager is not None:
+                self._manager.counts(queue).owner_timeouts += 1
+            raise
+        return decode_answer(answer).check()
 
     def attach(
         self, subscription_id: str, observer: StreamObserver, delivery: Delivery | None = None

@@ -22,6 +22,7 @@ from receiving_node import make_pki, tls_of
 
 import rt
 from rt.child_process import ChildProcess
+from rt.errors import InvalidOption
 from rt.events import CorruptPositions, HoldRefused, SkipForward
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
@@ -215,6 +216,52 @@ def test_topics_are_filtered_by_the_node_in_a_copy_of_their_own(
             for subscriber in (some, every)
         ]
         assert sizes[0] < 10_000 < sizes[1]
+
+
+def test_patterns_are_filtered_by_the_node(tmp_path: Path, pki: Path, source: PullSource) -> None:
+    for topic in ("trades/a", "quotes/a", "trades/b"):
+        source.publish(topic.encode(), topic=topic)
+    patterns = ["trades/*", "quotes/[b-z]"]
+    with subscriber_of(tmp_path, pki, source, topics=patterns) as subscriber:
+        assert take(subscriber, 2) == [b"trades/a", b"trades/b"]
+        with rt.LogReader(subscriber.directory) as everything:
+            assert [message.topic for message in everything] == ["trades/a", "trades/b"]
+    with pytest.raises(InvalidOption, match="a set that matches nothing"):
+        subscriber_of(tmp_path, pki, source, topics=["trades/["])
+    with pytest.raises(InvalidOption, match="too many topics"):
+        subscriber_of(tmp_path, pki, source, topics=[str(number) for number in range(2000)])
+
+
+def test_a_filtered_copy_has_what_precedes_the_position_that_it_was_started_for(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    for number in range(6):
+        source.publish(b"%d" % number, topic="ab"[number % 2])
+    with subscriber_of(tmp_path, pki, source, topics=["a"], position=4) as subscriber:
+        assert take(subscriber, 1) == [b"4"]
+    with subscriber_of(tmp_path, pki, source, topics=["a"], position=1) as subscriber:
+        assert take(subscriber, 2) == [b"2", b"4"]
+
+
+def test_a_named_subscriber_of_a_quiet_topic_moves_past_the_other_topics(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    """Else it holds the log back, and its lag grows, as long as its topic has no message."""
+    source.publish(b"a1", topic="a")
+    with subscriber_of(tmp_path, pki, source, topics=["a"], name="sub") as subscriber:
+        assert take(subscriber, 1) == [b"a1"]
+        source.publish(*[b"b"] * 100, topic="b")
+
+        def has_passed() -> bool:
+            assert subscriber.poll(timeout=0.05) == []
+            return subscriber.position == subscriber.passed == 101
+
+        until(has_passed)
+        assert subscriber.stats().lag == 0
+        subscriber.ack(subscriber.position)
+        until(lambda: ("sub", 101) in source.acknowledged)
+        source.publish(b"a2", topic="a")
+        assert take(subscriber, 1) == [b"a2"]
 
 
 def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:

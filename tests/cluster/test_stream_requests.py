@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +38,7 @@ from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "streams_subscription.py"
 EVENTS = 200
 WAIT_S = 180
 TIMES = LeaseTimes(lease_s=6.0, look_s=0.2, give_up_s=10.0)
@@ -278,3 +281,38 @@ def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
             await calls.close()
 
     asyncio.run(main())
+
+
+def test_the_example_continues_its_subscription_on_the_other_host(root: Path, nodes: LocalCluster) -> None:
+    tls = nodes.certificate("subscriber", "hosts", lease_groups=["prices"])
+
+    def start(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, EXAMPLE, "--stream", "n/a", "--log", "s", "--host", name]
+        command += ["--path", str(root / name), "--endpoints", ",".join(nodes.endpoints)]
+        command += ["--ca", tls.ca, "--cert", tls.cert, "--key", tls.key]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def read_to(host: subprocess.Popen[str], number: int) -> list[str]:
+        lines: list[str] = []
+        assert host.stdout is not None
+        while not lines or lines[-1] != f"n/a {number} b'{number}'\n":
+            lines.append(host.stdout.readline())
+            assert lines[-1], "it has ended"
+        return lines
+
+    one = start("one")
+    try:
+        assert read_to(one, EVENTS - 1) == [f"n/a {number} b'{number}'\n" for number in range(EVENTS)]
+        two = start("two")
+        try:
+            one.kill()
+            publish(root, nodes, range(EVENTS, EVENTS + 10))
+            lines = read_to(two, EVENTS + 9)
+            first = int(lines[0].split()[1])
+            assert lines == [f"n/a {number} b'{number}'\n" for number in range(first, EVENTS + 10)]
+        finally:
+            two.kill()
+            two.communicate()
+    finally:
+        one.kill()
+        one.communicate()

@@ -97,6 +97,21 @@ def test_the_streams_host_prints_every_event(prices: Path) -> None:
     run("streams_host", "--seconds", "0", cwd=prices)  # It ends by itself.
 
 
+def test_the_named_subscription_continues_where_it_was(prices: Path) -> None:
+    def printed(count: int) -> list[str]:
+        command = [sys.executable, EXAMPLES / "streams_subscription.py", "--stream", "trades/IBM"]
+        with subprocess.Popen([*command, "--seconds", "600"], cwd=prices, stdout=subprocess.PIPE) as host:
+            assert host.stdout is not None
+            lines = [host.stdout.readline().decode() for _ in range(count)]
+            host.terminate()
+        return lines
+
+    assert printed(5)[-1] == "trades/IBM 4 b'103'\n"
+    run("streams_subscription", "--stream", "trades/IBM", "--seconds", "1.5", cwd=prices)  # It ends in order.
+    run("publisher_service", "--topic", "trades/IBM", cwd=prices, stdin="104\n")
+    assert printed(1) == ["trades/IBM 5 b'104'\n"]
+
+
 def test_the_spark_job_counts_the_messages_of_each_topic(prices: Path) -> None:
     merged = MergedLogBuilder(prices / "merged", cluster_id=bytes(16), stream="trades")
     merged.merge_all([prices / "data" / "trades" / "sessions" / "feed1"])

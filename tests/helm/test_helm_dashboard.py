@@ -8,28 +8,52 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prom_rules import HELM, check_names, known_metrics, names_in, promtool
+from prom_rules import HELM, check_names, names_in, node_metrics, promtool, stream_metrics
 
-TEXT = (HELM / "dashboards" / "rt.json").read_text()
-DASHBOARD: dict[str, Any] = json.loads(TEXT)
-PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
-SHOWN = [panel for panel in PANELS if panel["type"] != "row"]
-EXPRESSIONS = [(panel["title"], target["expr"]) for panel in SHOWN for target in panel["targets"]]
+FILES = {
+    "rt.json": (node_metrics(), "rt_info"),
+    "rt-streams.json": (stream_metrics(), "rt_streams_queue_owned"),
+}
+"""The dashboards: the metrics of each, and the one that tells streams apart."""
+TEXTS = {name: (HELM / "dashboards" / name).read_text() for name in FILES}
+DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in TEXTS.items()}
+SHOWN = [
+    pytest.param(panel, id=f"{name}-{panel['title']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in dashboard["panels"]
+    if panel["type"] != "row"
+]
 UNITS = {"none", "s", "bytes", "Bps", "ops", "percentunit"}
+each_dashboard = pytest.mark.parametrize("name", FILES)
 
 
-def test_the_dashboard_has_what_grafana_wants_of_one() -> None:
-    assert {"title", "uid", "schemaVersion", "panels", "templating", "time", "refresh"} <= set(DASHBOARD)
-    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", DASHBOARD["uid"])
-    assert DASHBOARD["schemaVersion"] >= 36
-    assert "id" not in DASHBOARD, "it is given by the Grafana that imports it"
-    assert {panel["type"] for panel in PANELS} == {"row", "stat", "timeseries"}
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    assert len({panel["title"] for panel in PANELS}) == len(PANELS)
+def expressions(name: str) -> list[tuple[str, str]]:
+    """The title of a panel, and what it asks for."""
+    panels = [panel for panel in DASHBOARDS[name]["panels"] if panel["type"] != "row"]
+    return [(panel["title"], target["expr"]) for panel in panels for target in panel["targets"]]
 
 
-def test_the_panels_fill_a_grid_of_24_columns_and_none_lies_on_another() -> None:
-    places = [panel["gridPos"] for panel in PANELS]
+@each_dashboard
+def test_a_dashboard_has_what_grafana_wants_of_one(name: str) -> None:
+    dashboard = DASHBOARDS[name]
+    panels = dashboard["panels"]
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time", "refresh"} <= set(dashboard)
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", dashboard["uid"])
+    assert dashboard["schemaVersion"] >= 36
+    assert "id" not in dashboard, "it is given by the Grafana that imports it"
+    assert {panel["type"] for panel in panels} == {"row", "stat", "timeseries"}
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in panels}) == len(panels)
+
+
+def test_dashboards_are_told_apart() -> None:
+    for field in ("title", "uid"):
+        assert len({dashboard[field] for dashboard in DASHBOARDS.values()}) == len(FILES)
+
+
+@each_dashboard
+def test_the_panels_fill_a_grid_of_24_columns_and_none_lies_on_another(name: str) -> None:
+    places = [panel["gridPos"] for panel in DASHBOARDS[name]["panels"]]
 
     for one in places:
         assert set(one) == {"h", "w", "x", "y"}
@@ -42,7 +66,7 @@ def test_the_panels_fill_a_grid_of_24_columns_and_none_lies_on_another() -> None
     assert places == sorted(places, key=lambda one: (one["y"], one["x"]))
 
 
-@pytest.mark.parametrize("panel", SHOWN, ids=lambda panel: panel["title"])
+@pytest.mark.parametrize("panel", SHOWN)
 def test_a_panel_says_what_it_shows_of_which_source_in_which_unit(panel: dict[str, Any]) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -55,27 +79,31 @@ def test_a_panel_says_what_it_shows_of_which_source_in_which_unit(panel: dict[st
         assert target["legendFormat"]
 
 
-@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
-def test_a_panel_asks_only_for_metrics_that_a_node_tells(title: str, expression: str) -> None:
-    check_names(expression, where=title)
-    assert "$namespace" in expression
-    assert "$job" in expression
+@each_dashboard
+def test_a_panel_asks_only_for_metrics_that_there_are(name: str) -> None:
+    for title, expression in expressions(name):
+        check_names(expression, where=title)
+        assert "$namespace" in expression
+        assert "$job" in expression
 
 
-def test_every_metric_is_shown_but_those_that_only_tell_of_others() -> None:
-    shown = {name for _, expression in EXPRESSIONS for name in names_in(expression)}
+@each_dashboard
+def test_every_metric_is_shown_but_those_that_only_tell_of_others(name: str) -> None:
+    shown = {metric for _, expression in expressions(name) for metric in names_in(expression)}
 
-    assert set(known_metrics()) - shown == {"rt_fsync_seconds_sum"}
+    assert set(FILES[name][0]) - shown <= {"rt_fsync_seconds_sum"}
+    assert shown <= set(FILES[name][0])
 
 
-def test_variables_are_the_source_and_what_tells_streams_apart() -> None:
-    variables = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
+@each_dashboard
+def test_variables_are_the_source_and_what_tells_streams_apart(name: str) -> None:
+    variables = {one["name"]: one for one in DASHBOARDS[name]["templating"]["list"]}
 
     assert [*variables] == ["datasource", "namespace", "job"]
     assert variables["datasource"]["query"] == "prometheus"
-    for name in ("namespace", "job"):
-        assert variables[name]["query"].startswith("label_values(rt_info")
-    assert set(re.findall(r"\$\{?(\w+)\}?", TEXT)) <= {*variables, "__rate_interval", "__all"}
+    for variable in ("namespace", "job"):
+        assert variables[variable]["query"].startswith(f"label_values({FILES[name][1]}")
+    assert set(re.findall(r"\$\{?(\w+)\}?", TEXTS[name])) <= {*variables, "__rate_interval", "__all"}
 
 
 @pytest.mark.slow
@@ -83,7 +111,7 @@ def test_prometheus_understands_every_expression(tmp_path: Path) -> None:
     program = promtool()
     rules = [
         {"record": f"rt:panel{index}", "expr": re.sub(r"\$__rate_interval", "5m", expression)}
-        for index, (_, expression) in enumerate(EXPRESSIONS)
+        for index, (_, expression) in enumerate(found for name in FILES for found in expressions(name))
     ]
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))

@@ -95,8 +95,10 @@ def test_alerts_and_the_dashboard_are_those_of_the_files() -> None:
         assert rule["labels"] == wanted[rule["alert"]]["labels"] | {"team": "data"}
         assert rule["expr"] == wanted[rule["alert"]]["expr"]
         assert rule["annotations"] == wanted[rule["alert"]]["annotations"]
-    board = one(found, "ConfigMap", "trades-stream-dashboard")["data"]["rt.json"]
-    assert json.loads(board) == json.loads((CHART / "dashboards" / "rt.json").read_text())
+    boards = one(found, "ConfigMap", "trades-stream-dashboard")["data"]
+    assert set(boards) == {"rt.json", "rt-streams.json"}
+    for name, board in boards.items():
+        assert json.loads(board) == json.loads((CHART / "dashboards" / name).read_text())
 
 
 def test_what_the_user_has_of_his_own_is_there() -> None:

@@ -21,7 +21,6 @@ from replicator.protocol.codec import (
     encode_push_request,
 )
 from replicator.protocol.handshake import (
-    TOPICS_WANTED_MAX,
     WAYPOINTS_MAX,
     Acknowledged,
     HoldRejected,
@@ -57,6 +56,7 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.read.outline import Waypoint
 from rt.log.read.start_position import StartTime
+from rt.log.read.topic_patterns import WANTED_MAX
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))
@@ -254,11 +254,16 @@ def test_a_pull_server_that_breaks_a_bound_is_refused(index: int) -> None:
 
 
 def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
-    many = [str(topic) for topic in range(TOPICS_WANTED_MAX + 1)]
+    many = [str(topic) for topic in range(WANTED_MAX + 1)]
     for hello in (
         pb.PullHello(version=1, stream="s"),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=many)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 2000])),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["trades/["])),
+        pb.PullHello(
+            version=1, stream="s", merged=pb.PullMerged(topics=[f"{n}*" + "x" * 999 for n in range(5)])
+        ),
+        pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["[ab]" * 65])),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=["x" * 1000] * 66)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(topics=[""] * 500_000)),
         pb.PullHello(version=1, stream="s", merged=pb.PullMerged(has_place=True)),
@@ -329,8 +334,8 @@ def test_a_time_that_a_node_finds_beyond_its_log_is_refused_so_that_another_node
         check_found("latest", replace(start, found=wrong))
 
 
-def test_a_range_has_only_positions() -> None:
+def test_a_range_has_only_positions_and_topics() -> None:
     with pytest.raises(ValueError, match="only positions"):
         PullMerged(ID, LogOffset(0, 0, 64), range=PullRange(5))
-    with pytest.raises(ValueError, match="only positions"):
-        PullMerged(topics=("trade",), range=PullRange(5))
+    with pytest.raises(ValueError, match="of all topics"):
+        PullMerged(topics=("trade",), range=PullRange(5, outline_bytes=1))

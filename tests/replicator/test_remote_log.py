@@ -21,6 +21,7 @@ from rt.log.disk import REAL
 from rt.log.read.outline import outline
 from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
+from rt.log.read.topic_patterns import TopicPatterns
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
 from rt.spark.source.local_log import LocalLog
 
@@ -93,7 +94,11 @@ def test_any_range_holds_what_the_nodes_files_hold(
     interest = Projection(
         data.draw(st.booleans()),
         data.draw(st.none() | st.frozensets(st.sampled_from("abc"))),
-        data.draw(st.none() | st.frozensets(st.sampled_from(["trade", "small", "large"]))),
+        data.draw(
+            st.none()
+            | st.frozensets(st.sampled_from(["trade", "small", "large"]))
+            | st.sets(st.sampled_from(["tr*", "?mall", "large", "none"]), min_size=1).map(TopicPatterns)
+        ),
     )
     log = open_log(nodes)
     try:
@@ -109,6 +114,30 @@ def test_a_small_range_in_the_middle_of_a_segment_costs_little(feeds: Feeds, log
     got = read(log, start, start + 5)
     assert [row.position for row in got] == list(range(start, start + 5))
     assert log.received_bytes < 1.5 * 2**20 < os.path.getsize(f"{feeds.path}/log.0.1") / 2
+
+
+def test_other_topics_of_a_range_are_not_sent(feeds: Feeds, log: RemoteLog) -> None:
+    rows = feeds.rows()
+    got = read(log, 0, len(rows), Projection(topics=frozenset(["small"])))
+    assert got == [row for row in rows if row.topic == "small"]
+    assert log.received_bytes < 2 * sum(len(row.value) + 100 for row in got)
+    whole, log.received_bytes = log.received_bytes, 0
+    assert read(log, 0, len(rows), Projection(topics=TopicPatterns(["none*"]))) == []
+    assert log.received_bytes < 1000 < whole
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name_on_the_node(tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path, ["a"])
+    for topic in ("a*", "ab", "a[b]"):
+        feeds.publish("a", [topic.encode()], topic, [1])
+    end = feeds.merge().stop
+    with range_nodes(tmp_path, 1) as nodes:
+        log = open_log(nodes)
+        for topic in ("a*", "a[b]"):
+            got = read(log, 0, end, Projection(topics=frozenset([topic])))
+            assert [row.value for row in got] == [topic.encode()]
+        log.close()
+    feeds.close()
 
 
 def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nodes: RangeNodes) -> None:
@@ -221,7 +250,8 @@ def test_who_may_not_read_is_told_so_at_once(nodes: RangeNodes) -> None:
         open_log(nodes, key="/nothing")
 
 
-def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topics", [None, TopicPatterns(["*"]), TopicPatterns(["none*"])])
+def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path, topics: TopicPatterns | None) -> None:
     feeds = Feeds(tmp_path)
     first = feeds.fill(10)
     feeds.roll()
@@ -235,13 +265,13 @@ def test_what_is_trimmed_is_named_and_skipped(tmp_path: Path) -> None:
         events: list[SkipForward | BadMessage] = []
         got = [
             position
-            for batch in log.read(3, third.stop, EVERYTHING, events.append)
+            for batch in log.read(3, third.stop, Projection(topics=topics), events.append)
             for position in batch.positions.tolist()
         ]
-        assert got == [*second, *third]
+        assert got == ([] if topics is not None and "x" not in topics else [*second, *third])
         assert events == [SkipForward(3, first.stop, "time")]
         events.clear()
-        assert list(log.read(3, 5, EVERYTHING, events.append)) == []
+        assert list(log.read(3, 5, Projection(topics=topics), events.append)) == []
         assert events == [SkipForward(3, 5, "trimmed")]
         log.close()
     feeds.close()

@@ -16,7 +16,7 @@ from stream_consumers import Collector, until
 from rt.errors import Fenced, Overloaded, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore, SqliteStore
 from rt.streams.balancer.balancer import Fence, FixedBalancer
-from rt.streams.core.errors import QueueElsewhere
+from rt.streams.core.errors import OwnerTimeout, QueueElsewhere
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.delivery.options import StreamOptions
@@ -109,6 +109,9 @@ def test_a_revoked_queue_stops_at_once_and_saves_nothing() -> None:
             assert asyncio.get_running_loop().time() < 6
             assert got.events == []
             assert host.status()[0].state == "elsewhere"
+            assert f'rt_streams_queue_losses_total{{provider="p",host="{host.host}",queue="{queue}"}} 1' in (
+                host.metrics().splitlines()
+            )
             hand.win(queue, 2)
             await subscription.resume(again)
             await until(lambda: len(again.events) == 34)
@@ -739,5 +742,33 @@ def test_a_resume_that_waits_while_the_queue_is_given_up_fails() -> None:
             assert isinstance(resuming[1].exception(), QueueElsewhere)
             await asyncio.sleep(5)
             assert [each.events for each in observers[1:]] == [[], []]
+
+    virtual_time.run(main())
+
+
+def test_a_request_that_the_owner_does_not_answer_is_counted() -> None:
+    class Silent:
+        """Stores whose owners do not answer."""
+
+        def __init__(self) -> None:
+            self.open = memory_stores()
+
+        def __call__(self, queue: QueueId, fence: Fence) -> Any:
+            return self.open(queue, fence)
+
+        async def ask_owner(self, queue: QueueId, content: bytes, timeout_s: float) -> bytes:
+            raise OwnerTimeout("the owner of the queue did not answer in time", where=queue)
+
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+
+    async def main() -> None:
+        host = StreamProvider("p", queues, balancer=Hand(), stores=Silent())
+        host.consumer("c", lambda _: Collector())
+        async with host:
+            with pytest.raises(OwnerTimeout):
+                await host.stream("n", "a").subscribe(Collector(), start=EARLIEST, consumer="c")
+            sample = f'rt_streams_owner_timeouts_total{{provider="p",host="{host.host}",queue="{queue}"}} 1'
+            assert sample in host.metrics().splitlines()
 
     virtual_time.run(main())

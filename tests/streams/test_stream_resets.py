@@ -136,13 +136,16 @@ def gaps(consumer: Collector) -> list[StreamGap]:
 
 
 @pytest.mark.slow
-def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(nodes: LocalCluster) -> None:
+@pytest.mark.parametrize("topics", [None, ["n/*"]])
+def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows(
+    nodes: LocalCluster, topics: list[str] | None
+) -> None:
     tls = nodes.certificate("subscriber", "hosts")
     (stores := nodes.root / "stores").mkdir()
 
     def provider(copy: str, keeper: Collector) -> StreamProvider:
         queues = ClusterQueues(
-            {"q": Cluster("s", str(nodes.root / copy), nodes.endpoints, tls, name="hosts")}
+            {"q": Cluster("s", str(nodes.root / copy), nodes.endpoints, tls, name="hosts")}, topics=topics
         )
         made = StreamProvider("p", queues, stores=directory_stores(stores), options=FAST)
         made.implicit("keeper", "n/*", lambda _: keeper)
@@ -162,8 +165,11 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
         misled = Collector()
         async with provider("copy", misled) as host:
             await until(lambda: [each.state for each in host.status()] == ["failed"])
-            counted = next(line for line in host.metrics().splitlines() if "rt_streams_gaps_total{" in line)
-            assert not counted.endswith(" 0")
+            for metric in ("gaps", "resets"):
+                (count,) = (
+                    line for line in host.metrics().splitlines() if f"rt_streams_{metric}_total{{" in line
+                )
+                assert not count.endswith(" 0")
         assert misled.events == [], "the copy has what the reset replaced"
         async with provider("copy2", keeper) as host:
             await host.stream("n", "a").subscribe(reader, name="reader")

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 from page_bench import busy_node
 
+from rt.streams.core.metrics import metrics_of as stream_metrics_of
 from sequencer.rest.views.node_metrics import metrics_of
 
 HELM: Final = Path(__file__).parents[2] / "helm"
@@ -41,13 +42,17 @@ _WORDS: Final = frozenset(
         "last_over_time",
         "group_left",
         "group_right",
+        "min_over_time",
+        "max_over_time",
+        "offset",
+        "vector",
     }
 )
 
 
 @cache
-def known_metrics() -> dict[str, tuple[str, ...]]:
-    """Each name that can be asked for, with its labels; not to be changed."""
+def node_metrics() -> dict[str, tuple[str, ...]]:
+    """Each name that a node can be asked for, with its labels; not to be changed."""
     found: dict[str, tuple[str, ...]] = {}
     for metric in metrics_of(busy_node()):
         if metric.kind == "histogram":
@@ -56,6 +61,18 @@ def known_metrics() -> dict[str, tuple[str, ...]]:
         else:
             found[metric.name] = metric.labels
     return found
+
+
+@cache
+def stream_metrics() -> dict[str, tuple[str, ...]]:
+    """Each name that a host of streams can be asked for, with its labels; not to be changed."""
+    return {metric.name: tuple(metric.labels) for metric in stream_metrics_of("", "", [])}
+
+
+@cache
+def known_metrics() -> dict[str, tuple[str, ...]]:
+    """Those of nodes and of hosts of streams."""
+    return {**node_metrics(), **stream_metrics()}
 
 
 def names_in(expression: str) -> set[str]:

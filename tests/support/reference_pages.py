@@ -410,7 +410,7 @@ def metrics_page() -> str:
         copy is trimmed before the application read it, the application gets the event `SkipForward`; no
         metric of a node counts that.
 
-        `rt dashboards --out DIR` writes a Grafana dashboard and Prometheus alert rules for these metrics.
+        `rt dashboards --out DIR` writes Grafana dashboards and Prometheus alert rules for these metrics.
     """
     found = list(metrics_of(node_view()))
     grouped: dict[str, list[Metric]] = {question: [] for question in GROUPS}
@@ -443,7 +443,7 @@ def metrics_page() -> str:
 
 def _stream_metrics() -> Lines:
     rows = [
-        (_code(one.name), one.kind, one.unit, _code("".join(one.labels[3:])), one.help)
+        (_code(one.name), one.kind, one.unit, ", ".join(map(_code, one.labels[3:])), one.help)
         for one in stream_metrics_of("", "", [])
     ]
     yield from _table(("metric", "type", "unit", "further label", "description"), rows)

@@ -138,7 +138,11 @@ def unit_text(name: str, program: Path) -> str:
     return _UNIT.format(**fields)
 
 
-MONITORING_FILES: Final = {"rt.json": "dashboards", "rt.rules.yaml": "alerts"}
+MONITORING_FILES: Final = {
+    "rt.json": "dashboards",
+    "rt-streams.json": "dashboards",
+    "rt.rules.yaml": "alerts",
+}
 """Each file, and the folder of `helm/` in which it is kept in a checkout."""
 
 
@@ -153,9 +157,10 @@ MONITORING_FILES: Final = {"rt.json": "dashboards", "rt.rules.yaml": "alerts"}
 )
 @option("--force", is_flag=True, help="Replace files that exist and differ. Default: fail.")
 def dashboards(directory: Path, force: bool) -> None:
-    """Write the Grafana dashboard (rt.json) and the Prometheus alert rules (rt.rules.yaml).
+    """Write the Grafana dashboards (rt.json, rt-streams.json) and the Prometheus alert rules (rt.rules.yaml).
 
-    Import rt.json into Grafana, and name rt.rules.yaml under rule_files in Prometheus.
+    Import the dashboards into Grafana: rt.json is of nodes, rt-streams.json of hosts of streams. Name
+    rt.rules.yaml under rule_files in Prometheus.
     """
     write_new_files({directory / name: monitoring_file(name) for name in MONITORING_FILES}, force=force)
 

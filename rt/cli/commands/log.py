@@ -78,7 +78,7 @@ def stat(directories: tuple[str, ...], as_json: bool) -> None:
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="Show only this topic. Repeatable. Default: all topics.",
+    help="Show only this topic, or those of a pattern (*, ?, [...]). Repeatable. Default: all topics.",
 )
 @option("--batches", is_flag=True, help="Show batches instead of messages.")
 @option("--follow", is_flag=True, help="Wait for new messages at the end of the log.")

@@ -88,7 +88,7 @@ _MOST = 2**62
     "topics",
     multiple=True,
     metavar="TOPIC",
-    help="Read only this topic. Repeatable. Default: all topics.",
+    help="Read only this topic, or those of a pattern (*, ?, [...]). Repeatable. Default: all topics.",
 )
 @option(
     "--follow/--no-follow",

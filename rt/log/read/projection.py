@@ -21,6 +21,7 @@ from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
 from rt.log.format.checksum import crc32c
 from rt.log.format.constants import NUMBER_MAX
+from rt.log.read.topic_patterns import TopicPatterns
 from rt.log.scan.batch_decoder import topics_of
 from rt.log.scan.placed_batches import PlacedRun
 from rt.log.scan.scanner import MergedScanner, ScanResult, read_batch
@@ -153,7 +154,7 @@ class Projection:
 
     values: bool = True
     sessions: frozenset[str] | None = None
-    topics: frozenset[str] | None = None
+    topics: frozenset[str] | TopicPatterns | None = None
     timestamp_low_ns: int = TIMESTAMP_LOW_NS
     timestamp_high_ns: int = TIMESTAMP_HIGH_NS
 
@@ -176,7 +177,7 @@ class Projection:
         return low_ns <= self.timestamp_high_ns and high_ns >= self.timestamp_low_ns
 
     def wants_topics(self, topics: list[str]) -> bool:
-        return self.topics is None or not self.topics.isdisjoint(topics)
+        return self.topics is None or any(topic in self.topics for topic in topics)
 
 
 EVERYTHING: Final = Projection()

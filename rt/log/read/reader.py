@@ -27,13 +27,14 @@ from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
 from rt.log.read.start_position import Place, StartTime, check_place
 from rt.log.read.time_search import search_time
+from rt.log.read.topic_patterns import check_topics
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.batch_decoder import decode
 from rt.log.scan.directory import check_log_directory, read_identity
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import ScanResult
-from rt.option_checks import check_count, check_path, check_timeout, check_topics
+from rt.option_checks import check_count, check_path, check_timeout
 
 __all__ = ["EventHandler", "LogReader", "Place"]
 
@@ -45,8 +46,9 @@ class LogReader:
     "latest" (the current log end), or a datetime with a timezone: the first message, of any topic, with that
     timestamp or a later one. If there is none yet, all that comes before the first one is passed over. With
     `follow` the reader waits at the end for more; else it stops there.
-    `topics`, if given, are the only ones returned. `on_event` receives the events of `rt.events`. Without it,
-    missing messages raise `rt.Gap`, and the next read continues after the gap.
+    `topics`, if given, are the only ones returned: names, and patterns with `*`, `?` and `[…]`. `on_event`
+    receives the events of `rt.events`. Without it, missing messages raise `rt.Gap`, and the next read
+    continues after the gap.
 
     Iterating, `poll` and `batches` share one position and may be mixed. For one thread; `close` may be called
     from any.
@@ -67,11 +69,13 @@ class LogReader:
     ) -> None:
         self.path = os.path.abspath(check_path(path))
         self._disk = disk
-        self._topics = check_topics(topics)
+        self._topics = None if topics is None else check_topics(topics)
         self._closed = False
         self._reading = threading.RLock()
         self._is_busy = False
         self._deferred: Exception | None = None
+        self.passed = 0
+        """Everything before it was returned, or is of other topics. From any thread."""
         self._start_ns: int | None = None
         """Until the first message with this timestamp or a later one, all are passed over."""
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -238,6 +242,7 @@ class LogReader:
                     return selected
             if self._advance():
                 continue
+            self.passed = self._walk.position
             left = deadline - time.monotonic()
             if self._watch is None or left <= 0:
                 return None

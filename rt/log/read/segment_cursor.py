@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from rt.errors import Corrupt, Gap
 from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
 from rt.log.disk import Disk, storage_errors
+from rt.log.format.durable_end import DurableEnd
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.gaps import read_skips, reason_of
@@ -178,6 +179,8 @@ class SegmentCursor:
         known = durable.offset if durable is not None and durable.id == segment.id else 0
         if self._grew(segment, scan, got):
             return True
+        if durable is not None and durable.id == segment.id and scanner.offset >= known:
+            self._complete(durable)
         if later is None and scanner.offset >= known:
             if scanner.boundary < file.size() and not self._waits:
                 torn_bytes = max(file.size() - scanner.boundary, 0)
@@ -193,6 +196,11 @@ class SegmentCursor:
             offset=scanner.boundary,
             hint=RESTORE,
         )
+
+    def _complete(self, durable: DurableEnd) -> None:
+        """All blocks before `durable` were read. A filtered log may be complete beyond the last one."""
+        if self._identity.kind is LogKind.FILTERED:
+            self.position = max(self.position, durable.end)
 
     def _grew(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
         """Whether there are more bytes now, or the same ones verify: they were being written when read."""

@@ -11,11 +11,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from rt.errors import InvalidOption
 from rt.log.disk import Disk
 from rt.log.format.constants import NUMBER_MAX
+from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.open_segment import open_segment
 from rt.log.read.time_search import search_time
 from rt.log.scan.catalog import SegmentCatalog, read_catalog
-from rt.log.scan.directory import scans
+from rt.log.scan.directory import read_durable_end, scans
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_END: Final = 2**63
@@ -118,6 +119,9 @@ def _end(disk: Disk, directory: str, identity: LogIdentity, catalog: SegmentCata
     try:
         for _ in scans(segment.file.pread, segment.scanner):
             pass
-        return FoundStart(segment.scanner.next, segment.id.run)
+        end, durable = segment.scanner.next, read_durable_end(disk, directory)
+        if identity.kind is LogKind.FILTERED and durable is not None and durable.id == segment.id:
+            end = max(end, durable.end)  # It is complete beyond its last block.
+        return FoundStart(end, segment.id.run)
     finally:
         segment.close()

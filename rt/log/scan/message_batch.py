@@ -6,7 +6,7 @@ as it can: a slice shares the arrays and bytes of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise, repeat
@@ -181,7 +181,7 @@ class MessageBatch:
             None if self.header_index is None else self.header_index[mask],
         )
 
-    def with_topics(self, topics: frozenset[str]) -> MessageBatch | None:
+    def with_topics(self, topics: Container[str]) -> MessageBatch | None:
         """The messages of these topics; None if there are none."""
         keep = np.fromiter((name in topics for name in self.topic_names), np.bool_, len(self.topic_names))
         if keep.all():

@@ -7,7 +7,7 @@ to every row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -109,8 +109,8 @@ def _names(kind: str, one: Any) -> frozenset[str] | None:
     return None
 
 
-def _both(known: frozenset[str] | None, names: frozenset[str]) -> frozenset[str]:
-    return names if known is None else known & names
+def _both(known: Container[str] | None, names: frozenset[str]) -> frozenset[str]:
+    return names if known is None else frozenset(name for name in names if name in known)
 
 
 def _whole(value: Any) -> int | None:

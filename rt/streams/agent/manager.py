@@ -88,8 +88,10 @@ class PullingManager:
 
     async def revoke(self, queue: QueueId) -> None:
         state = self._states.get(queue)
-        if state is not None and state.agent is not None:
-            state.agent.interrupt()
+        if state is not None:
+            state.counts.losses += 1
+            if state.agent is not None:
+                state.agent.interrupt()
         await self._give_up(queue, 0.0, saves_positions=False)
 
     async def _give_up(self, queue: QueueId, drain_s: float, *, saves_positions: bool) -> None:
@@ -130,6 +132,9 @@ class PullingManager:
         state = self._states[queue]
         is_up = state.agent is not None and state.failed is None and state.agent.queue.is_open
         return state.agent if is_up else None
+
+    def counts(self, queue: QueueId) -> QueueCounts:
+        return self._states[queue].counts
 
     def agents(self) -> list[PullingAgent]:
         return [agent for queue in self._states if (agent := self.agent(queue)) is not None]

@@ -53,6 +53,7 @@ class ResetCheck:
         changed = epoch.changed_from(store.epoch, None if low is None else low.sequence_number)
         store.epoch = epoch.stored
         if changed is not None:
+            queue.counts.resets += 1
             at, was = SequenceToken(changed), store.furthest()
             if was is not None:
                 reason = f"a reset of the queue was forced: positions from {changed} on have other events now"

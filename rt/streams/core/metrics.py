@@ -34,6 +34,9 @@ class QueueCounts:
     saves: int = 0
     agent_failures: int = 0
     misplaced: int = 0
+    losses: int = 0
+    resets: int = 0
+    owner_timeouts: int = 0
 
 
 STUCK_CALLS_MAX: Final = 10
@@ -216,6 +219,24 @@ METRICS: Final = (
         "streams",
         "Streams with events here that the mapper places on another queue. Explicit subscriptions do not "
         "get these events.",
+    ),
+    _number(
+        "losses",
+        "rt_streams_queue_losses_total",
+        "losses",
+        "Times that this host lost the queue: its lease was not renewed in time, or another host has it.",
+    ),
+    _number(
+        "resets",
+        "rt_streams_resets_total",
+        "resets",
+        "Forced resets of the queue that this host found: positions after them have other events now.",
+    ),
+    _number(
+        "owner_timeouts",
+        "rt_streams_owner_timeouts_total",
+        "requests",
+        "Requests of this host to the host that serves the queue that were not answered in time.",
     ),
     _number(
         "agent_failures",

@@ -16,14 +16,15 @@ from typing import Any, Final, Literal, TypeAlias
 import rt.aio
 from rt.client.publisher import Publisher
 from rt.errors import RtError
+from rt.events import SkipForward
 from rt.log.disk import REAL
 from rt.log.format.headers import Headers
-from rt.log.read.projection import EVERYTHING
 from rt.log.read.reader import Place
-from rt.log.scan.directory import is_log_directory, merged_directory
+from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.lease_client import LeaseCalls
 from rt.net.tls import TLS
+from rt.sidecar.pull_settings import copy_directory
 from rt.streams.core.errors import NotWritable, QueueReset
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
@@ -31,7 +32,7 @@ from rt.streams.queue.book_hold import BookHold, hold_name
 from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.local_copy import CopyBook, check_copy, end_of, position_at
+from rt.streams.queue.local_copy import CopyBook, check_copy, end_of, position_at, start_of
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
@@ -71,11 +72,11 @@ class Cluster:
     level: Level | None = None
     level_s: float = 30.0
 
-    @property
-    def directory(self) -> str:
+    def directory(self, topics: Sequence[str] = ()) -> str:
+        """The log that this host reads: with nodes, its copy of these topics (empty: all)."""
         if not self.endpoints and is_log_directory(REAL, self.path):
             return self.path
-        return merged_directory(self.path, self.stream)
+        return copy_directory(self.path, self.stream, topics if self.endpoints else ())
 
 
 class ClusterQueues:
@@ -84,8 +85,9 @@ class ClusterQueues:
     `placement` says where other programs publish: a pattern of topics (`*`, `?`, `[…]`), and the key of the
     cluster. The first pattern that matches counts. All other streams are placed by their hash.
 
-    `topics` are patterns of the topics that this host reads. All hosts must have the same ones. Events of
-    others are passed over before their values are read, and cannot be subscribed to. None: all topics.
+    `topics` are patterns of the topics that this host reads. All hosts must have the same ones. The nodes
+    send no others, and the copy of each list has a directory of its own. In a directory without nodes others
+    are passed over before their values are read. They cannot be subscribed to. None: all topics.
     """
 
     is_rewindable: Final = True
@@ -150,15 +152,14 @@ class ClusterQueues:
         return self._topics.has(stream.topic)
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
-        cluster = self._clusters[queue.name]
-        return ClusterHistory(cluster.directory, self._nodes_of(queue), stream, start, self._split)
+        return ClusterHistory(self._directory(queue), self._nodes_of(queue), stream, start, self._split)
 
     async def latest(self, queue: QueueId) -> SequenceToken | None:
         """The end of the log on the nodes, or in the directory."""
         nodes = self._nodes_of(queue)
         if nodes is not None:
             return SequenceToken(await nodes.end())
-        end = await asyncio.to_thread(end_of, self._clusters[queue.name].directory)
+        end = await asyncio.to_thread(end_of, self._directory(queue))
         return None if end is None else SequenceToken(end)
 
     async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
@@ -168,8 +169,7 @@ class ClusterQueues:
         nodes = self._nodes_of(queue)
         if nodes is not None:
             return SequenceToken(await nodes.position_at(timestamp_ns))
-        directory = self._clusters[queue.name].directory
-        return SequenceToken(await asyncio.to_thread(position_at, directory, timestamp_ns))
+        return SequenceToken(await asyncio.to_thread(position_at, self._directory(queue), timestamp_ns))
 
     async def epoch(self, queue: QueueId) -> QueueEpoch | None:
         """As a majority of the nodes knows it. None: there are no nodes, or they do not tell it."""
@@ -195,6 +195,9 @@ class ClusterQueues:
         for writer in writers.values():
             await writer.close()
 
+    def _directory(self, queue: QueueId) -> str:
+        return self._clusters[queue.name].directory(self._topics.patterns)
+
     def _nodes_of(self, queue: QueueId) -> NodeLogs | None:
         """The log of the queue's nodes; None if it is only a directory."""
         cluster = self._clusters[queue.name]
@@ -218,7 +221,7 @@ class ClusterReceiver:
         epoch: QueueEpoch | None,
         topics: TopicFilter,
     ) -> None:
-        self._directory = cluster.directory
+        self._directory = cluster.directory(topics.patterns)
         self._nodes = nodes
         self._start = start
         self._split = split
@@ -232,6 +235,8 @@ class ClusterReceiver:
         self._begun_at: int | None = None
         """Set until the first batch, if no position was requested."""
         self._is_first = True
+        self._end = 0
+        """What was read ends there."""
         self._range: RangeReader | None = None
         self._range_end = 0
         """What the copy lacks is read up to there."""
@@ -269,13 +274,15 @@ class ClusterReceiver:
             endpoints=cluster.endpoints,
             tls=cluster.tls,
             position=beginning if position is None else position,
+            topics=self._topics.patterns or None if cluster.endpoints else None,
             on_event=self._gaps,
             name=None if is_of_book else name,
             connect_timeout=None,
         )
         await self._subscriber.__aenter__()
+        self._end = self._subscriber.position
         if self._start is None:
-            self._begun_at = self._subscriber.position
+            self._begun_at = self._end
         if hold is not None:
             self._hold = hold
             hold.begin(position or 0)
@@ -300,41 +307,41 @@ class ClusterReceiver:
         if self._range is None and self._waiting is None:
             self._waiting = await self._subscriber.next_batch(timeout, self._pace.messages(events_max))
         batch = self._waiting
-        if self._range is None and self._begin_range(batch):
-            assert self._range is not None
+        if self._range is None and self._is_first and self._begun_at is not None:
+            await self._look_for_start(batch, self._begun_at)
+        if self._range is None:
+            self._begin_range(batch)
         if self._range is not None:
             return await self._read_range(self._range, events_max)
         self._require_epoch()
         self._waiting = None
         gaps = self._gaps.take()
         if batch is None:
-            return QueueRead([], gaps[-1].resumed, gaps) if gaps else None
-        if (
-            self._is_first
-            and self._begun_at is not None
-            and (first := int(batch.positions[0])) > self._begun_at
-        ):
-            gaps = [QueueGap(self.start, SequenceToken(first), "not kept any more")]
+            end = max(self._end, self._subscriber.position, *(gap.resumed.sequence_number for gap in gaps))
+            return self._passed_on([], end, gaps, events_max) if gaps or end > self._end else None
         return self._passed_on([batch], batch.end, gaps, events_max)
 
-    def _begin_range(self, batch: MessageBatch | None) -> bool:
-        """Whether the copy lacks something before `batch`, its next one. That is then read from the nodes."""
-        if self._nodes is None:
-            return False
-        first = None if batch is None else int(batch.positions[0])
-        wanted = resumed = None
-        skips = self._gaps.skips
-        if skips and (first is None or skips[0].wanted < first):
-            skip = skips.popleft()
-            wanted, resumed = skip.wanted, skip.resumed
-        elif self._is_first and self._begun_at is not None and first is not None and first > self._begun_at:
-            wanted, resumed = self._begun_at, first
-        if wanted is None or resumed is None:
-            return False
-        self._range = self._nodes.reader(wanted, EVERYTHING, self._gaps)
-        self._range_end = resumed
+    async def _look_for_start(self, batch: MessageBatch | None, begun_at: int) -> None:
+        """Find out what the copy lacks before its first messages; `batch` are these, if they are known."""
+        first = self._subscriber.position if batch is None else int(batch.positions[0])
+        if first <= begun_at:
+            return
+        # It may begin before them, with messages of other topics.
+        first = min(first, await asyncio.to_thread(start_of, self._directory))
         self._begun_at = None
-        return True
+        if first > begun_at and self._nodes is None:
+            self._gaps.add(begun_at, first, "not kept any more")
+        elif first > begun_at:
+            self._gaps.skips.appendleft(SkipForward(begun_at, first, "not in the copy"))
+
+    def _begin_range(self, batch: MessageBatch | None) -> None:
+        """Read from the nodes what the copy lacks before `batch`, its next one."""
+        skips = self._gaps.skips
+        if self._nodes is not None and skips and (batch is None or skips[0].wanted < batch.positions[0]):
+            skip = skips.popleft()
+            self._range = self._nodes.reader(skip.wanted, self._topics.interest, self._gaps)
+            self._range_end = skip.resumed
+            self._begun_at = None
 
     async def _read_range(self, reader: RangeReader, events_max: int) -> QueueRead:
         read = await reader.read(self._range_end, self._pace.messages(events_max))
@@ -347,6 +354,7 @@ class ClusterReceiver:
     def _passed_on(
         self, batches: Sequence[MessageBatch], end: int, gaps: Sequence[QueueGap], events_max: int
     ) -> QueueRead:
+        self._end = max(self._end, end)
         of_topics = [one for batch in batches if (one := self._topics.of(batch)) is not None]
         read = [each for batch in of_topics for each in events_of(batch, self._streams, self._split)]
         if batches:

@@ -13,6 +13,7 @@ from rt.client.follow_reader import FollowReader
 from rt.errors import Corrupt
 from rt.log.disk import REAL
 from rt.log.read.projection import Projection
+from rt.log.read.topic_patterns import TopicPatterns
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
@@ -114,7 +115,7 @@ class ClusterHistory:
         self._copy = FollowReader(
             self._directory,
             position=self._position,
-            topics=[self._stream.topic],
+            topics=TopicPatterns.named([self._stream.topic]).patterns,
             on_event=self._gaps,
             check=lambda: None,
             may_be_ahead=True,

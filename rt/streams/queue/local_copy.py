@@ -37,6 +37,11 @@ class CopiedRun(NamedTuple):
     end: int
 
 
+def start_of(directory: str) -> int:
+    """The first position that a log has, or has left out because of its topics."""
+    return read_catalog(REAL, directory).start
+
+
 def end_of(directory: str) -> int | None:
     """The end of a log; None if it does not exist yet."""
     if not is_log_directory(REAL, directory):

@@ -1,21 +1,18 @@
-"""The topics of a log that a host reads. The values of others are not read, only their columns."""
+"""The topics of a log that a host reads. Nodes send no others; of a directory their values are not read."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
-from fnmatch import translate
 from typing import Final
 
 from rt.errors import InvalidOption
+from rt.log.read.projection import EVERYTHING, Projection
+from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.message_batch import MessageBatch
-
-_TOPICS_MAX: Final = 100_000
-"""The number of topics whose answer is kept."""
 
 
 class TopicFilter:
-    """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all."""
+    """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all. `rt.InvalidOption`."""
 
     def __init__(self, patterns: Collection[str] | None) -> None:
         if isinstance(patterns, str) or (patterns is not None and not patterns):
@@ -23,25 +20,15 @@ class TopicFilter:
             raise InvalidOption(
                 "not patterns of topics", where="topics", got=repr(patterns)[:200], expected=expected
             )
-        self._pattern = None if patterns is None else re.compile("|".join(map(translate, patterns)))
-        self._known: dict[str, bool] = {}
+        self._topics = None if patterns is None else check_wanted(patterns)
+        self.patterns: Final = () if self._topics is None else self._topics.patterns
+        """Empty: all topics."""
+        self.interest: Final = EVERYTHING if self._topics is None else Projection(topics=self._topics)
 
     def has(self, topic: str) -> bool:
         """Whether this host reads the topic."""
-        if self._pattern is None:
-            return True
-        found = self._known.get(topic)
-        if found is None:
-            if len(self._known) >= _TOPICS_MAX:
-                self._known.clear()
-            found = self._known[topic] = self._pattern.fullmatch(topic) is not None
-        return found
+        return self._topics is None or topic in self._topics
 
     def of(self, batch: MessageBatch) -> MessageBatch | None:
         """The messages that this host reads; None if there are none."""
-        if self._pattern is None:
-            return batch
-        wanted = [name for name in batch.topic_names if self.has(name)]
-        if len(wanted) == len(batch.topic_names):
-            return batch
-        return batch.with_topics(frozenset(wanted)) if wanted else None
+        return batch if self._topics is None else batch.with_topics(self._topics)
