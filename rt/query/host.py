@@ -29,7 +29,7 @@ from rt.streams.core.stream_id import QueueId
 
 Build: TypeAlias = Callable[[int, ExitStack], EngineRunner]
 
-TIMES: Final = LeaseTimes(lease_s=6.0, look_s=0.5)
+TIMES: Final = LeaseTimes(lease_s=5.0, look_s=0.5)
 _POLL_S: Final = 0.1
 """How often `until` is asked while this host waits."""
 
