@@ -28,3 +28,16 @@ def test_what_a_process_does_not_need_is_not_imported(imported: str, unused: tup
     program = f"import sys, {imported}; print(*sorted(set({unused!r}) & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_all_names_of_the_object_space_can_be_imported_without_the_extra_postgres() -> None:
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from rt.objects import *\n"
+        "import rt\n"
+        "SqliteStore, MemoryStore\n"
+        "try:\n    from rt.objects import PostgresStore\n"
+        "except rt.RtError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'rt-transport[postgres]'" in done.stdout

@@ -1,12 +1,11 @@
-"""The object space's speed and size, in an SQLite file: a save after a few edits, independent of object size.
+"""The object space's speed and size in a store: a save after a few edits, independent of object size.
 
 Each round makes ten edits of one object and saves them. The time is that of the save with its synced commit.
-Many small objects show the cost of each one: in memory, in the file, to save and to open.
+Many small objects show the cost of each one: in memory, in the store, to save and to open.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rt.bench.measure import Figure, Stopwatch, TimeUsed, milliseconds, timed, wall_and_cpu
-from rt.objects import CheckpointKind, PersistedObjectSpace, SqliteStore
+from rt.bench.store_places import StorePlace
+from rt.objects import CheckpointKind, PersistedObjectSpace, Store
 
 EDITS = 10
 _GOAL_MS = 5.0
@@ -24,8 +24,8 @@ _GOAL_MS = 5.0
 class ObjectsBench:
     """Saves objects of a hundredth of `items` elements, then of `items`; then many small objects."""
 
-    root: str
-    """Directory of the SQLite files."""
+    place: StorePlace
+    """Where the stores are made."""
     rounds: int
     items: int
 
@@ -36,8 +36,8 @@ class ObjectsBench:
         yield from self._small(hundredth)
 
     def _large(self, items: int) -> Iterator[Figure]:
-        path = os.path.join(self.root, f"{items}.db")
-        with SqliteStore(path) as store:
+        store_name = f"items_{items}"
+        with self.place.open(store_name) as store:
             space = PersistedObjectSpace()
             space.load(store.reader())
             edits = _fill(space, items)
@@ -49,12 +49,12 @@ class ObjectsBench:
                 saves = [_save(space, store, edit) for _ in range(self.rounds)]
                 what = f"{items:,} items: {name}, save after {EDITS} edits"
                 yield from wall_and_cpu(what, saves, "ms", _GOAL_MS, convert=milliseconds)
-        yield from _open(path, f"{items:,} items", "a list", lambda space: space.get_list("list"))
+        yield from self._open(store_name, f"{items:,} items", "a list", lambda space: space.get_list("list"))
 
     def _small(self, count: int) -> Iterator[Figure]:
         """Many small objects, as standing queries have: the size of one, and saves after some changed."""
-        path, name = os.path.join(self.root, "small.db"), f"{count:,} values"
-        with SqliteStore(path) as store:
+        name = f"{count:,} values"
+        with self.place.open("small") as store:
             space = PersistedObjectSpace()
             space.load(store.reader())
             tracemalloc.start()
@@ -74,21 +74,22 @@ class ObjectsBench:
                 yield from wall_and_cpu(
                     f"{name}: save where {what} changed", saves, "ms", goal, convert=milliseconds
                 )
-        yield Figure(f"{name}: file size of one", (os.path.getsize(path) / count,), "B")
-        yield from _open(path, name, "all", lambda space: [space.get_value(each) for each in space.ids()])
+        yield Figure(f"{name}: stored size of one", (self.place.size_bytes("small") / count,), "B")
+        yield from self._open(
+            "small", name, "all", lambda space: [space.get_value(each) for each in space.ids()]
+        )
 
-
-def _open(
-    path: str, name: str, what: str, load: Callable[[PersistedObjectSpace], object]
-) -> Iterator[Figure]:
-    stopwatch = Stopwatch()
-    with SqliteStore(path) as store:
-        opened = stopwatch.read()
-        yield from wall_and_cpu(f"{name}: open, all verified", [opened], "s", convert=float)
-        space = PersistedObjectSpace()
-        space.load(store.reader())
-        loads = [timed(lambda: load(space))]
-        yield from wall_and_cpu(f"{name}: load {what}", loads, "s", convert=float)
+    def _open(
+        self, store_name: str, name: str, what: str, load: Callable[[PersistedObjectSpace], object]
+    ) -> Iterator[Figure]:
+        stopwatch = Stopwatch()
+        with self.place.open(store_name) as store:
+            opened = stopwatch.read()
+            yield from wall_and_cpu(f"{name}: open, all verified", [opened], "s", convert=float)
+            space = PersistedObjectSpace()
+            space.load(store.reader())
+            loads = [timed(lambda: load(space))]
+            yield from wall_and_cpu(f"{name}: load {what}", loads, "s", convert=float)
 
 
 def _fill(space: PersistedObjectSpace, items: int) -> dict[str, Callable[[int], object]]:
@@ -124,7 +125,7 @@ def _fill(space: PersistedObjectSpace, items: int) -> dict[str, Callable[[int], 
 
 
 def _save(
-    space: PersistedObjectSpace, store: SqliteStore, edit: Callable[[int], Any], *, edits: int = EDITS
+    space: PersistedObjectSpace, store: Store, edit: Callable[[int], Any], *, edits: int = EDITS
 ) -> TimeUsed:
     """Edit, then save. Only the save is measured."""
     for number in range(edits):

@@ -16,6 +16,7 @@ lost that commit is refused.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.objects.claims import Claims
@@ -106,6 +107,11 @@ __all__ = [
     "check_postgres",
     "check_store",
 ]
+
+if not TYPE_CHECKING and importlib.util.find_spec("psycopg") is None:
+    # `from rt.objects import *` imports all names. Without the extra `postgres` only those of a server fail.
+    __all__.remove("PostgresStore")
+    __all__.remove("check_postgres")
 
 _ON_FIRST_USE: Final = {
     "PostgresStore": "rt.objects.postgres.store",

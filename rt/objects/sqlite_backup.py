@@ -1,4 +1,7 @@
-"""Check a store's file, and copy it, also while a program uses it. The store is never changed."""
+"""Check a store's file, show what it holds, and copy it, also while a program uses it.
+
+The store is never changed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from rt.errors import LogNotFound, StorageError, StorageFailed
 from rt.log.disk import REAL, storage_errors
 from rt.objects.commit_record import read_record, record_path
 from rt.objects.core.errors import StateDamaged
-from rt.objects.core.store_status import StoreStatus
+from rt.objects.core.store_status import StoreContents, StoreStatus, object_sizes
 from rt.objects.sqlite_file import (
     Information,
     check_all,
@@ -53,6 +56,18 @@ def check_store(path: str | os.PathLike[str]) -> StoreStatus:
         with sqlite_errors(found, "checking an object store"):
             rows, categories = check_all(connection, found)
         return _status(found, information, rows, categories)
+
+
+def store_contents(path: str | os.PathLike[str]) -> StoreContents:
+    """What the last commit of a store holds. Rows are not verified; otherwise like `check_store`."""
+    found = os.path.realpath(path)
+    with _opened(found) as (connection, information):
+        with sqlite_errors(found, "reading an object store"):
+            sizes = connection.execute(
+                "SELECT category, count(*), sum(length(value)) FROM rows GROUP BY category"
+            ).fetchall()
+        status = _status(found, information, sum(size[1] for size in sizes), len(sizes))
+        return StoreContents(status, object_sizes(sizes))
 
 
 def back_up_store(

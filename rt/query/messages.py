@@ -17,7 +17,8 @@ import logging
 import time
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from rt.client.publisher import Publisher
 from rt.client.subscriber import Subscriber
@@ -237,6 +238,14 @@ class MessageSink:
     def close(self, timeout: float = 30.0) -> None:
         """As `Publisher.close`. The next run publishes again what is not acknowledged."""
         self.publisher.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.publisher.__exit__(kind, error, traceback)
 
     def _check_session_numbers(self) -> None:
         """Without a dedup id, the numbers are the session's: they must match the output's ids."""

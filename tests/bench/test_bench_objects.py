@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from postgres_server import PostgresServer
 
 from rt.cli.commands.bench import objects
 from rt.objects import CheckpointKind, MemoryStore, PersistedObjectSpace
@@ -23,6 +24,18 @@ def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) ->
     assert "10 values: save where 1 changed, CPU" in names
     assert len(names) == len(set(names)) == 2 * 12 + 12
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_small_run_on_a_server_gives_the_same_figures_and_drops_its_schemas(
+    postgres: PostgresServer,
+) -> None:
+    options = ["--rounds", "2", "--items", "1000", "--json", "--store", postgres.url]
+    result = CliRunner().invoke(objects, options)
+    assert result.exit_code == 0, result.output
+    found = {each["name"]: each["median"] for each in map(json.loads, result.stdout.splitlines())}
+    assert len(found) == 2 * 12 + 12
+    assert found["10 values: stored size of one"] > 0
+    assert not postgres.run("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'rt_bench%'")
 
 
 @pytest.mark.parametrize("items", [100, 20_000])

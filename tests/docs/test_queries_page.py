@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from merged_logs import BASE_NS, Feeds
+from postgres_server import PostgresServer
 
 import rt
+from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.nodes import LocalCluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
 
@@ -85,3 +93,62 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("sessions", {"user": "ann", "pages": ["/", "/buy"]}),
         ("top", [["/", 1], ["/buy", 1]]),
     ]
+
+
+@pytest.fixture
+def node() -> Iterator[LocalCluster]:
+    root = Path(tempfile.mkdtemp(prefix="rt", dir="/tmp"))  # Unix sockets need a short path.
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with nothing_left(), LocalCluster(root, 1, stream="shop") as nodes:
+            nodes.start()
+            nodes.wait_ready()
+            yield nodes
+    finally:
+        signal.signal(signal.SIGTERM, before)  # The program has set a handler.
+        shutil.rmtree(root)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_engine_of_the_page_that_moves_publishes_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: LocalCluster, postgres: PostgresServer
+) -> None:
+    """It ends when the result is merged; then its lease and its store are free for the next one."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(program_of(PAGE), names)  # noqa: S102 - our own page
+    (program,) = (
+        text for text in re.findall(r"```python cluster\n(.*?)```", PAGE, re.DOTALL) if "Host(" in text
+    )
+    names["reading"] = node.certificate("subscriber", "queries", lease_groups=["queries"])
+    names["writing"] = node.certificate("publisher", "results", dedup_ids=["results"])
+    for old, new in {
+        r"nodes = \[.*\]": f"nodes = {node.endpoints!r}",
+        r'url = ".*"': f"url = {postgres.url!r}",
+        r"(reading|writing) = .*\n": "",
+        r'schema="\w+"': f'schema="{PostgresServer.schema(tmp_path)}"',
+    }.items():
+        program, count = re.subn(old, new.replace("\\", r"\\"), program)
+        assert count, old
+
+    def results() -> list[Any]:
+        with rt.LogReader(node.merged_directory("n1"), topics=["alerts"]) as reader:
+            return [json.loads(each.value) for each in reader]
+
+    def stop_after(count: int) -> None:
+        while len(results()) < count or "stopped" not in names:
+            time.sleep(0.02)
+        names["stopped"].set()
+
+    tls = node.certificate("publisher", "feed")
+    with rt.Publisher("feed", "shop", publisher_id="feed", endpoints=node.endpoints, tls=tls) as feed:
+        for turn in (1, 2):
+            for value in (99, 100 + turn):
+                feed.publish(json.dumps({"symbol": "IBM", "value": value}).encode(), topic="price")
+            names.pop("stopped", None)
+            watch = threading.Thread(target=stop_after, args=(turn,))
+            watch.start()
+            exec(program, names)  # noqa: S102 - our own page
+            watch.join()
+    assert [each["value"] for each in results()] == [101, 102]

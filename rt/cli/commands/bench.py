@@ -102,13 +102,20 @@ def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> No
 @directory_option
 @rounds_option(20)
 @number_option("--items", 1_000_000, 100, 100_000_000, "Number of elements of each object.")
+@option(
+    "--store",
+    metavar="URL",
+    help="Store on a PostgreSQL server (postgresql://user@host/database), in schemas rt_bench_... that are "
+    "dropped at the end. Default: SQLite files.",
+)
 @json_option
-def objects(directory: str | None, rounds: int, items: int, as_json: bool) -> None:
+def objects(directory: str | None, rounds: int, items: int, store: str | None, as_json: bool) -> None:
     """Measure checkpoints of large objects, and of many small ones, after a few changes."""
     from rt.bench.objects import ObjectsBench
+    from rt.bench.store_places import store_place
 
-    with scratch_directory(directory) as root:
-        show_all(ObjectsBench(root, rounds, items).figures(), as_json=as_json)
+    with scratch_directory(directory) as root, contextlib.closing(store_place(store, root)) as place:
+        show_all(ObjectsBench(place, rounds, items).figures(), as_json=as_json)
 
 
 @click.command()

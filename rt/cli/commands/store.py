@@ -1,4 +1,4 @@
-"""`rt store`: check object stores, and copy the file of one.
+"""`rt store`: check object stores, show what they hold, and copy the file of one.
 
 Invariants:
 - The store is not changed and not locked: a program may use it.
@@ -14,18 +14,18 @@ from typing import Any
 import click
 
 from rt.cli.formats.console import show
-from rt.cli.formats.tables import escape
+from rt.cli.formats.tables import escape, format_size, table
 from rt.cli.options import json_option, option
 from rt.errors import InvalidOption
-from rt.objects.core.store_status import StoreStatus
-from rt.objects.sqlite_backup import back_up_store, check_store
+from rt.objects.core.store_status import StoreContents, StoreStatus
+from rt.objects.sqlite_backup import back_up_store, check_store, store_contents
 
 _URLS = ("postgresql://", "postgres://")
 
 
 @click.group()
 def store() -> None:
-    """Check an object store, and copy it.
+    """Check an object store, show what it holds, and copy it.
 
     It is a file (`rt.objects.SqliteStore`), or a schema on a PostgreSQL server (`rt.objects.PostgresStore`).
     """
@@ -44,6 +44,32 @@ def check(store: str, schema: str, as_json: bool) -> None:
     """
     status = _check_postgres(store, schema) if store.startswith(_URLS) else check_store(store)
     show(status, as_json=as_json, to_object=_object, to_lines=_lines)
+
+
+@store.command("show")
+@click.argument("store", metavar="FILE|URL")
+@option("--schema", default="rt", show_default=True, help="Schema of the store on the server of URL.")
+@option(
+    "--top",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of objects to list. 0: all.",
+)
+@json_option
+def show_contents(store: str, schema: str, top: int, as_json: bool) -> None:
+    """Show what the last commit in FILE, or on the server of URL, holds: its objects, the largest first.
+
+    An owner is a space, by its prefix, or "query": an engine of queries. Rows without an object are its index
+    and its definitions. Rows are not verified: see `rt store check`. The store may be in use.
+    """
+    if store.startswith(_URLS):
+        from rt.objects.postgres.check import postgres_contents
+
+        found = postgres_contents(store, schema=schema)
+    else:
+        found = store_contents(store)
+    show(found, as_json=as_json, to_object=_contents, to_lines=lambda each: _contents_lines(each, top))
 
 
 @store.command()
@@ -81,11 +107,31 @@ def _object(status: StoreStatus) -> dict[str, Any]:
     return {name: value for name, value in asdict(status).items() if value is not None}
 
 
+def _contents(found: StoreContents) -> dict[str, Any]:
+    return {**_object(found.status), "objects": [asdict(each) for each in found.objects]}
+
+
+def _contents_lines(found: StoreContents, top: int) -> Iterator[str]:
+    yield _summary(found.status, "")
+    shown = found.objects[: top or None]
+    rows = [
+        [escape(each.owner), escape(each.object), f"{each.rows:,}", format_size(each.bytes)] for each in shown
+    ]
+    yield from table(("owner", "object", "rows", "size"), rows, right=frozenset({"rows", "size"}))
+    if rest := found.objects[len(shown) :]:
+        size = format_size(sum(each.bytes for each in rest))
+        yield f"{len(rest):,} more with {sum(each.rows for each in rest):,} rows, {size}: --top 0 lists all"
+
+
 def _lines(status: StoreStatus) -> Iterator[str]:
+    yield _summary(status, "intact: ")
+
+
+def _summary(status: StoreStatus, verdict: str) -> str:
     is_backup = status.is_complete and status.fence is None
     notes = "; in use by a program" if status.is_in_use else "; a backup" if is_backup else ""
     fence = "" if status.fence is None else f"; fencing token {status.fence}"
-    yield (
-        f"{escape(status.path)}: intact: commit {status.commit:,}, {status.rows:,} rows "
+    return (
+        f"{escape(status.path)}: {verdict}commit {status.commit:,}, {status.rows:,} rows "
         f"in {status.categories:,} categories{notes}; store {status.store_id}{fence}"
     )

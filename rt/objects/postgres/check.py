@@ -1,4 +1,7 @@
-"""Check a store on a server, also while a program uses it. Nothing is changed, and no owner is fenced."""
+"""Check a store on a server, or show what it holds, also while a program uses it.
+
+Nothing is changed, and no owner is fenced.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import psycopg
 
 from rt.errors import LogNotFound
 from rt.objects.core.row_checksums import category_checksum
-from rt.objects.core.store_status import StoreStatus
+from rt.objects.core.store_status import StoreContents, StoreStatus, object_sizes
 from rt.objects.postgres.address import ServerAddress, application_name, parse_url
 from rt.objects.postgres.connections import Connections, Limits, ServerConnection
 from rt.objects.postgres.row_pages import ROWS_AT_ONCE, PageReader
 from rt.objects.postgres.schema import read_information, stored_version
 from rt.objects.postgres.server_errors import translate
-from rt.objects.postgres.statements import ALL_ROWS
+from rt.objects.postgres.statements import ALL_ROWS, CATEGORY_SIZES
 
 _READ_BYTES: Final = 8 * 2**20
 _LIMITS: Final = Limits(timeout_s=60.0, idle_s=60.0, connections_max=2)
@@ -31,13 +34,28 @@ def check_postgres(url: str, *, schema: str = "rt") -> StoreStatus:
     return check_database(parse_url(url, schema, _CONNECT_TIMEOUT_S), schema, _LIMITS)
 
 
+def postgres_contents(url: str, *, schema: str = "rt") -> StoreContents:
+    """What the last commit of a store holds. Rows are not verified; otherwise like `check_postgres`."""
+    address = parse_url(url, schema, _CONNECT_TIMEOUT_S)
+    with _snapshot(address, schema, _LIMITS) as connection:
+        sizes = [
+            (bytes(name).decode(errors="replace"), rows, size)
+            for name, rows, size in connection.run(CATEGORY_SIZES)[1]
+        ]
+        status = _status(connection, address, schema, sum(size[1] for size in sizes), len(sizes))
+    return StoreContents(status, object_sizes(sizes))
+
+
 def check_database(address: ServerAddress, schema: str, limits: Limits) -> StoreStatus:
     with _snapshot(address, schema, limits) as connection:
-        if stored_version(connection, schema, address.label) is None:
-            raise LogNotFound("no such object store", where=address.label, hint="Correct the URL or schema.")
-        found = read_information(connection, address.label)
-        rows, categories = _check_rows(connection, address.label)
-        is_in_use = _is_in_use(connection, schema)
+        return _status(connection, address, schema, *_check_rows(connection, address.label))
+
+
+def _status(
+    connection: ServerConnection, address: ServerAddress, schema: str, rows: int, categories: int
+) -> StoreStatus:
+    found = read_information(connection, address.label)
+    is_in_use = _is_in_use(connection, schema)
     return StoreStatus(
         address.label, found.store_id, found.number, rows, categories, is_in_use, True, found.fence
     )
@@ -49,9 +67,12 @@ def _snapshot(address: ServerAddress, schema: str, limits: Limits) -> Iterator[S
     with contextlib.closing(Connections(address, schema, limits).open(read_only=True)) as connection:
         try:
             connection.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if stored_version(connection, schema, address.label) is None:
+                hint = "Correct the URL or schema."
+                raise LogNotFound("no such object store", where=address.label, hint=hint)
             yield connection
         except psycopg.Error as error:
-            raise translate(error, address, "checking an object store") from error
+            raise translate(error, address, "reading an object store") from error
 
 
 def _check_rows(connection: ServerConnection, label: str) -> tuple[int, int]:

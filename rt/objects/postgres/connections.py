@@ -25,7 +25,7 @@ from rt.objects.postgres.arrays import register
 from rt.objects.postgres.server_errors import translate_connecting
 
 _ANSWER_MARGIN_S: Final = 5.0
-"""How much longer than the server's own limit a client waits."""
+"""How much longer than the server's own limit a client waits: at most this, and at most twice that limit."""
 
 Row = tuple[Any, ...]
 
@@ -81,7 +81,8 @@ class Connections:
         made = self._connect()
         try:
             register(made)
-            made.answer_s = self._limits.timeout_s + _ANSWER_MARGIN_S
+            timeout_s = self._limits.timeout_s
+            made.answer_s = timeout_s + min(timeout_s, _ANSWER_MARGIN_S)
             made.run(_SETTINGS, self._settings(read_only=read_only))
         except psycopg.Error as error:
             made.close()

@@ -39,6 +39,10 @@ SELECT category, key, page, pages, value, checksum, long_category, long_key FROM
      FROM rows WHERE (category, key, page) > (%s, %s, %s) ORDER BY category, key, page LIMIT %s) AS f
   WHERE total - octet_length(value) < %s ORDER BY category, key, page"""
 
+CATEGORY_SIZES: Final[LiteralString] = """
+SELECT coalesce(long_category, category), count(*) FILTER (WHERE page = 0), sum(octet_length(value))::bigint
+  FROM rows GROUP BY 1"""
+
 PUT: Final[LiteralString] = """
 INSERT INTO rows (category, key, page, pages, value, checksum)
   SELECT r.category, r.key, 0, 1, r.value, r.checksum

@@ -41,7 +41,8 @@ class PostgresStore:
     that the last program that opens the store owns it. Of two owners with one token, the last one that opened
     the store owns it.
 
-    - `timeout_s`: limit of the server for a statement. Half of it for the wait for another owner's commit.
+    - `timeout_s`: limit of the server for a statement. Half of it for the wait for another owner's commit. A
+      server that is silent is given up after twice this limit, or 5 s after it, whichever is first.
     - `connect_timeout_s`: limit for connecting to one host of the URL.
     - `idle_s`: the server rolls a commit back if this program is silent for so long inside it. So it bounds
       how long a paused owner delays the next one.

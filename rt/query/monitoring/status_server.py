@@ -48,19 +48,22 @@ def serve_status(
 ) -> Iterator[int]:
     """Serve until the context ends. Returns the port; 0 chooses one. `OSError` if the port is in use.
 
-    `engines`: by a name, which labels the metrics. `per_query=False` leaves out the metrics that name
-    queries, for engines with thousands of them. `show_values`: let `/queries` have the values of dead
-    letters.
+    `engines`: by a name, which labels the metrics. It may change while they are served. `per_query=False`
+    leaves out the metrics that name queries, for engines with thousands of them. `show_values`: let
+    `/queries` have the values of dead letters.
     """
 
     def metrics() -> str:
         each = [
-            list(metrics_of(name, engine.status(), per_query=per_query)) for name, engine in engines.items()
+            list(metrics_of(name, engine.status(), per_query=per_query))
+            for name, engine in list(engines.items())
         ]
         return exposition(_merged(each))
 
     def queries() -> str:
-        return json.dumps({"engines": [_row(name, each, show_values) for name, each in engines.items()]})
+        return json.dumps(
+            {"engines": [_row(name, each, show_values) for name, each in list(engines.items())]}
+        )
 
     pages = {"/metrics": (CONTENT_TYPE, metrics), "/queries": ("application/json", queries)}
     server = _Server((address, port), pages)

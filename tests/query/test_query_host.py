@@ -1,0 +1,234 @@
+"""Hosts of one engine, with leases in memory: who runs it, when it ends, and what is raised."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from memory_leases import LeaseTable, MemoryLeases
+
+import rt
+from rt.objects import CommitUnknown, StoreUnavailable
+from rt.query.host import QueryHost
+from rt.streams.balancer.lease import LeaseAnswer, LeaseResult, LeaseTimes
+
+WAIT_S = 60.0
+TIMES = LeaseTimes(lease_s=1.0, look_s=0.02)
+"""The shortest lease there is."""
+
+
+class Host:
+    """A host whose engine notes what happens to it. `work` is what a round of it does."""
+
+    def __init__(self, table: LeaseTable, name: str, work: Callable[[Host], None] | None = None) -> None:
+        self.notes: list[str] = []
+        self.rounds = 0
+        self.stop = threading.Event()
+        self.leases = MemoryLeases(table, name)
+        self.host = QueryHost(self.leases, "sums", self._build, times=TIMES)
+        self._work = work or (lambda _: None)
+
+    def _build(self, fence: int, stack: ExitStack) -> Any:
+        self.notes.append(f"made {fence}")
+        stack.callback(self.notes.append, "closed")
+        return self
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """What `EngineRunner.run` does: the checkpoint only if `until` raised nothing."""
+        while not until():
+            self.rounds += 1
+            self._work(self)
+            time.sleep(0.005)
+        self.notes.append("saved")
+
+    def running(self) -> Awaitable[None]:
+        return self.host._run(self.stop.is_set)
+
+
+def table() -> LeaseTable:
+    return LeaseTable(time.monotonic)
+
+
+async def met(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_standby_goes_on_when_the_owner_ends_in_order() -> None:
+    leases = table()
+    first, second = Host(leases, "a"), Host(leases, "b")
+
+    async def main() -> None:
+        one = asyncio.ensure_future(first.running())
+        await met(lambda: first.rounds)
+        two = asyncio.ensure_future(second.running())
+        await met(lambda: second.host.owner == "a")
+        assert second.notes == []
+        first.stop.set()
+        await one
+        await met(lambda: second.rounds)
+        assert second.host.owner == "b"
+        second.stop.set()
+        await two
+
+    asyncio.run(main())
+    assert first.notes == ["made 1", "saved", "closed"]
+    assert second.notes == ["made 2", "saved", "closed"]
+    assert leases.held("") == {}
+
+
+def test_an_engine_whose_lease_another_host_got_ends_without_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    leases = table()
+    host = Host(leases, "a")
+
+    async def main() -> None:
+        running = asyncio.ensure_future(host.running())
+        await met(lambda: host.rounds)
+        assert leases.release("sums", "a", 1)
+        assert leases.acquire("sums", "b", 3600.0) == 2
+        await met(lambda: host.host.owner == "b")
+        host.stop.set()
+        await running
+
+    asyncio.run(main())
+    assert host.notes == ["made 1", "closed"]
+    assert "engine_fenced lease=sums token=1" in caplog.text
+    assert [name for name, holder in leases.held("").items() if holder.owner == "b"] == ["sums"]
+
+
+def test_an_engine_ends_when_its_lease_cannot_be_confirmed_in_time() -> None:
+    leases = table()
+    host = Host(leases, "a")
+
+    async def unknown(asked: Sequence[Any]) -> Sequence[LeaseAnswer]:
+        return [LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)] * len(asked)
+
+    async def main() -> None:
+        host.leases.renew = unknown  # type: ignore[method-assign]
+        running = asyncio.ensure_future(host.running())
+        await met(lambda: host.notes[:2] == ["made 1", "closed"])
+        host.stop.set()
+        await running
+
+    asyncio.run(main())
+    assert host.notes[:2] == ["made 1", "closed"]
+
+
+def test_a_round_does_not_begin_after_the_lease_has_ended_by_the_clock() -> None:
+    """Also if the event loop, which notices that, has not run: both were paused."""
+    now = [0.0]
+    leases = LeaseTable(lambda: now[0])
+
+    def paused(host: Host) -> None:
+        now[0] += 3600.0
+        host.stop.set()
+
+    host = Host(leases, "a", paused)
+    asyncio.run(asyncio.wait_for(host.running(), WAIT_S))  # type: ignore[arg-type]
+    assert (host.rounds, host.notes) == (1, ["made 1", "closed"])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [rt.Fenced("an owner"), StoreUnavailable("no answer"), CommitUnknown("lost"), rt.Timeout("late")],
+)
+def test_an_error_that_another_host_may_not_have_releases_the_lease(error: rt.RtError) -> None:
+    leases = table()
+
+    def fail(_: Host) -> None:
+        raise error
+
+    first, second = Host(leases, "a", fail), Host(leases, "b")
+
+    async def main() -> None:
+        one = asyncio.ensure_future(first.running())
+        await met(lambda: first.rounds)
+        two = asyncio.ensure_future(second.running())
+        await met(lambda: second.rounds)
+        assert not one.done()
+        await met(lambda: first.host.owner == "b")
+        for host in (first, second):
+            host.stop.set()
+        await asyncio.gather(one, two)
+
+    asyncio.run(main())
+    assert "saved" not in first.notes
+    assert second.notes[-2:] == ["saved", "closed"]
+
+
+def test_an_error_that_another_try_does_not_solve_is_raised_and_the_lease_released() -> None:
+    leases = table()
+
+    def fail(_: Host) -> None:
+        raise KeyError("price")
+
+    host = Host(leases, "a", fail)
+    with pytest.raises(KeyError):
+        host.host.run(host.stop.is_set)
+    assert host.notes == ["made 1", "closed"]
+    assert leases.held("") == {}
+
+
+def test_a_lease_that_was_acquired_without_notice_is_released_and_acquired_again() -> None:
+    leases = table()
+    host = Host(leases, "a")
+    acquire = host.leases.acquire
+
+    async def unanswered(names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
+        await acquire(names, 3600.0)
+        host.leases.acquire = acquire  # type: ignore[method-assign]
+        return [LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)]
+
+    async def main() -> None:
+        host.leases.acquire = unanswered  # type: ignore[method-assign]
+        running = asyncio.ensure_future(host.running())
+        await met(lambda: host.rounds)
+        host.stop.set()
+        await running
+
+    asyncio.run(main())
+    assert host.notes == ["made 2", "saved", "closed"]
+
+
+def test_a_process_with_the_owner_of_an_earlier_one_takes_its_lease_over() -> None:
+    leases = table()
+    assert leases.acquire("sums", "a", 3600.0) == 1
+    host = Host(leases, "a")
+
+    async def main() -> None:
+        running = asyncio.ensure_future(host.running())
+        await met(lambda: host.rounds)
+        host.stop.set()
+        await running
+
+    asyncio.run(main())
+    assert host.notes == ["made 2", "saved", "closed"]
+
+
+def test_an_interrupted_host_ends_its_engine_in_order() -> None:
+    leases = table()
+    host = Host(leases, "a")
+
+    async def main() -> None:
+        running = asyncio.ensure_future(host.running())
+        await met(lambda: host.rounds)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(main())
+    assert host.notes == ["made 1", "saved", "closed"]
+    assert leases.held("") == {}
+
+
+def test_a_name_that_no_lease_can_have_is_refused() -> None:
+    with pytest.raises(rt.InvalidName):
+        QueryHost(MemoryLeases(table(), "a"), "no/../", Host(table(), "a")._build)
