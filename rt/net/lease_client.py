@@ -224,13 +224,13 @@ class LeaseCalls:
 
         After an error, post it again with the same id: it is carried out once.
         """
-        end_s = time.monotonic() + wait_s
+        end_s, until_ns = time.monotonic() + wait_s, time.time_ns() + round(wait_s * 10**9)
 
         def posted() -> bytes:
             """A later attempt leaves less time."""
             wait_ms = max(1, round((end_s - time.monotonic()) * 1000))
             return pb.TableRequest(
-                lease=lease, id=request, wait_ms=wait_ms, content=content
+                lease=lease, id=request, wait_ms=wait_ms, content=content, until_ns=until_ns
             ).SerializeToString()
 
         return await self._about_request("Post", posted, timeout_s)
