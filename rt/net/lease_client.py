@@ -133,6 +133,8 @@ class LeaseCalls:
         self._channels: dict[str, Channel] = {}
         self._at = random.randrange(len(endpoints))
         """The first node to ask: the one that answered last."""
+        self._forced: bytes | None = None
+        """The last forced reset when positions of groups were first read; empty if there was none."""
 
     async def acquire(
         self, owner: str, names: Sequence[str], duration_s: float, *, timeout_s: float = TIMEOUT_S
@@ -224,13 +226,13 @@ class LeaseCalls:
 
         After an error, post it again with the same id: it is carried out once.
         """
-        end_s = time.monotonic() + wait_s
+        end_s, until_ns = time.monotonic() + wait_s, time.time_ns() + round(wait_s * 10**9)
 
         def posted() -> bytes:
             """A later attempt leaves less time."""
             wait_ms = max(1, round((end_s - time.monotonic()) * 1000))
             return pb.TableRequest(
-                lease=lease, id=request, wait_ms=wait_ms, content=content
+                lease=lease, id=request, wait_ms=wait_ms, content=content, until_ns=until_ns
             ).SerializeToString()
 
         return await self._about_request("Post", posted, timeout_s)
@@ -269,10 +271,15 @@ class LeaseCalls:
 
         Returns all positions whose names start with the certificate's name and `~`, as the node that answers
         knows them. `{}` only reads: everything that was committed before the call.
+
+        `rt.Fenced`: a reset was forced since this client first read positions. Those that it has may stand
+        for other messages now.
         """
         rows = [groups_pb2.GroupPosition(name=name, position=at) for name, at in positions.items()]
-        request = groups_pb2.GroupPositions(positions=rows).SerializeToString()
-        data = await self._ask("Acknowledge", request, timeout_s, GROUP_SERVICE)
+        request = groups_pb2.GroupPositions(positions=rows)
+        if positions and self._forced is not None:
+            request.epoch.CopyFrom(groups_pb2.LogEpoch(forced=self._forced))
+        data = await self._ask("Acknowledge", request.SerializeToString(), timeout_s, GROUP_SERVICE)
         try:
             answer = groups_pb2.GroupPositions.FromString(data)
         except DecodeError as error:
@@ -282,6 +289,7 @@ class LeaseCalls:
         if answer.HasField("epoch"):
             runs = {each.run: each.first for each in answer.epoch.runs}
             epoch = LogEpoch(answer.epoch.number, answer.epoch.forced, runs)
+            self._forced = epoch.forced if self._forced is None else self._forced
         return GroupProgress(found, answer.log_start, answer.log_end, epoch)
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from rt.errors import CertificateError, ProtocolViolation
+from rt.errors import CertificateError, Fenced, ProtocolViolation
 from rt.names import check_hold_name, session_owner
 from rt.net.grpc_auth import Context
 from rt.net.grpc_channel import StreamCaps, caller
@@ -45,7 +45,8 @@ class GroupService:
 
     async def acknowledge(self, data: bytes, _: Context | None = None) -> bytes:
         identity = self._identify()
-        requested = _decode(data)
+        asked = _decode(data)
+        requested = {row.name: row.position for row in asked.positions}
         for name, position in requested.items():
             check_hold_name(name)
             if not name.startswith(f"{identity.name}~"):
@@ -59,6 +60,8 @@ class GroupService:
                 raise ProtocolViolation("not a position", where=name, got=position)
         with self._caps.counted(identity):
             if requested:
+                if asked.HasField("epoch"):
+                    _check_epoch(asked.epoch.forced, self._positions.resets[1])
                 await self._positions.acknowledge(requested)
             else:
                 await self._positions.catch_up()
@@ -73,17 +76,26 @@ class GroupService:
         return reply.SerializeToString()
 
 
-def _decode(data: bytes) -> dict[str, int]:
+def _check_epoch(forced: bytes, known: bytes) -> None:
+    """`rt.Fenced` unless the positions are of this log, which a forced reset may have taken back."""
+    if forced != known:
+        raise Fenced(
+            "a reset of the cluster was forced since the positions were read",
+            got=forced.hex() or "none forced",
+            expected=known.hex() or "none forced",
+            hint="They may stand for other messages now: start again, from the positions of the cluster.",
+        )
+
+
+def _decode(data: bytes) -> pb.GroupPositions:
     if len(data) > REQUEST_BYTES_MAX:
         raise ProtocolViolation(
             "a peer sent positions that are too large", got=len(data), expected=REQUEST_BYTES_MAX
         )
     try:
-        rows = pb.GroupPositions.FromString(data).positions
+        asked = pb.GroupPositions.FromString(data)
     except DecodeError as error:
         raise ProtocolViolation("a peer sent positions that are not valid") from error
-    if len(rows) > POSITIONS_PER_CALL_MAX:
-        raise ProtocolViolation(
-            "a peer sent too many positions", got=len(rows), expected=POSITIONS_PER_CALL_MAX
-        )
-    return {row.name: row.position for row in rows}
+    if (count := len(asked.positions)) > POSITIONS_PER_CALL_MAX:
+        raise ProtocolViolation("a peer sent too many positions", got=count, expected=POSITIONS_PER_CALL_MAX)
+    return asked

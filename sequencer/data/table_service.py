@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from rt.errors import Fenced, InvalidName, ProtocolViolation
+from rt.errors import Fenced, InvalidName, ProtocolViolation, Timeout
 from rt.names import check_lease_name
 from rt.net.grpc_auth import Context
 from rt.net.grpc_channel import StreamCaps, caller
@@ -29,7 +29,7 @@ from rt.v1 import leases_pb2 as pb
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import check_groups, check_owner
 from sequencer.state.apply_result import PostAnswer
-from sequencer.state.leases.requests import TIME_NS_MAX, PostRequest, look_up, waiting
+from sequencer.state.leases.requests import LATE_NS, TIME_NS_MAX, PostRequest, look_up, waiting
 from sequencer.state.leases.table_rows import MAILBOX, PAGES, TableRow, row_bytes
 from sequencer.state.leases.tables import TablePart, WriteTable
 from sequencer.state.state import SequencerState
@@ -120,8 +120,14 @@ class TableService:
         asked, identity = _decode(pb.TableRequest, data), self._identify()
         _check_asking(identity, asked.lease)
         at_ns = self._clock_ns()
+        if (late_ns := at_ns - asked.until_ns) > LATE_NS:
+            raise Timeout(
+                "the request comes after its time",
+                got=f"{late_ns / 10**9:,.0f} s too late",
+                hint="If it was sent just now, the clocks of its host and of this node differ.",
+            )
         try:
-            until_ns = at_ns + min(asked.wait_ms * 10**6, TIME_NS_MAX)
+            until_ns = min(at_ns + min(asked.wait_ms * 10**6, TIME_NS_MAX), asked.until_ns + LATE_NS)
             command = PostRequest(asked.lease, asked.id, at_ns, until_ns, asked.content)
         except InvalidName:
             raise

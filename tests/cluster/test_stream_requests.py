@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from stream_consumers import Collector
 
 import rt
 from rt.cli.commands.streams import streams as command
+from rt.cli.streams.rows import read_queue
+from rt.net.lease_client import LeaseCalls
 from rt.streams import (
     Cluster,
     ClusterQueues,
@@ -33,13 +38,17 @@ from rt.streams import (
     cluster_stores,
 )
 from rt.streams.balancer.balancers import LeaseTimes
+from rt.streams.requests.owner_calls import ask_owner
+from rt.streams.requests.request import Answer, Request, decode_answer
 from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "streams_subscription.py"
 EVENTS = 200
+PROGRAM = Path(__file__).parents[1] / "support" / "stream_host.py"
 WAIT_S = 180
 TIMES = LeaseTimes(lease_s=6.0, look_s=0.2, give_up_s=10.0)
 
@@ -263,14 +272,93 @@ def test_a_paused_queue_delivers_nothing_until_it_is_resumed_on_whichever_host(
     asyncio.run(main())
 
 
+class HostProcesses:
+    """Hosts as processes of their own, one at a time: `stream_host.py`."""
+
+    def __init__(self, root: Path, nodes: LocalCluster) -> None:
+        self._root, self.out = root, root / "out"
+        self.out.mkdir()
+        tls = nodes.certificate("subscriber", "hosts", lease_groups=["streams"])
+        self._clusters = {"s": {"endpoints": nodes.endpoints, "tls": [tls.ca, tls.cert, tls.key]}}
+        self._ports, self._names = iter(free_ports(8)), itertools.count()
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        name = f"h{next(self._names)}"
+        config = {"host": name, "out": self.out, "copies": self._root / "copies", "port": next(self._ports)}
+        path = self._root / f"{name}.json"
+        path.write_text(json.dumps({**config, "clusters": self._clusters}, default=str))
+        with (self._root / f"{name}.log").open("wb") as log:
+            self._running = subprocess.Popen([sys.executable, PROGRAM, path], stdout=log, stderr=log)
+
+    def pause(self) -> None:
+        assert self._running is not None
+        self._running.send_signal(signal.SIGSTOP)
+
+    def kill(self) -> None:
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+
+    def events(self) -> Counter[bytes]:
+        """What the consumers of explicit subscriptions accepted."""
+        lines = [line for path in self.out.glob("asked.*") for line in path.read_bytes().splitlines()]
+        return Counter(line.split()[1] for line in lines if b" " in line)
+
+
+@pytest.mark.parametrize(
+    "moment", ["before it takes them", "while it takes them", "when it has answered one"]
+)
+def test_a_host_that_is_killed_in_the_middle_of_requests_loses_and_repeats_none(
+    root: Path, nodes: LocalCluster, moment: str
+) -> None:
+    subscribe = Request("subscribe", topic="n/a", consumer="asked", start=StartPosition.EARLIEST_AVAILABLE)
+    lease = "streams/queue/s"
+
+    async def main(hosts: HostProcesses, calls: LeaseCalls) -> None:
+        async def ask(request: Request) -> Answer:
+            return decode_answer(await ask_owner(calls, lease, request.encode(), WAIT_S)).check()
+
+        hosts.start()
+        first = [await ask(subscribe) for _ in range(2)]
+        if moment == "before it takes them":
+            hosts.pause()
+        asked = [subscribe] * 3 + [Request("end", each.subscription) for each in first]
+        asking = [asyncio.create_task(ask(request)) for request in asked]
+        if moment == "when it has answered one":
+            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        else:  # All are posted some time after that.
+            found = await calls.post_request(lease, b"last" * 4, Request("end", "nobody").encode(), WAIT_S)
+            assert found.state == "waiting"
+        hosts.kill()
+        hosts.start()
+        answers = await asyncio.gather(*asking)
+        assert [each.state for each in answers] == ["served"] * 3 + ["ended"] * 2
+        made = {each.subscription for each in answers[:3]}
+        assert len(made) == 3
+        content = await calls.inspect_table(lease)
+        rows = read_queue(lease, "s", "", content.rows, EVENTS, 0.0).subscriptions
+        assert {each.id for each in rows} == made
+        await until(lambda: all(hosts.events()[each] >= 3 for each in wanted()))
+
+    async def whole() -> None:
+        hosts = HostProcesses(root, nodes)
+        calls = LeaseCalls(nodes.endpoints, nodes.certificate("operator", "op"))
+        try:
+            await main(hosts, calls)
+        finally:
+            hosts.kill()
+            await calls.close()
+
+    asyncio.run(whole())
+
+
 def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
     async def main() -> None:
         host = Host(root, nodes, "one")
         async with host.provider:
             await until(lambda: host.is_owner)
             await host.stream.subscribe(Collector(), consumer="c", name="one")
-        from rt.net.lease_client import LeaseCalls
-
         for role, groups in (("publisher", ["g"]), ("subscriber", []), ("subscriber", ["h"])):
             tls = nodes.certificate(role, f"{role}-{len(groups)}", lease_groups=groups)
             calls = LeaseCalls(nodes.endpoints, tls)

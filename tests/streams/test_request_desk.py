@@ -276,6 +276,11 @@ def test_without_the_cluster_the_error_says_which_stores_are_needed(
         b'{"action": "reset", "subscription": "a", "start": "yesterday"}',
         b'{"action": "subscribe", "topic": "n/a", "consumer": "a b"}',
         b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"action": ["end"]}',
+        b'{"action": "end", "subscription": "\\ud800"}',
+        b'{"action": "reset", "subscription": "a", "start": [1e400, 0]}',
+        b'{"action": "reset", "subscription": "a", "start": [%s, 0]}' % (b"9" * 5000),
     ],
 )
 def test_what_is_no_request_is_rejected(content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from lease_nodes import issue_certificates
 from request_hosts import ALL, EARLIEST, EVENTS, LEASE, SUBSCRIBE, World, in_world, make_log, until
 from stream_consumers import Collector
 
-from rt.errors import Overloaded
+from rt.errors import Overloaded, Timeout
 from rt.net.grpc_errors import Unreachable
-from rt.net.lease_client import LeaseCalls, OwnerRequest
+from rt.net.lease_client import TABLE_SERVICE, LeaseCalls, OwnerRequest
 from rt.objects import MemoryStore
 from rt.streams import (
     Cluster,
@@ -32,6 +33,7 @@ from rt.streams.stream import Subscription
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore
 from rt.v1 import leases_pb2 as pb
 from sequencer.state.leases import tables
+from sequencer.state.leases.requests import LATE_NS, waiting
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +219,30 @@ def test_a_request_that_is_sent_again_gets_no_more_time(monkeypatch: pytest.Monk
     assert posted.state == "waiting"
     assert waits == sorted(set(waits), reverse=True)
     assert waits[0] <= 5000
+
+
+def test_a_message_that_a_node_reads_long_after_it_was_sent_is_no_request_any_more(
+    pki: Path, log: Path
+) -> None:
+    """Its answer may be forgotten by then: the request would be carried out again."""
+
+    async def work(world: World) -> None:
+        async with world.host("one") as one:
+            await until(lambda: one.is_owner)
+            await one.stream.subscribe(Collector(), consumer="c")
+
+        async def post(until_ns: int) -> pb.TableRequestReply:
+            asked = pb.TableRequest(lease=LEASE, id=b"1" * 16, wait_ms=10**6, content=b"x", until_ns=until_ns)
+            method = f"/{TABLE_SERVICE}/Post"
+            data = await world.calls._call(world.endpoints[0], method, asked.SerializeToString(), 60)
+            return pb.TableRequestReply.FromString(data)
+
+        with pytest.raises(Timeout, match=r"comes after its time.*clocks"):
+            await post(time.time_ns() - LATE_NS - 10**9)
+        assert (await post(until_ns := time.time_ns() + 10**9)).answer == "waiting"
+        table = world.nodes.state.tables.get(LEASE)
+        assert table is not None
+        (row,) = waiting(table)
+        assert row.until_ns == until_ns + LATE_NS, "not as long as the message says"
+
+    in_world(pki, log, work)

@@ -18,13 +18,17 @@ from rt.net.rest_client import ask
 from rt.streams import (
     Cluster,
     ClusterQueues,
+    LeaseBalancer,
+    QueueLeases,
     SequenceToken,
     StartPosition,
     StreamId,
     StreamOptions,
     StreamProvider,
+    cluster_stores,
     directory_stores,
 )
+from rt.streams.balancer.lease import LeaseTimes
 from rt.streams.observer import StreamGap
 from rt.streams.queue.local_copy import CopiedRun, replaced_from
 from rt.streams.queue.queue_epoch import QueueEpoch, StoredEpoch
@@ -202,3 +206,56 @@ def test_after_a_forced_reset_consumers_are_told_and_get_everything_that_follows
     asyncio.run(force(nodes, left))
     nodes.wait_ready()
     asyncio.run(after())
+
+
+@pytest.mark.slow
+def test_a_host_that_serves_while_a_reset_is_forced_delivers_nothing_of_the_old_log_after_it(
+    nodes: LocalCluster,
+) -> None:
+    """Its subscriptions are in the cluster, so they go back with it."""
+    tls = nodes.certificate("subscriber", "hosts", lease_groups=["g"])
+    times = LeaseTimes(lease_s=6.0, look_s=0.2, give_up_s=10.0)
+
+    def provider(reader: Collector, keeper: Collector) -> StreamProvider:
+        clusters = {"q": Cluster("s", str(nodes.root / "copy"), nodes.endpoints, tls, name="hosts")}
+        leases = QueueLeases.of_clusters(clusters, "g")
+        made = StreamProvider(
+            "p",
+            ClusterQueues(clusters),
+            balancer=LeaseBalancer(leases, times=times),
+            stores=cluster_stores(leases),
+            options=FAST,
+        )
+        made.implicit("keeper", "n/*", lambda _: keeper)
+        made.consumer("c", lambda _: reader)
+        return made
+
+    async def main() -> None:
+        reader, keeper = Collector(), Collector()
+        async with provider(reader, keeper) as host:
+            await until(lambda: [each.state for each in host.status()] == ["served"])
+            await host.stream("n", "a").subscribe(reader, consumer="c", name="reader", start="earliest")
+            await asyncio.to_thread(publish, nodes, "one", 200)
+            await until(lambda: len(reader.events) == len(keeper.events) == 200)
+            await asyncio.to_thread(nodes.wait_merged, 200, "n3")
+            nodes.kill("n3")
+            await asyncio.to_thread(publish, nodes, "two", 300)
+            await until(lambda: len(reader.events) == len(keeper.events) == 500)
+            nodes.kill("n1", "n2")
+            for name in ("n1", "n2"):
+                nodes.wipe(name)
+            await asyncio.to_thread(nodes.start)
+            await force(nodes, "n3")
+            await asyncio.to_thread(nodes.wait_ready)
+            late = await asyncio.to_thread(publish, nodes, "late", 400)
+            await until(lambda: [each.state for each in host.status()] == ["failed"])
+        assert len(reader.events) == len(keeper.events) == 500, "its copy is of before the reset"
+        shutil.move(nodes.root / "copy", nodes.root / "moved")
+        reader, keeper = Collector(), Collector(last=SequenceToken(499))
+        async with provider(reader, keeper):
+            await until(lambda: late[-1] in reader.events and late[-1] in keeper.events)
+        for consumer in (reader, keeper):
+            assert consumer.events[-400:] == late
+        assert (keeper.events, gaps(keeper)[0].resumed) == (late, SequenceToken(200))
+
+    asyncio.run(main())

@@ -2,7 +2,8 @@
 
 Two implicit subscriptions of every stream of both clusters: `keeping` appends to a file of the stream that
 all hosts share, and says its last line's token; `plain` appends to a file of the stream and this process.
-The subscriptions and the leases of a queue are in the queue's cluster.
+The consumer `asked` does so too, for explicit subscriptions. The subscriptions and the leases of a queue are
+in the queue's cluster.
 """
 
 from __future__ import annotations
@@ -80,6 +81,10 @@ async def main(config: dict[str, Any]) -> None:
     def plain(stream: StreamId) -> StreamObserver:
         return Appending(out / f"plain.{stream.key}.{host}", keeps_token=False)
 
+    def asked(stream: StreamId) -> StreamObserver:
+        return Appending(out / f"asked.{stream.key}.{host}", keeps_token=False)
+
+    provider.consumer("asked", asked)
     provider.implicit("keeping", "load/*", keeping)
     provider.implicit("plain", "load/*", plain)
     stopped = asyncio.Event()

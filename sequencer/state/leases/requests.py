@@ -35,8 +35,12 @@ TIME_NS_MAX: Final = 3_600 * 10**9
 """How long a request may wait for its owner."""
 POSTED_KEPT: Final = 32
 """So many are not forgotten at all."""
-KEPT_NS: Final = 60 * 10**9
+KEPT_NS: Final = 120 * 10**9
 """How much longer it and its answer are kept: a repeated request finds them, though clocks differ."""
+LATE_NS: Final = KEPT_NS // 4
+"""A request may be carried out so much later than its sender's clock says: that may be behind. A node that
+stood still may get a request when its answer is forgotten.
+"""
 _REQUESTS, _ANSWERS = MAILBOX
 _HEAD_BYTES: Final = 16
 

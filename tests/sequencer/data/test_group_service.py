@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from batches import CLUSTER
 
-from rt.errors import CertificateError, InvalidName, Overloaded, ProtocolViolation, Timeout
+from rt.errors import CertificateError, Fenced, InvalidName, Overloaded, ProtocolViolation, Timeout
 from rt.net.identity import Identity
-from rt.net.lease_client import POSITIONS_PER_CALL_MAX
+from rt.net.lease_client import POSITIONS_PER_CALL_MAX, LeaseCalls
 from rt.v1 import groups_pb2 as pb
 from sequencer.data import group_positions
 from sequencer.data.group_positions import GroupPositions
@@ -227,3 +227,31 @@ def test_a_read_says_which_resets_the_log_has_seen(cluster: Cluster) -> None:
     assert read().epoch == pb.LogEpoch(
         number=1 << 16, forced=b"F" * 16, runs=[pb.LogRun(run=1 << 16, first=100)]
     )
+
+
+def test_positions_of_the_log_before_a_forced_reset_are_refused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a member that goes on would mark messages as handled that nobody has seen."""
+
+    async def call(_: LeaseCalls, __: str, ___: str, data: bytes, ____: float) -> bytes:
+        return await cluster.service.acknowledge(data)
+
+    monkeypatch.setattr(LeaseCalls, "_call", call)
+
+    async def work() -> None:
+        cluster.state.position = 500
+        member, later = LeaseCalls(["a:1"], None), LeaseCalls(["a:1"], None)
+        await member.acknowledge({})
+        await member.acknowledge({"workers~p0": 150})
+        apply(cluster.state, ResetCluster(False, 1 << 16, 1, b"F" * 16, "n1"))
+        for _ in range(2):
+            with pytest.raises(Fenced, match="reset of the cluster was forced"):
+                await member.acknowledge({"workers~p0": 400})
+            assert (await member.acknowledge({})).positions == {"workers~p0": 150}, "it still reads"
+        assert (await later.acknowledge({})).positions == {"workers~p0": 150}
+        assert (await later.acknowledge({"workers~p0": 200})).positions == {"workers~p0": 200}
+        apply(cluster.state, ResetCluster(False, (1 << 16) + 1, 2, b"S" * 16, ""))
+        assert (await later.acknowledge({"workers~p0": 300})).positions == {"workers~p0": 300}, "a soft reset"
+
+    asyncio.run(work())

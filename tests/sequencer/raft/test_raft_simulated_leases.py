@@ -166,6 +166,11 @@ def test_answers_that_are_forgotten_before_their_time(monkeypatch: Patch) -> Non
     finds("a request", seeds=range(40), **ASKING)
 
 
+def test_a_message_that_waited_for_its_node_and_has_all_its_time_left(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(OwnerRequests, "_late_ns", lambda _: 60 * 10**9)
+    finds("a request carried out twice", seeds=range(40), **ASKING)
+
+
 def test_a_request_that_is_kept_again_after_its_answer(monkeypatch: Patch) -> None:
     def look_up(table: LeaseTable, request: bytes) -> tuple[PostAnswer, bytes]:
         is_waiting = table.rows.get(f"requests\0{request.hex()}") is not None

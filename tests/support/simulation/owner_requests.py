@@ -13,6 +13,7 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sequencer.state.apply_result import Outcome, PostAnswer, RequestPosted, TableAnswer, TableWritten
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S: Final = 0.1
 WORK_EVERY_S: Final = 0.02
-SKEW_S: Final = 0.2
-"""How far a clock is from the true time: at most a quarter of how long requests are kept."""
+SKEW_S: Final = 0.1
+"""How far a clock is from the true time: at most a tenth of how long requests are kept."""
 _BEGUN_S: Final = 1000.0
 _DONE, _LATE = b"done", b"late"
 
@@ -100,19 +101,30 @@ class OwnerRequests:
         self._until[request] = until_s = now + rng.choice((0.3, 1.0, 3.0))
         sent: list[bytes] = []
 
-        def arrive(*, is_same: bool) -> None:
-            if not (is_same and sent):
-                at_ns, left_s = self._now_ns(), max(0.001, until_s - self._cluster.timeline.now)
-                sent.append(
-                    encode_command(PostRequest(lease, request, at_ns, at_ns + int(left_s * 1e9), b"x"))
-                )
-            self._propose(sent[0] if is_same else sent[-1])
+        until_ns = self._now_ns() + int((until_s - now) * 1e9)
 
-        self._cluster.timeline.after(0.02 * rng.random(), lambda: arrive(is_same=False))
+        def arrive(left_s: float) -> None:
+            """As a message that was sent when so much time was left, and waited for the node."""
+            at_ns, left_s = self._now_ns(), max(left_s, until_s - self._cluster.timeline.now)
+            end_ns = min(at_ns + int(left_s * 1e9), until_ns + self._late_ns())
+            if end_ns > at_ns:
+                sent.append(encode_command(PostRequest(lease, request, at_ns, end_ns, b"x")))
+                self._propose(sent[-1])
+
+        def repeat() -> None:
+            """As a node does that does not hear what became of it."""
+            if sent:
+                self._propose(rng.choice(sent))
+
+        self._cluster.timeline.after(0.02 * rng.random(), lambda: arrive(until_s - now))
         for _ in range(rng.choice((0, 0, 1, 3))):
-            is_same = rng.random() < 0.5
-            delay_s = rng.choice((0.1, 1.0, 6.0)) * rng.random()
-            self._cluster.timeline.after(delay_s, lambda is_same=is_same: arrive(is_same=is_same))
+            delay_s, left_s = rng.choice((0.1, 1.0, 6.0)) * rng.random(), (until_s - now) * rng.random()
+            again = repeat if rng.random() < 0.5 else partial(arrive, left_s)
+            self._cluster.timeline.after(delay_s, again)
+
+    def _late_ns(self) -> int:
+        """See `requests.LATE_NS`."""
+        return requests.KEPT_NS // 4
 
     def _propose(self, content: bytes) -> None:
         runs = self._cluster.runs()
