@@ -160,6 +160,8 @@ def cli(log_level: str, log_format: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `rt`, and return its exit status."""
+    # At its import, numpy would start a thread for each processor, for computations that rt has none of.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         status = cli.main(arguments, prog_name="rt", standalone_mode=False)
     except click.ClickException as error:
