@@ -24,6 +24,8 @@ from sequencer.localcluster.leftovers import nothing_left
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH")])
 )
+# numpy would start a thread for each processor in each of hundreds of processes.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 import rt
+from rt.child_process import loading
 from rt.cli import logging_setup
 from rt.cli.formats.console import report
 from rt.cli.options import option
@@ -87,7 +88,8 @@ class CommandGroup(EntryPointGroup):
 def _load(entry: EntryPoint) -> click.Command:
     # A command may come from any package, and fail to import in any way.
     try:
-        command = entry.load()
+        with loading():
+            command = entry.load()
     except Exception as reason:  # noqa: BLE001
         return _Unavailable(entry.name, reason)
     if not isinstance(command, click.Command):
@@ -160,6 +162,8 @@ def cli(log_level: str, log_format: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `rt`, and return its exit status."""
+    # At its import, numpy would start a thread for each processor, for computations that rt has none of.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         status = cli.main(arguments, prog_name="rt", standalone_mode=False)
     except click.ClickException as error:

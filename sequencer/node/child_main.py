@@ -19,7 +19,7 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-from rt.child_process import die_with_stdin, spare_what_is_loaded, stdin_lines
+from rt.child_process import die_with_stdin, loading, spare_what_is_loaded, stdin_lines
 from rt.errors import CertificateError, ClusterMismatch, Diverged, FormatError, InvalidName, RtError
 from sequencer.config import logging_setup
 from sequencer.config.config import BadSetting, NodeConfig
@@ -86,7 +86,8 @@ def main() -> NoReturn:
 
 
 def run_control(config: NodeConfig, supervisor: SupervisorLink) -> None:
-    from sequencer.control.process import ControlProcess
+    with loading():
+        from sequencer.control.process import ControlProcess
 
     spare_what_is_loaded()
     control = ControlProcess(
@@ -100,12 +101,13 @@ def run_control(config: NodeConfig, supervisor: SupervisorLink) -> None:
 
 
 def run_data(config: NodeConfig, supervisor: SupervisorLink) -> None:
-    import uvloop
+    with loading():
+        import uvloop
 
-    from sequencer.data.process import DataProcess
+        from sequencer.data.process import DataProcess
 
-    if config.rest_port or config.health_port:
-        importlib.import_module("sequencer.rest.http.app")  # Not while it serves: aiohttp takes 0.3 s.
+        if config.rest_port or config.health_port:
+            importlib.import_module("sequencer.rest.http.app")  # Not while it serves: aiohttp takes 0.3 s.
 
     spare_what_is_loaded()
 

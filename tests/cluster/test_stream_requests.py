@@ -69,9 +69,9 @@ def root() -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.fixture
-def nodes(root: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(root / "c", 3) as cluster:
+@pytest.fixture(params=[3])
+def nodes(root: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with LocalCluster(root / "c", request.param) as cluster:
         cluster.start()
         cluster.wait_ready()
         publish(root, cluster, range(EVENTS))
@@ -244,6 +244,7 @@ def test_an_operator_lists_resets_resumes_and_ends_subscriptions_of_hosts(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("nodes", [1], indirect=True)
 def test_a_paused_queue_delivers_nothing_until_it_is_resumed_on_whichever_host(
     root: Path, nodes: LocalCluster
 ) -> None:
@@ -353,6 +354,7 @@ def test_a_host_that_is_killed_in_the_middle_of_requests_loses_and_repeats_none(
     asyncio.run(whole())
 
 
+@pytest.mark.parametrize("nodes", [1], indirect=True)
 def test_a_publisher_sends_no_requests(root: Path, nodes: LocalCluster) -> None:
     async def main() -> None:
         host = Host(root, nodes, "one")

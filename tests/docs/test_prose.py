@@ -115,10 +115,14 @@ def help_texts() -> Iterator[tuple[str, str]]:
                 yield path, parameter.help or ""
 
 
-def sources() -> dict[str, ast.Module]:
+Sources = dict[str, list[ast.AST]]
+"""All nodes of each module, by its path."""
+
+
+def sources() -> Sources:
     """The modules of the product."""
     return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        str(path.relative_to(ROOT)): [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
         if "v1" not in path.parts
@@ -132,12 +136,12 @@ def _name(node: ast.expr | None) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def error_classes(modules: dict[str, ast.Module]) -> set[str]:
+def error_classes(modules: Sources) -> set[str]:
     """`RtError` and the names of all classes below it."""
     bases = {
         node.name: {_name(base) for base in node.bases}
-        for module in modules.values()
-        for node in ast.walk(module)
+        for nodes in modules.values()
+        for node in nodes
         if isinstance(node, ast.ClassDef)
     }
     found, before = {"RtError"}, 0
@@ -147,17 +151,18 @@ def error_classes(modules: dict[str, ast.Module]) -> set[str]:
     return found
 
 
-def error_texts(modules: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+def error_texts(modules: Sources) -> Iterator[tuple[str, str]]:
     """The literals given to an error, or to a function of the same module that returns one."""
     classes = error_classes(modules)
-    for path, module in modules.items():
+    for path, nodes in modules.items():
         makers = {
             node.name
-            for node in ast.walk(module)
+            for node in nodes
             if isinstance(node, ast.FunctionDef) and _name(node.returns) in classes
         }
-        for node in ast.walk(module):
-            if isinstance(node, ast.Call) and _name(node.func) in classes | makers:
+        named = classes | makers
+        for node in nodes:
+            if isinstance(node, ast.Call) and _name(node.func) in named:
                 for one in (*node.args, *(keyword.value for keyword in node.keywords)):
                     yield path, _literal(one)
 
@@ -173,10 +178,10 @@ def _literal(node: ast.expr) -> str:
     return " | ".join(texts)
 
 
-def log_texts(modules: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
+def log_texts(modules: Sources) -> Iterator[tuple[str, str]]:
     """Names and keys of log records, as words."""
-    for path, module in modules.items():
-        for node in ast.walk(module):
+    for path, nodes in modules.items():
+        for node in nodes:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
             if node.func.attr in LEVELS and "log" in _name(node.func.value).lower():
@@ -248,7 +253,7 @@ def test_errors_and_log_records_are_found(tmp_path: Path) -> None:
         'raise Odd("a", hint="b" if y else "c gone")\n'
         'logger.info("node_gone name=%s", 1)\n'
     )
-    modules = {"m.py": ast.parse(text)}
+    modules = {"m.py": [*ast.walk(ast.parse(text))]}
 
     assert sorted(text for _, text in error_texts(modules)) == ["", "a", "b | c gone", "… nobody |  nobody"]
     assert [text for _, text in log_texts(modules)] == ["node gone name %s"]

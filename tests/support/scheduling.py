@@ -8,10 +8,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 SHARED: Final = (
     "tests/cluster/test_archiving.py",
+    "tests/cluster/test_clock_jumps.py",
+    "tests/cluster/test_cluster_resets.py",
     "tests/cluster/test_damage_everywhere.py",
+    "tests/cluster/test_heartbeats.py",
     "tests/cluster/test_hostile_memory.py",
     "tests/cluster/test_power_cuts.py",
     "tests/cluster/test_stack_chaos.py",
+    "tests/cluster/test_stream_requests.py",
     "tests/cluster/",
     "tests/helm/test_helm_boot.py",
     "tests/rest/test_rest_page.py",
