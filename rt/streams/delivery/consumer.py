@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rt.streams.core.delivery import Delivery
@@ -99,7 +98,7 @@ class Consumer:
         self._is_greeted = False
         self._is_closed = False
         self._is_named = True
-        self._gaps = GapReports(record.stream, self._calls, self.policy, partial(self._failed, None))
+        self._gaps = GapReports(record.stream, self._calls, self.policy)
         self._went_back_at: SequenceToken | None = None
         """The token delivered when it last answered with an earlier position."""
 
@@ -266,7 +265,7 @@ class Consumer:
                 elif (batch := self._take(self.policy.batch_events)) is not None:
                     await self.hand_out(batch)
                 elif self._gaps:
-                    await self._gaps.report()
+                    await self._gaps.report(self._failed)
                 else:
                     break
         except ConsumerGone:
@@ -344,7 +343,7 @@ class Consumer:
     async def _pass_gap(self) -> None:
         """Report the next gap, which nothing precedes, and continue after it. So it is not met again."""
         gap = self._gaps.first
-        if await self._gaps.report():
+        if await self._gaps.report(self._failed):
             self.pass_over(gap.resumed)
 
     # Failures

@@ -16,52 +16,49 @@ from rt.streams.queue.adapter import QueueGap
 logger = logging.getLogger("rt.streams")
 
 
-class GapReports:
-    """True if there are gaps. `failed` waits for the next try, and returns whether there is none."""
+class GapReports(deque[StreamGap]):
+    """The gaps that were not reported yet.
 
-    __slots__ = ("_calls", "_failed", "_gaps", "_policy", "_stream")
+    Each delivery looks twice whether there are any, and hosts have many consumers: so it is a deque itself,
+    and few objects that the garbage collector follows.
+    """
 
-    def __init__(
-        self,
-        stream: StreamId,
-        calls: ObserverCalls,
-        policy: PoisonPolicy,
-        failed: Callable[[Exception], Awaitable[bool]],
-    ) -> None:
+    __slots__ = ("_calls", "_policy", "_stream")
+
+    def __init__(self, stream: StreamId, calls: ObserverCalls, policy: PoisonPolicy) -> None:
+        super().__init__()
         self._stream = stream
         self._calls = calls
         self._policy = policy
-        self._failed = failed
-        self._gaps: deque[StreamGap] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._gaps)
 
     @property
     def first(self) -> StreamGap:
-        return self._gaps[0]
+        return self[0]
 
     def add(self, gap: QueueGap) -> bool:
         """Returns False if it is there already."""
         added = StreamGap(self._stream, gap.wanted, gap.resumed, gap.reason, gap.is_reset)
-        if any(map(added.is_same, self._gaps)):
+        if any(map(added.is_same, self)):
             return False
-        self._gaps.append(added)
+        self.append(added)
         return True
 
-    async def report(self) -> bool:
-        """Report the first gap. Returns False if the consumer raised: it is reported again, like events."""
-        gap = self._gaps[0]
+    async def report(self, failed: Callable[[None, Exception], Awaitable[bool]]) -> bool:
+        """Report the first gap. Returns False if the consumer raised: it is reported again, like events.
+
+        `failed` waits for the next try, and returns whether there is none.
+        """
+        gap = self[0]
         try:
             await self._calls.run(self._calls.observer.on_gap(gap))
         except ConsumerGone:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
-            is_over = await self._failed(error)
+            is_over = await failed(None, error)
             if not is_over or self._policy.on_poison != "dead-letter":
                 return False
             logger.warning("gap_handler_failed stream=%s error=%r", gap.stream, error)
         else:
             self._policy.succeeded()
-        self._gaps.popleft()
+        self.popleft()
         return True

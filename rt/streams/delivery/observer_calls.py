@@ -97,9 +97,10 @@ class ObserverCalls:
         cancelled.
         """
         self._call = object()
-        self.begun_at = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self.begun_at = loop.time()
         token = _CALL.set(self._call)
-        task = self._task = asyncio.current_task()
+        task = self._task = asyncio.current_task(loop)
         self._deadlines.begin(self)
         try:
             return await call
