@@ -243,13 +243,13 @@ class StreamProvider:
         self, stream: StreamId, start: Start, queue: QueueId | None = None
     ) -> SequenceToken | StartPosition:
         """A time as its token in the stream's queue, or in `queue`. Raises errors of the queue."""
-        queue = queue or self._factory.mapper.queue_for(stream)
-        return await known_start(self._require_adapter(), queue, check_start(start))
+        place = queue or self._factory.mapper.queue_for(stream)
+        return await known_start(self._require_adapter(), place, check_start(start))
 
     async def token_at(self, stream: StreamId, time: datetime) -> SequenceToken:
         """See `Stream.token_at`."""
-        timestamp_ns = StartTime.of(time).timestamp_ns
-        return await self._require_adapter().token_at(self._factory.mapper.queue_for(stream), timestamp_ns)
+        queue, start = self._factory.mapper.queue_for(stream), StartTime.of(time)
+        return await self._require_adapter().token_at(queue, start.timestamp_ns)
 
     async def agent_of(
         self, stream: StreamId, timeout: float = _SERVED_S, queue: QueueId | None = None
@@ -271,17 +271,13 @@ class StreamProvider:
                         return agent
                     await self._manager.changed()
         except TimeoutError as error:
-            what = "the agent of the queue was not ready in time"
-            raise Timeout(
-                what, where=queue, expected=f"{timeout} s", hint="Look for agent_failed in the log."
-            ) from error
+            what, hint = "the agent of the queue was not ready in time", "Look for agent_failed in the log."
+            raise Timeout(what, where=queue, expected=f"{timeout} s", hint=hint) from error
 
     async def agent_or_elsewhere(
         self, stream: StreamId, subscription: Subscription | None = None
     ) -> PullingAgent | QueueElsewhere:
-        """The agent of the queue, or of the subscription. If another host serves it and can be asked:
-        the error of `agent_of`.
-        """
+        """The agent of the queue, or of the subscription; the error of `agent_of` if another can be asked."""
         try:
             return await (self.agent_of(stream) if subscription is None else self.agent_with(subscription))
         except QueueElsewhere as error:
