@@ -11,11 +11,13 @@ import pytest
 import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_leases import LeaseTable, MemoryLeases
 from stream_consumers import Collector, until
 
 from rt.errors import Fenced, Overloaded, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore, SqliteStore
 from rt.streams.balancer.balancer import Fence, FixedBalancer
+from rt.streams.balancer.balancers import LeaseBalancer
 from rt.streams.core.errors import QueueElsewhere
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
@@ -739,5 +741,42 @@ def test_a_resume_that_waits_while_the_queue_is_given_up_fails() -> None:
             assert isinstance(resuming[1].exception(), QueueElsewhere)
             await asyncio.sleep(5)
             assert [each.events for each in observers[1:]] == [[], []]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["from the cache", "from the history"])
+def test_a_host_that_wakes_after_its_lease_calls_no_consumer_until_it_has_another(is_late: bool) -> None:
+    """The leases' clock jumps in a call, as it does for a host that was paused. No timer has fired then, and
+    no renewal has failed.
+    """
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+    slept_s = [0.0]
+    fences: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        balancer = LeaseBalancer(MemoryLeases(LeaseTable(lambda: loop.time() + slept_s[0]), "h1"))
+
+        async def act(_: EventBatch) -> None:
+            fences.append(balancer.my_queues().get(queue, Fence(0)))
+            if len(fences) == 2:
+                slept_s[0] += 60
+
+        options = StreamOptions(batch_events_max=1, cache_events=10)
+        host = StreamProvider("p", queues, balancer=balancer, stores=memory_stores(), options=options)
+        early, slept = Collector(), Collector(act=act)
+        host.implicit("all", "n/a", lambda _: early if is_late else slept)
+        async with host:
+            if is_late:
+                await until(lambda: early.events[-1:] == [99])
+                await host.stream("n", "a").subscribe(slept, start=EARLIEST)
+            await until(lambda: slept.events[-1:] == [99])
+        first, second = fences[0], fences[-1]
+        assert fences == [first] * 2 + [second] * (len(fences) - 2)
+        assert 0 < first < second
+        assert slept.events[:2] == [0, 3]
+        assert slept.events[-34:] == list(range(0, 100, 3))
 
     virtual_time.run(main())

@@ -77,6 +77,9 @@ class LeasedBalancer:
     def my_queues(self) -> Mapping[QueueId, Fence]:
         return self._keeper.served()
 
+    def owns(self, queue: QueueId, fence: Fence) -> bool:
+        return self._keeper.owns(queue, fence)
+
     def valid_until_s(self, queue: QueueId) -> float | None:
         """Until when this host may serve the queue by the leases' clock, unless that lease is renewed."""
         return self._owned.valid_until_s(queue)
