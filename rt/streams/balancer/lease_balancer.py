@@ -105,6 +105,7 @@ class LeasedBalancer:
             if self._poll_task is not None:
                 await asyncio.wait([self._poll_task])
             await self._keeper.give_up_all()
+            await self._keeper.end_renewals()
             if self._owned.host_lease is not None:
                 await self._leases.release([self._owned.host_lease])
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease expires

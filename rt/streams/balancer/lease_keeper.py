@@ -62,6 +62,12 @@ class LeaseKeeper:
         while self._changes:
             await asyncio.wait(set(self._changes))
 
+    async def end_renewals(self) -> None:
+        """Renew nothing more."""
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.wait([self._renewals])
+
     def end(self) -> None:
         """Stop renewing. Leases still held expire, and their listeners are told that the queues are lost."""
         self._is_over = True
