@@ -180,8 +180,8 @@ def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> N
     acknowledged: list[SequenceToken] = []
 
     class Watched(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(low: SequenceToken) -> None:
                 acknowledged.append(low)
@@ -210,8 +210,8 @@ def test_a_failed_agent_is_restarted_from_its_store() -> None:
     broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
 
     class Broken(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
             receive = receiver.receive
 
             async def breaking(events_max: int, timeout: float) -> Any:
@@ -506,10 +506,10 @@ def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> No
     class Broken(GeneratorQueues):
         is_broken = True
 
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             if self.is_broken:
                 raise OSError("no queue")
-            return await super().receiver(queue, start, book)
+            return await super().receiver(queue, start, *more)
 
     queues = Broken(three)
     (queue,) = queues.mapper.queues
@@ -573,8 +573,8 @@ def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_mo
     told: list[float] = []
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(_: SequenceToken) -> None:
                 told.append(asyncio.get_running_loop().time())

@@ -98,8 +98,8 @@ class ServedQueue:
         """The loop's time, in seconds."""
         return asyncio.get_running_loop().time()
 
-    def add_gap(self, gap: QueueGap) -> None:
-        self.counts.gaps += 1
+    def add_gap(self, gap: QueueGap, *, is_counted: bool = True) -> None:
+        self.counts.gaps += is_counted
         self.gaps = [known for known in self.gaps if known.resumed > self.cache.start]
         self.gaps.append(gap)
 

@@ -27,11 +27,11 @@ from rt.net.tls import TLS
 from rt.streams.core.errors import NotWritable, QueueReset
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
-from rt.streams.queue.book_hold import BookHold, hold_name
+from rt.streams.queue.book_hold import BookHold, CopyBook, hold_name
 from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.copy_book import CopyBook
+from rt.streams.queue.leading_receiver import LeadingReceiver
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
@@ -136,15 +136,24 @@ class ClusterQueues:
         await writer.publish(stream.topic, events, headers)
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, book: str | None = None
-    ) -> ClusterReceiver:
-        cluster = self._clusters[queue.name]
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        book: str | None = None,
+        needed: SequenceToken | None = None,
+    ) -> ClusterReceiver | LeadingReceiver:
+        """With nodes and a `start` it is read from the nodes until the copy of this host follows them. The
+        copy has what is `needed`.
+        """
+        cluster, nodes = self._clusters[queue.name], self._nodes_of(queue)
         epoch = self._epochs.get(queue.name)
-        receiver = ClusterReceiver(
-            cluster, self._nodes_of(queue), start, self._split, book, epoch, self._topics
-        )
-        await receiver.open()
-        return receiver
+        receiver = ClusterReceiver(cluster, nodes, needed or start, self._split, book, epoch, self._topics)
+        if nodes is None or start is None:
+            await receiver.open()
+            return receiver
+        gaps = LogGaps(cluster.stream)
+        lead = nodes.feed(position_of(start, self._split), EVERYTHING, gaps)
+        return LeadingReceiver(receiver, lead, gaps, start, self._split, self._topics)
 
     def reads(self, stream: StreamId) -> bool:
         return self._topics.has(stream.topic)
@@ -290,6 +299,10 @@ class ClusterReceiver:
     def known_end(self) -> SequenceToken | None:
         """The end of the local copy. At most one second old while `receive` is called."""
         return self._known_end
+
+    def follows(self, position: int) -> bool:
+        """Whether the nodes fill the copy now, and it was read up to `position`."""
+        return self._subscriber.log_end is not None and self._subscriber.position >= position
 
     async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
         await self._look_for_end()
