@@ -156,7 +156,10 @@ class HoldRejected:
 
 @dataclass(frozen=True, slots=True)
 class PullRange:
-    """Only positions up to `end` are asked for; with `outline_bytes`, only how bytes lie along them."""
+    """Only positions up to `end` are asked for; with `outline_bytes`, only how bytes lie along them.
+
+    `end` is `rt.log.read.log_source.NO_END` for all that come.
+    """
 
     end: int
     outline_bytes: int = 0

@@ -23,6 +23,7 @@ from rt.log.format.block import BLOCK_HEADER_BYTES, DECLARATION_BYTES_MAX, decod
 from rt.log.format.checksum import batch_seed
 from rt.log.format.index import EntryKind
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader
+from rt.log.read.log_source import NO_END
 from rt.log.read.reader import LogReader
 from rt.log.read.start_position import StartTime
 from rt.log.read.time_search import search_time
@@ -129,12 +130,13 @@ def plan_filtered(disk: Disk, path: str, wanted: PullMerged) -> tuple[PullPlan, 
 def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
     """Where the blocks from position `start` (or the log start, if later) up to `end` lie.
 
-    `Unreachable` if this node has less.
+    `Unreachable` if this node has less; if there is no end: less than `start`.
     """
+    needed = start if end == NO_END else end
     with storage_errors(path, "reading a log to begin a pull"):
-        if log_end(disk, path) < end:
+        if log_end(disk, path) < needed:
             raise Unreachable(
-                "this node has less of the log than was requested", expected=end, hint="Ask another."
+                "this node has less of the log than was requested", expected=needed, hint="Ask another."
             )
         catalog = _catalog(disk, path)
         with _opened(disk, path, catalog.find(start)) as found:
@@ -144,7 +146,8 @@ def plan_range(disk: Disk, path: str, start: int, end: int) -> RangePlan:
             scanner = scanner_at(disk, path, header, file, start)
             items = _introduction(disk, path, header, file, scanner.offset)
         assert isinstance(scanner, MergedScanner)
-        place, end_place = LogOffset(*header.id, scanner.offset), _block_end(disk, path, catalog, end)
+        place = LogOffset(*header.id, scanner.offset)
+        end_place = None if end == NO_END else _block_end(disk, path, catalog, end)
         return RangePlan(place, scanner.next, items, end_place, MidLogStart(place, scanner, header))
 
 

@@ -98,6 +98,12 @@ class Subscriber:
         position = self._delivery.position
         return self._position if position is None else position
 
+    @property
+    def log_end(self) -> int | None:
+        """See `rt.Subscriber.log_end`. None before it was opened."""
+        opening = self._opening
+        return opening.result().log_end if opening is not None and opening.done() else None
+
     def stats(self) -> SubscriberStats:
         """See `rt.Subscriber.stats`: from any thread. `rt.Closed` before it was opened."""
         if self._opening is None or not self._opening.done():

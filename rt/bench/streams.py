@@ -101,7 +101,11 @@ class _OneStream(GeneratorQueues):
         super().__init__(lambda _, number: (self.stream, number), events=events)
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        _book: str | None = None,
+        _needed: SequenceToken | None = None,
     ) -> GeneratorReader:
         return _OneReader(self, queue, start or SequenceToken(0), None)
 

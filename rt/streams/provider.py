@@ -360,6 +360,7 @@ class StreamProvider:
     ) -> PullingAgent:
         adapter, options = self._require_adapter(), self.options
         served = ServedQueue(queue, adapter, options, counts, self._dead_letters, self._draw, on_failure)
+        served.is_owned = partial(self._balancer.owns, queue, fence)
         served.serializers, served.tracing = self._serializers, self._tracing
         served.on_taken_over = partial(self._note_taken_over, queue)
         if len(self._factory.mapper.queues) > 1:

@@ -18,6 +18,7 @@ import rt
 from replicator.pull.remote_log import RemoteLog
 from rt.events import BadMessage, SkipForward
 from rt.log.disk import REAL
+from rt.log.read.log_source import NO_END
 from rt.log.read.outline import outline
 from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
@@ -154,6 +155,35 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
         log.close()
     assert got == rows
     assert log._at != victim
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_range_without_an_end_goes_on_with_what_comes_later(
+    tmp_path: Path, is_rolled: bool, before: int
+) -> None:
+    feeds = Feeds(tmp_path)
+    feeds.fill(20)
+    with range_nodes(tmp_path) as nodes:
+        log = open_log(nodes)
+        start = len(feeds.rows()) - before
+        if is_rolled:
+            feeds.roll()
+        batches = log.read(start, NO_END, EVERYTHING, refuse)
+        got = list[rt.Message]()
+        for _ in range(3):
+            feeds.fill(5)
+            while len(got) < len(feeds.rows()) - start:
+                got += next(batches).messages()
+        assert got == feeds.rows()[start:]
+        nodes.stop(log._at)
+        feeds.fill(5)
+        while len(got) < len(feeds.rows()) - start:
+            got += next(batches).messages()
+        assert got == feeds.rows()[start:]
+        batches.close()
+        log.close()
+    feeds.close()
 
 
 def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: RangeNodes) -> None:

@@ -33,9 +33,13 @@ class ClusterOf:
         self.is_away = False
         self.away_for = set[str]()
         self.call_s = 10.0
+        self.slow_s = 0.0
+        """How long calls take that change leases, before they do."""
 
 
 class Leases(MemoryLeases):
+    """A call whose caller is cancelled takes effect all the same, as one that a node has received."""
+
     def __init__(self, cluster: ClusterOf, owner: str) -> None:
         super().__init__(cluster.table, owner)
         self._cluster = cluster
@@ -49,16 +53,23 @@ class Leases(MemoryLeases):
     async def acquire(self, names: Sequence[str], duration_s: float) -> Sequence[LeaseAnswer]:
         if await self._is_away(duration_s / 3):
             return [UNKNOWN] * len(names)
-        return await super().acquire(names, duration_s)
+
+        async def acquired() -> Sequence[LeaseAnswer]:
+            await asyncio.sleep(self._cluster.slow_s)
+            return await super(Leases, self).acquire(names, duration_s)
+
+        return await asyncio.shield(asyncio.ensure_future(acquired()))
 
     async def renew(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseAnswer]:
         if await self._is_away(3.0):
             return [UNKNOWN] * len(leases)
+        await asyncio.sleep(self._cluster.slow_s)
         return await super().renew(leases)
 
     async def release(self, leases: Sequence[OwnedLease]) -> Sequence[LeaseResult]:
         if await self._is_away(10.0):
             return [LeaseResult.TRANSIENT_FAILURE] * len(leases)
+        await asyncio.sleep(self._cluster.slow_s)
         return await super().release(leases)
 
     async def held(self, prefix: str) -> Mapping[str, LeaseHolder] | None:
@@ -117,6 +128,26 @@ def test_hosts_share_the_queues_of_all_clusters_evenly_and_each_lease_is_on_its_
         assert two.names == {*NAMES}
         await two.balancer.stop()
         assert not any(cluster.table.held("") for cluster in clusters.values())
+
+    run(main())
+
+
+@pytest.mark.parametrize("tenths", range(0, 30, 2))
+def test_a_host_that_stops_while_a_renewal_is_under_way_leaves_no_lease(tenths: int) -> None:
+    """Its lease would keep its share of the queues from the others until it expires."""
+
+    async def main() -> None:
+        clusters = four()
+        one, two = await started(clusters, "h1", "h2")
+        for cluster in clusters.values():
+            cluster.slow_s = 0.9
+        await asyncio.sleep(6 + tenths / 10)
+        await one.balancer.stop()
+        await asyncio.sleep(2)
+        assert not any("host/h1" in cluster.table.held("") for cluster in clusters.values())
+        await asyncio.sleep(TIMES.lease_s)
+        assert two.names == {*NAMES}
+        await two.balancer.stop()
 
     run(main())
 

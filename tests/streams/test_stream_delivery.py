@@ -494,8 +494,8 @@ def test_a_full_queue_in_memory_refuses_all_events_of_a_call() -> None:
 
 def test_a_gap_is_reported_before_the_events_after_it() -> None:
     class Gappy(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            return _Gappy(await super().receiver(queue, start, book))
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            return _Gappy(await super().receiver(queue, start, *more))
 
     class _Gappy:
         def __init__(self, receiver: Any) -> None:

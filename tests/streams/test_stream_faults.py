@@ -133,8 +133,8 @@ def test_fewer_messages_are_requested_when_each_carries_many_events() -> None:
 
 def test_a_read_larger_than_the_room_is_still_delivered() -> None:
     class Crowded(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
             receive = receiver.receive
             receiver.receive = lambda events_max, timeout: receive(events_max * 30, timeout)  # type: ignore[method-assign]
             return receiver
@@ -267,8 +267,8 @@ def test_the_queue_is_acknowledged_only_up_to_durable_positions_of_catching_up_c
             return writer
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(low: SequenceToken) -> None:
                 acknowledged.append(low.sequence_number)
@@ -294,8 +294,8 @@ def test_events_that_a_consumer_went_back_to_during_a_commit_are_not_acknowledge
     asked_at: list[int] = []
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(low: SequenceToken) -> None:
                 told.append(low.sequence_number)
@@ -504,7 +504,7 @@ def test_a_consumer_may_stop_its_own_host() -> None:
 
 def test_a_call_that_waits_for_a_queue_fails_at_once_when_the_host_stops() -> None:
     class Shut(MemoryQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             raise OSError("no queue")
 
     async def main() -> None:

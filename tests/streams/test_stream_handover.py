@@ -11,11 +11,13 @@ import pytest
 import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_leases import LeaseTable, MemoryLeases
 from stream_consumers import Collector, until
 
 from rt.errors import Fenced, Overloaded, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore, SqliteStore
 from rt.streams.balancer.balancer import Fence, FixedBalancer
+from rt.streams.balancer.balancers import LeaseBalancer
 from rt.streams.core.errors import OwnerTimeout, QueueElsewhere
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
@@ -181,8 +183,8 @@ def test_the_queue_is_acknowledged_only_up_to_what_every_subscription_has() -> N
     acknowledged: list[SequenceToken] = []
 
     class Watched(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(low: SequenceToken) -> None:
                 acknowledged.append(low)
@@ -211,8 +213,8 @@ def test_a_failed_agent_is_restarted_from_its_store() -> None:
     broken = [Overloaded("come back later"), StorageFailed("the disk"), OSError("gone")]
 
     class Broken(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
             receive = receiver.receive
 
             async def breaking(events_max: int, timeout: float) -> Any:
@@ -507,10 +509,10 @@ def test_a_queue_that_returns_while_its_agent_awaits_a_restart_is_served() -> No
     class Broken(GeneratorQueues):
         is_broken = True
 
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
             if self.is_broken:
                 raise OSError("no queue")
-            return await super().receiver(queue, start, book)
+            return await super().receiver(queue, start, *more)
 
     queues = Broken(three)
     (queue,) = queues.mapper.queues
@@ -574,8 +576,8 @@ def test_a_queue_lost_during_its_drain_stops_at_once_and_acknowledges_nothing_mo
     told: list[float] = []
 
     class Told(GeneratorQueues):
-        async def receiver(self, queue: QueueId, start: SequenceToken | None, book: str | None = None) -> Any:
-            receiver = await super().receiver(queue, start, book)
+        async def receiver(self, queue: QueueId, start: SequenceToken | None, *more: Any) -> Any:
+            receiver = await super().receiver(queue, start, *more)
 
             async def acknowledge(_: SequenceToken) -> None:
                 told.append(asyncio.get_running_loop().time())
@@ -770,5 +772,42 @@ def test_a_request_that_the_owner_does_not_answer_is_counted() -> None:
                 await host.stream("n", "a").subscribe(Collector(), start=EARLIEST, consumer="c")
             sample = f'rt_streams_owner_timeouts_total{{provider="p",host="{host.host}",queue="{queue}"}} 1'
             assert sample in host.metrics().splitlines()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["from the cache", "from the history"])
+def test_a_host_that_wakes_after_its_lease_calls_no_consumer_until_it_has_another(is_late: bool) -> None:
+    """The leases' clock jumps in a call, as it does for a host that was paused. No timer has fired then, and
+    no renewal has failed.
+    """
+    queues = GeneratorQueues(three)
+    (queue,) = queues.mapper.queues
+    slept_s = [0.0]
+    fences: list[int] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        balancer = LeaseBalancer(MemoryLeases(LeaseTable(lambda: loop.time() + slept_s[0]), "h1"))
+
+        async def act(_: EventBatch) -> None:
+            fences.append(balancer.my_queues().get(queue, Fence(0)))
+            if len(fences) == 2:
+                slept_s[0] += 60
+
+        options = StreamOptions(batch_events_max=1, cache_events=10)
+        host = StreamProvider("p", queues, balancer=balancer, stores=memory_stores(), options=options)
+        early, slept = Collector(), Collector(act=act)
+        host.implicit("all", "n/a", lambda _: early if is_late else slept)
+        async with host:
+            if is_late:
+                await until(lambda: early.events[-1:] == [99])
+                await host.stream("n", "a").subscribe(slept, start=EARLIEST)
+            await until(lambda: slept.events[-1:] == [99])
+        first, second = fences[0], fences[-1]
+        assert fences == [first] * 2 + [second] * (len(fences) - 2)
+        assert 0 < first < second
+        assert slept.events[:2] == [0, 3]
+        assert slept.events[-34:] == list(range(0, 100, 3))
 
     virtual_time.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from stream_consumers import Collector
 
 import rt
 from rt.errors import Overloaded
+from rt.sidecar.pull_process import LOCK_FILE
 from rt.streams import SequenceToken, StartPosition, StreamId, StreamOptions, StreamProvider, memory_stores
+from rt.streams.agent.agent import REWIND
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.queue.cluster import Cluster, ClusterQueues
 from rt.streams.queue.log_gaps import LogGaps
@@ -223,6 +226,128 @@ def test_a_stream_that_has_no_event_is_read_to_its_end(hosts: Hosts) -> None:
             end = read.end
         await history.close()
         await queues.close()
+
+    asyncio.run(main())
+
+
+def value_of(metrics: str, name: str) -> int:
+    (line,) = (line for line in metrics.splitlines() if line.startswith(f"{name}{{"))
+    return int(line.split()[-1])
+
+
+@contextlib.contextmanager
+def copy_that_does_not_grow(directory: Path) -> Iterator[None]:
+    """Another one has the lock of its pull client, and does nothing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+async def _served_to_the_end(hosts: Hosts) -> None:
+    """A host has delivered everything, and stored that."""
+    got = Collector()
+    provider = hosts.provider("first")
+    provider.implicit("plain", "n/*", lambda _: got)
+    async with provider:
+        await until(lambda: len(got.events) == EVENTS)
+
+
+def test_a_new_owner_delivers_what_its_copy_does_not_have_yet(
+    hosts: Hosts, feeds: Feeds, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        await _served_to_the_end(hosts)
+        append(feeds, range(EVENTS, EVENTS + 20))
+        got = Collector()
+        provider = hosts.provider("second")
+        provider.implicit("plain", "n/*", lambda _: got)
+        with copy_that_does_not_grow(tmp_path / "hosts" / "second" / "s" / "merged"):
+            async with provider:
+                await until(lambda: len(got.events) == 20)
+                append(feeds, range(EVENTS + 20, EVENTS + 40))
+                await until(lambda: len(got.events) == 40)
+        assert got.events == [b"%d" % number for number in range(EVENTS, EVENTS + 40)]
+        assert got.gaps == []
+
+    asyncio.run(main())
+
+
+def test_a_subscription_far_back_does_not_delay_the_others_after_a_hand_over(
+    hosts: Hosts, feeds: Feeds, tmp_path: Path
+) -> None:
+    async def refuse(_: EventBatch) -> None:
+        raise Overloaded("busy")
+
+    async def main() -> None:
+        slow, again, before, got = Collector(act=refuse), Collector(), Collector(), Collector()
+        provider = hosts.provider("first")
+        provider.implicit("plain", "n/*", lambda _: before)
+        async with provider:
+            handle = await provider.stream("n", "a").subscribe(slow, start=SequenceToken(0))
+            await until(lambda: len(before.events) == EVENTS)
+        append(feeds, range(EVENTS, EVENTS + 20))
+        provider = hosts.provider("second")
+        provider.implicit("plain", "n/*", lambda _: got)
+        with copy_that_does_not_grow(tmp_path / "hosts" / "second" / "s" / "merged"):
+            async with provider:
+                await until(lambda: len(got.events) == 20)
+                assert value_of(provider.metrics(), "rt_streams_events_total") == REWIND + 20
+                known = await provider.stream("n", "a").subscriptions()
+                (found,) = (one for one, _ in known if one.id == handle.id)
+                await found.resume(again)
+                await until(lambda: len(again.events) == len(numbers("a", 0, EVENTS + 20)))
+        assert again.events == numbers("a", 0, EVENTS + 20)
+        assert again.gaps == []
+
+    asyncio.run(main())
+
+
+def test_history_that_the_copy_does_not_have_yet_comes_from_the_nodes(
+    hosts: Hosts, feeds: Feeds, tmp_path: Path
+) -> None:
+    hosts.copy_from("second", 2500)
+
+    async def main() -> None:
+        end = EVENTS + 1000
+        append(feeds, range(EVENTS, end))
+        got = list[bytes]()
+        queues = ClusterQueues({"q": hosts.cluster("second")})
+        (queue,) = queues.mapper.queues
+        history = await queues.history(queue, StreamId("n", "a"), SequenceToken(2600))
+        with copy_that_does_not_grow(tmp_path / "hosts" / "second" / "s" / "merged"):
+            while len(got) < len(numbers("a", 2600, end)):
+                got += [event for batch in (await history.read(100)).batches for event in batch.events]
+        assert got == numbers("a", 2600, end)
+        await history.close()
+        await queues.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_read_before_the_stored_positions_is_a_gap_only_for_whoever_goes_back(
+    hosts: Hosts, feeds: Feeds
+) -> None:
+    async def main() -> None:
+        await _served_to_the_end(hosts)
+        feeds.trim(28)
+        append(feeds, range(EVENTS, EVENTS + 20))
+        tokens = {"plain": None, "near": SequenceToken(2989), "far": SequenceToken(EVENTS - REWIND + 5)}
+        got = {name: Collector(last=token) for name, token in tokens.items()}
+        provider = hosts.provider("second")
+        for name, collector in got.items():
+            provider.implicit(name, "n/a", lambda _, collector=collector: collector)
+        end = EVENTS + 20
+        async with provider:
+            await until(lambda: all(each.events[-1:] == numbers("a", 0, end)[-1:] for each in got.values()))
+            metrics = provider.metrics()
+        assert got["plain"].events == numbers("a", EVENTS, end)
+        assert got["near"].events == numbers("a", 2990, end)
+        assert got["far"].events == numbers("a", 2800, end)
+        assert got["plain"].gaps == got["near"].gaps == []
+        (gap,) = got["far"].gaps
+        assert (gap.wanted, gap.resumed) == (SequenceToken(EVENTS - REWIND + 6), SequenceToken(2800))
+        assert value_of(metrics, "rt_streams_gaps_total") == 0
 
     asyncio.run(main())
 

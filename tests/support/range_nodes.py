@@ -55,6 +55,12 @@ class RangeNodes:
         await self._up.pop(index).aclose()
 
 
+async def _calls_ended() -> None:
+    """Wait for the ends of calls that the servers have cancelled. gRPC crashes if the loop ends before."""
+    if calls := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(calls, timeout=30)
+
+
 _FILES = {"ca": "ca.crt", "cert": "sub.crt", "key": "sub.key"}
 
 
@@ -70,6 +76,7 @@ def range_nodes(root: Path, count: int = 2) -> Iterator[RangeNodes]:
             yield nodes
         finally:
             nodes.close()
+            asyncio.run_coroutine_threadsafe(_calls_ended(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

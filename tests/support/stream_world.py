@@ -438,7 +438,7 @@ class Queues:
     async def publish(self, *_: Any) -> None:
         raise AssertionError
 
-    async def receiver(self, queue: QueueId, start: SequenceToken | None, _book: str | None = None) -> Any:
+    async def receiver(self, queue: QueueId, start: SequenceToken | None, *_: Any) -> Any:
         await self.world.fault()
         return Reader(self.world, self.made[0], start or SequenceToken(0), None)
 

@@ -12,12 +12,15 @@ from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
 from rt.errors import RtError
+from rt.log.format.constants import NUMBER_MAX
 from rt.log.read.outline import Waypoint
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler
 from rt.log.scan.message_batch import MessageBatch
 
 LOGS_GROUP: Final = "rt.logs"
+NO_END: Final = NUMBER_MAX
+"""The end of a range that goes on with what comes later. It is greater than each position."""
 
 
 class LogSource(Protocol):
@@ -45,7 +48,8 @@ class LogSource(Protocol):
     def read(
         self, start: int, end: int, interest: Projection, on_loss: LossHandler
     ) -> Generator[MessageBatch]:
-        """The messages from `start` up to `end`, each once, in order.
+        """The messages from `start` up to `end`, each once, in order. `end` is at most the end of the log, or
+        `NO_END` with nodes: then this waits for what comes later.
 
         Must call `on_loss` for missing positions before returning what follows them. It may raise.
         """

@@ -41,6 +41,10 @@ logger = logging.getLogger("rt.streams")
 
 _FULL_WAIT_S: Final = 1.0
 """How long to wait for consumers to advance before checking again which are slow, in seconds."""
+REWIND: Final = 256
+"""The queue is read from so many positions before what all subscriptions have. A consumer that keeps its
+token continues after its own last event, which is a little before that. So it needs no history.
+"""
 _HUNG_S: Final = 5.0
 """A consumer that has not got past an event for so many seconds holds up no others."""
 
@@ -64,6 +68,10 @@ class PullingAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping: asyncio.Task[None] | None = None
         self._saves_positions = True
+        self._new_from: SequenceToken | None = None
+        """All subscriptions without a place of their own had everything before it when this was opened. What
+        is read before it is for consumers that go back.
+        """
         self._refusals = 0
         """Consecutive retriable errors of the queue."""
 
@@ -82,10 +90,13 @@ class PullingAgent:
             starts = PatternStarts(self.queue, self._store, self._factories)
             await starts.resolve()
             await self._store.commit()
-            start = self._start(starts.first)
-            self._receiver = await self.queue.adapter.receiver(self.queue.id, start, self._store.book)
+            self._new_from = starts.first or self._store.low
+            begin = starts.first or self._rewound()
+            self._receiver = await self.queue.adapter.receiver(
+                self.queue.id, begin, self._store.book, self._needed(begin)
+            )
             undo.push_async_callback(self._receiver.close)
-            self._serve(starts)
+            self._serve(starts, begin or self._receiver.start)
         except BaseException:
             await _through(undo.aclose())
             raise
@@ -95,10 +106,9 @@ class PullingAgent:
             desk = RequestDesk(self.queue.id, requested, self._store, self.subscriptions.carry_out)
             self._tasks.append(self._guarded(desk.run()))
 
-    def _serve(self, starts: PatternStarts) -> None:
-        """Serve the recorded subscriptions."""
+    def _serve(self, starts: PatternStarts, start: SequenceToken) -> None:
+        """Serve the recorded subscriptions. The cache begins at `start`."""
         queue, store, options = self.queue, self._store, self.queue.options
-        start = starts.first or store.low or self._receiver.start
         queue.is_paused = store.paused_s is not None
         queue.cache = QueueCache(start, events_max=options.cache_events, bytes_max=options.cache_bytes)
         self._table = SubscriptionTable(queue, store, self._factories, starts)
@@ -155,17 +165,19 @@ class PullingAgent:
         await asyncio.gather(*(consumer.stop(deadline) for consumer in consumers))
         return consumers
 
-    def _start(self, of_patterns: SequenceToken | None) -> SequenceToken | None:
-        """Where to read from: at the oldest position of any subscription. Others skip what they already
-        have.
-        """
+    def _rewound(self) -> SequenceToken | None:
+        """Where the cache begins, unless patterns start earlier. None: at the beginning of the queue."""
         low = self._store.low
-        if not self.queue.is_rewindable:
+        if low is None or not self.queue.is_rewindable:
             return low
-        if low is None:
-            return of_patterns
+        return SequenceToken(max(0, low.sequence_number - REWIND))
+
+    def _needed(self, begin: SequenceToken | None) -> SequenceToken | None:
+        """The oldest position of any subscription, if it is before `begin`. Those before it read history."""
+        if begin is None or not self.queue.is_rewindable:
+            return None
         places = [self._store.place(each.id) for each in self._store.records() if each.fault is None]
-        return min(place for place in [low, of_patterns, *places] if place is not None)
+        return min((place for place in places if place is not None and place < begin), default=None)
 
     async def _opened_store(self) -> SubscriptionStore:
         """Open it in a thread of its own, so that stores that hang keep no other queue waiting. If the caller
@@ -263,16 +275,22 @@ class PullingAgent:
         """No other task runs between a stream's first event and the creation of its consumers."""
         self.queue.counts.reads += 1
         for gap in read.gaps:
-            self.queue.add_gap(gap)
+            is_old = self._is_old(gap.resumed) and not gap.is_reset
+            self.queue.add_gap(gap, is_counted=not is_old)
             for consumer in self._table.served.values():
-                if not consumer.is_catching_up:
+                if not (consumer.is_catching_up or (is_old and consumer.wanted >= gap.resumed)):
                     consumer.add_gap(gap)
         now = self.queue.now()
         for batch in read.batches:
             self.queue.counts.events += len(batch.events)
-            self._table.add_stream(batch.stream, now)
+            if not self._is_old(batch.end):
+                self._table.add_stream(batch.stream, now)
         for cursor in self.queue.cache.add(read.batches, read.end):
             cursor.owner.wake()
+
+    def _is_old(self, end: SequenceToken) -> bool:
+        """Whether what ends there is only for consumers that go back."""
+        return self._new_from is not None and end <= self._new_from
 
     def knows(self, stream: StreamId) -> bool:
         """Whether the queue had events of the stream not long ago. A subscription alone does not count: it

@@ -62,6 +62,13 @@ class QueueBalancer(Protocol):
     def my_queues(self) -> Mapping[QueueId, Fence]:
         """The queues to serve here now, each with the fence of this ownership. Empty once stopped."""
 
+    def owns(self, queue: QueueId, fence: Fence) -> bool:
+        """Whether this host owns `queue` with that fence now, by the clock.
+
+        Asked before each call of a consumer, so it must be fast. Once it was False for an ownership, it must
+        stay False.
+        """
+
     def subscribe(self, listener: QueueListener) -> bool:
         """Notify it of changes. False if it is already subscribed."""
 
@@ -97,6 +104,9 @@ class FixedBalancer:
 
     def my_queues(self) -> Mapping[QueueId, Fence]:
         return dict(self._queues)
+
+    def owns(self, queue: QueueId, fence: Fence) -> bool:
+        return self._queues.get(queue) == fence
 
     def subscribe(self, listener: QueueListener) -> bool:
         if listener in self._listeners:

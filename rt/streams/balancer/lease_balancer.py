@@ -77,6 +77,9 @@ class LeasedBalancer:
     def my_queues(self) -> Mapping[QueueId, Fence]:
         return self._keeper.served()
 
+    def owns(self, queue: QueueId, fence: Fence) -> bool:
+        return self._keeper.owns(queue, fence)
+
     def valid_until_s(self, queue: QueueId) -> float | None:
         """Until when this host may serve the queue by the leases' clock, unless that lease is renewed."""
         return self._owned.valid_until_s(queue)
@@ -102,6 +105,7 @@ class LeasedBalancer:
             if self._poll_task is not None:
                 await asyncio.wait([self._poll_task])
             await self._keeper.give_up_all()
+            await self._keeper.end_renewals()
             if self._owned.host_lease is not None:
                 await self._leases.release([self._owned.host_lease])
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease expires

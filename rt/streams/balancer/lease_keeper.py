@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ class LeaseKeeper:
         self._renewals: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._context = copy_context()
+        """For tasks that begin when a consumer was about to be called: they must not have its variables."""
 
     # Lifecycle
 
@@ -58,6 +61,12 @@ class LeaseKeeper:
         self.give_up(list(self.owned.queues))
         while self._changes:
             await asyncio.wait(set(self._changes))
+
+    async def end_renewals(self) -> None:
+        """Renew nothing more."""
+        if self._renewals is not None:
+            self._renewals.cancel()
+            await asyncio.wait([self._renewals])
 
     def end(self) -> None:
         """Stop renewing. Leases still held expire, and their listeners are told that the queues are lost."""
@@ -76,6 +85,19 @@ class LeaseKeeper:
 
     def served(self) -> Mapping[QueueId, Fence]:
         return {} if self._is_over else self.owned.served(self._leases.now_s())
+
+    def owns(self, queue: QueueId, fence: Fence) -> bool:
+        """Whether the lease with this token is valid by the clock. A lease that is not is lost from then on.
+
+        So a late answer to a renewal does not bring back a queue whose consumers have stopped.
+        """
+        right = self.owned.queues.get(queue)
+        if right is None or right.lease.token != fence or right.is_released or self._is_over:
+            return False
+        if not self.owned.is_over(right.lease, self._leases.now_s()):
+            return True
+        self._context.copy().run(self._on_time)
+        return False
 
     def set_host_lease(self, lease: OwnedLease) -> None:
         self.owned.host_lease = lease

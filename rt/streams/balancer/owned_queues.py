@@ -44,8 +44,11 @@ class OwnedQueues:
         return {
             queue: Fence(right.lease.token)
             for queue, right in self.queues.items()
-            if not right.is_released and not self._is_over(right.lease, now_s)
+            if not right.is_released and not self.is_over(right.lease, now_s)
         }
+
+    def is_over(self, lease: OwnedLease, now_s: float) -> bool:
+        return lease.until_s - self._margin_s <= now_s
 
     def valid_until_s(self, queue: QueueId) -> float | None:
         """Until when the queue may be served here, unless its lease is renewed. None if it may not."""
@@ -72,9 +75,9 @@ class OwnedQueues:
 
     def expired(self, now_s: float) -> list[QueueId]:
         """The queues whose leases have expired. Also drops the host lease if it has expired."""
-        if self.host_lease is not None and self._is_over(self.host_lease, now_s):
+        if self.host_lease is not None and self.is_over(self.host_lease, now_s):
             self.host_lease = None
-        return [queue for queue, right in self.queues.items() if self._is_over(right.lease, now_s)]
+        return [queue for queue, right in self.queues.items() if self.is_over(right.lease, now_s)]
 
     def lose(self, queue: QueueId) -> None:
         """Record that the queue is lost and its work must stop. `on_stopped` follows."""
@@ -97,6 +100,3 @@ class OwnedQueues:
             for name, row in rows.items()
             if row.owner == owner and (name, row.token) not in known
         ]
-
-    def _is_over(self, lease: OwnedLease, now_s: float) -> bool:
-        return lease.until_s - self._margin_s <= now_s

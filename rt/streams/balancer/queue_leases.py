@@ -297,6 +297,11 @@ class QueueLeases:
 
     async def _release_place(self) -> LeaseResult:
         async def ask(cluster: str, _: Sequence[str]) -> Sequence[LeaseResult]:
+            if (renewing := self._renewing.pop(cluster, None)) is not None:
+                # It may acquire the lease again.
+                await asyncio.wait([renewing])
+                if (renewed := renewing.result()[1].lease) is not None:
+                    self._places[cluster] = renewed
             held = self._places.pop(cluster, None) or self._strange.pop(cluster, None)
             return (
                 [LeaseResult.INVALID_TOKEN] if held is None else await self._leases[cluster].release([held])

@@ -51,8 +51,8 @@ class CatchUpReader:
 
     @property
     def _is_halted(self) -> bool:
-        """Whether the consumer gets nothing now: it stops, or its queue is paused."""
-        return self._consumer.is_stopping or self._queue.is_paused
+        """Whether the consumer gets nothing now: it stops, or its queue is paused or lost."""
+        return self._consumer.is_stopping or self._queue.is_halted
 
     async def run(self) -> None:
         """Run until the cache has what comes next, or others need the slot."""

@@ -259,7 +259,7 @@ class Consumer:
         try:
             if not self._is_greeted:
                 await self._greet()
-            while not (self.is_stopping or self._queue.is_paused):
+            while not (self.is_stopping or self._queue.is_halted):
                 if self.is_catching_up:
                     await self._catching_up.run()
                 elif (batch := self._take(self.policy.batch_events)) is not None:
@@ -275,7 +275,7 @@ class Consumer:
 
     async def _greet(self) -> None:
         """Ask the observer for its position, and move there."""
-        while not self._is_greeted and not self.is_stopping:
+        while not self._is_greeted and not self.is_stopping and self._queue.is_owned():
             try:
                 last = await self._calls.run(self._calls.observer.last_token())
                 wanted = self.wanted if last is None else checked_token(last).next
@@ -309,9 +309,8 @@ class Consumer:
             answer = await self._calls.run(self._calls.observer.on_batch(batch))
             wanted = self.cursor.end_of(batch) if answer is None else checked_token(answer).next
             if answer is not None and not self._may_continue(batch, wanted):
-                raise DeliveryFailed(
-                    "the consumer returned a token before the events that it was given", got=answer
-                )
+                what = "the consumer returned a token before the events that it was given"
+                raise DeliveryFailed(what, got=answer)
         except ConsumerGone:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a consumer raises
@@ -337,7 +336,8 @@ class Consumer:
 
     async def report_gaps(self, end: SequenceToken) -> None:
         """Report the gaps before `end`."""
-        while self._gaps and self._gaps.first.resumed <= end and not self.is_stopping:
+        gaps, queue = self._gaps, self._queue
+        while gaps and gaps.first.resumed <= end and not (self.is_stopping or queue.is_halted):
             await self._pass_gap()
 
     async def _pass_gap(self) -> None:

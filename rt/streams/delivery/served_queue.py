@@ -70,6 +70,8 @@ class ServedQueue:
     """Called with a stream that becomes known by an event."""
     on_taken_over: Callable[[StreamId, str], None] = lambda *_: None
     """Called with the stream and the label of each stored explicit subscription, when the agent starts."""
+    is_owned: Callable[[], bool] = lambda: True
+    """Whether this host may call consumers now. Once it is False, the queue is lost: its agent is stopped."""
     is_open: bool = False
     """Whether events are read and subscriptions can be changed."""
     has_failed: bool = False
@@ -81,6 +83,11 @@ class ServedQueue:
     def __post_init__(self) -> None:
         self.deadlines = CallDeadlines(self.options.call_for_s)
         self.read_slots = ReadSlots(self.options.catch_ups_max)
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether no consumer may be called: the queue is paused or lost."""
+        return self.is_paused or not self.is_owned()
 
     @property
     def is_rewindable(self) -> bool:
@@ -108,8 +115,8 @@ class ServedQueue:
             self.continued.set()
         return True
 
-    def add_gap(self, gap: QueueGap) -> None:
-        self.counts.gaps += 1
+    def add_gap(self, gap: QueueGap, *, is_counted: bool = True) -> None:
+        self.counts.gaps += is_counted
         self.gaps = [known for known in self.gaps if known.resumed > self.cache.start]
         self.gaps.append(gap)
 

@@ -101,9 +101,16 @@ class QueueAdapter(Protocol):
         """
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, book: str | None, /
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        book: str | None,
+        needed: SequenceToken | None = None,
+        /,
     ) -> QueueReceiver:
         """Open the queue at `start`. None: at the acknowledged position, or else at its oldest event.
+
+        `needed`, if it is given, is before `start`: some subscription still reads from there on, as history.
 
         `book` is the id of the subscription store, if that outlives this process. Owners with different ones
         know nothing of each other: what one has acknowledged, another may still need.

@@ -6,6 +6,13 @@ whoever else acknowledges under that name.
 Invariants:
 - The hold is below what the book still needs. A node that does not answer delays it, and nothing else.
 - As long as this runs, a hold that an operator releases exists again within `AGAIN_S`.
+
+The book of subscriptions that are kept in memory has its id and position next to the copy of the log:
+
+    book.NAME           the id: 16 hexadecimal digits
+    book-position.NAME  what was acknowledged, as in `rt.client.cursor`
+
+So a host that starts again without its subscriptions continues where it acknowledged, under the same hold.
 """
 
 from __future__ import annotations
@@ -13,10 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from typing import Final
 
-from rt.errors import RtError
+from rt.client.cursor import read_position, write_position
+from rt.errors import Corrupt, RtError
+from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.scan.directory import read_file
 from rt.net.lease_client import LeaseCalls
 from rt.net.tls import TLS
 
@@ -27,6 +38,8 @@ AGAIN_S: Final = 30.0
 _RETRY_S: Final = 5.0
 _LAST_S: Final = 2.0
 """How long the last position may take, in seconds. If it is not sent, the nodes keep a little more."""
+_MAGIC: Final = b"RTBOOKED"
+_ID_BYTES: Final = 8
 
 
 def hold_name(name: str, book: str) -> str:
@@ -99,3 +112,38 @@ class BookHold:
         position = self._position
         await self._calls.acknowledge({self._name: position}, **limits)
         self._sent = position
+
+
+class CopyBook:
+    """The book of `name` in `directory`, which is made. Raises storage errors, `rt.Corrupt`."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._path = os.path.join(directory, f"book-position.{name}")
+        with storage_errors(directory, "making a directory for a copy"):
+            REAL.make_directory(directory)
+        self.id: Final = _id(os.path.join(directory, f"book.{name}"))
+        self.position = read_position(REAL, self._path, _MAGIC)
+        """None: nothing was acknowledged."""
+
+    def acknowledge(self, position: int) -> None:
+        """Durable on return."""
+        if self.position is None or position > self.position:
+            write_position(REAL, self._path, _MAGIC, position)
+            self.position = position
+
+
+def _id(path: str) -> str:
+    data = read_file(REAL, path, 64, doing="reading the id of a book")
+    if data is None:
+        data = os.urandom(_ID_BYTES).hex().encode()
+        with storage_errors(path, "keeping the id of a book"):
+            write_whole(REAL, path, data)
+    try:
+        return bytes.fromhex(data.decode()).hex()
+    except ValueError as error:
+        raise Corrupt(
+            "the id of a book is not valid",
+            path=path,
+            offset=0,
+            hint="Remove the file: the subscriptions in memory get another hold.",
+        ) from error

@@ -19,6 +19,7 @@ from rt.errors import RtError
 from rt.events import SkipForward
 from rt.log.disk import REAL
 from rt.log.format.headers import Headers
+from rt.log.read.projection import EVERYTHING
 from rt.log.read.reader import Place
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
@@ -28,11 +29,12 @@ from rt.sidecar.pull_settings import copy_directory
 from rt.streams.core.errors import NotWritable, QueueReset
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
-from rt.streams.queue.book_hold import BookHold, hold_name
+from rt.streams.queue.book_hold import BookHold, CopyBook, hold_name
 from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.queue.cluster_history import ClusterHistory
 from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.local_copy import CopyBook, check_copy, end_of, position_at, start_of
+from rt.streams.queue.leading_receiver import LeadingReceiver
+from rt.streams.queue.local_copy import check_copy, end_of, position_at, start_of
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
@@ -138,15 +140,25 @@ class ClusterQueues:
         await writer.publish(stream.topic, events, headers)
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, book: str | None = None
-    ) -> ClusterReceiver:
-        cluster = self._clusters[queue.name]
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        book: str | None = None,
+        needed: SequenceToken | None = None,
+    ) -> ClusterReceiver | LeadingReceiver:
+        """With nodes and a `start` it is read from the nodes until the copy of this host follows them. The
+        copy has what is `needed`.
+        """
+        cluster, nodes = self._clusters[queue.name], self._nodes_of(queue)
         epoch = self._epochs.get(queue.name)
-        receiver = ClusterReceiver(
-            cluster, self._nodes_of(queue), start, self._split, book, epoch, self._topics
-        )
-        await receiver.open()
-        return receiver
+        receiver = ClusterReceiver(cluster, nodes, needed or start, self._split, book, epoch, self._topics)
+        await receiver.check_copy()
+        if nodes is None or start is None:
+            await receiver.open()
+            return receiver
+        gaps = LogGaps(cluster.stream)
+        lead = nodes.feed(position_of(start, self._split), EVERYTHING, gaps)
+        return LeadingReceiver(receiver, lead, gaps, start, self._split, self._topics)
 
     def reads(self, stream: StreamId) -> bool:
         return self._topics.has(stream.topic)
@@ -251,13 +263,14 @@ class ClusterReceiver:
         """Set if nodes hold the log back."""
         self._subscriber: rt.aio.Subscriber
 
-    async def open(self) -> None:
-        """Call first. On failure it closes what it opened. `rt.Diverged` if a forced reset replaced what the
-        copy has.
-        """
-        cluster, name, position = self._cluster, self._cluster.name, self._position_wanted()
+    async def check_copy(self) -> None:
+        """Call before `open`. `rt.Diverged` if a forced reset replaced what the copy has."""
         if self._epoch is not None:
             await asyncio.to_thread(check_copy, self._directory, self._epoch.log)
+
+    async def open(self) -> None:
+        """Call before anything else. On failure it closes what it opened."""
+        cluster, name, position = self._cluster, self._cluster.name, self._position_wanted()
         hold = None
         if name is not None and cluster.tls is not None and self._nodes is not None:
             book = self._book
@@ -301,6 +314,10 @@ class ClusterReceiver:
     def known_end(self) -> SequenceToken | None:
         """The end of the local copy. At most one second old while `receive` is called."""
         return self._known_end
+
+    def follows(self, position: int) -> bool:
+        """Whether the nodes fill the copy now, and it was read up to `position`."""
+        return self._subscriber.log_end is not None and self._subscriber.position >= position
 
     async def receive(self, events_max: int, timeout: float) -> QueueRead | None:
         await self._look_for_end()

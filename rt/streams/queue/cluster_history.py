@@ -24,8 +24,8 @@ from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, positio
 from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.queue.node_ranges import NodeLogs, RangeReader
 
-_DAMAGED_POSITIONS: Final = 65_536
-"""How much is read from the nodes before a damaged copy is tried again."""
+_ELSEWHERE_POSITIONS: Final = 65_536
+"""How much is read from the nodes before a copy is tried again that is damaged, or does not reach so far."""
 
 
 class ClusterHistory:
@@ -64,12 +64,15 @@ class ClusterHistory:
         except Corrupt:
             if self._nodes is None:
                 raise
-            self._leave_copy(self._position + _DAMAGED_POSITIONS)
+            self._leave_copy(self._position + _ELSEWHERE_POSITIONS)
             return await self._read_nodes(messages, events_max)
         if self._gaps.skips:  # The copy was trimmed meanwhile, or has a hole.
             self._leave_copy(self._gaps.skips[-1].resumed)
             return await self._read_nodes(messages, events_max)
         end = SequenceToken(self._copy.position if batch is None else batch.end)
+        if self._nodes is not None and batch is None and end <= self._at:
+            self._leave_copy(self._position + _ELSEWHERE_POSITIONS)
+            return await self._read_nodes(messages, events_max)
         return self._passed_on([] if batch is None else [batch], end, events_max)
 
     async def close(self) -> None:

@@ -67,7 +67,11 @@ class GeneratorQueues:
         )
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        _book: str | None = None,
+        _needed: SequenceToken | None = None,
     ) -> GeneratorReader:
         self._began.setdefault(queue, asyncio.get_running_loop().time())
         return GeneratorReader(self, queue, start or SequenceToken(0), None)

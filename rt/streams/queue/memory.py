@@ -63,7 +63,11 @@ class MemoryQueues:
         self._queues[queue].append(stream, list(events), headers)
 
     async def receiver(
-        self, queue: QueueId, start: SequenceToken | None, _book: str | None = None
+        self,
+        queue: QueueId,
+        start: SequenceToken | None,
+        _book: str | None = None,
+        _needed: SequenceToken | None = None,
     ) -> MemoryReceiver:
         return MemoryReceiver(self._queues[queue], start)
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from rt.errors import Closed
-from rt.log.read.log_source import LogSource, open_nodes
+from rt.errors import Closed, RtError
+from rt.log.read.log_source import NO_END, LogSource, open_nodes
 from rt.log.read.projection import Projection
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.tls import TLS
@@ -29,6 +31,14 @@ _THREADS: Final = 4
 """How many ranges of a cluster are read at a time."""
 _WIDENING_MAX: Final = 64
 """How many positions are read for each event that was requested, if most are of other streams."""
+
+_BATCHES_MAX: Final = 4
+"""How many batches a feed reads ahead."""
+_PAUSE_S_MIN: Final = 0.1
+_PAUSE_S_MAX: Final = 1.0
+"""How long a feed waits after an error before it asks the nodes again, in seconds."""
+
+logger = logging.getLogger("rt.streams")
 
 _Result = TypeVar("_Result")
 
@@ -75,6 +85,27 @@ class NodeLogs:
         find = partial(_position_at, timestamp_ns)
         return await asyncio.wrap_future(self._pool.submit(self._with_log, find))
 
+    def feed(self, position: int, interest: Projection, gaps: LogGaps) -> NodeFeed:
+        """All from `position` on that `interest` selects, as it comes. `gaps` gets what the nodes have
+        trimmed.
+        """
+        return NodeFeed(self, position, interest, gaps)
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[LogSource]:
+        """A log for the calling thread. It is kept for others, unless this raises."""
+        log = self._taken()
+        try:
+            yield log
+        except BaseException:
+            log.close()
+            raise
+        with self._changing:
+            if not self._is_closed:
+                self._idle.append(log)
+                return
+        log.close()
+
     def close(self) -> None:
         """Close what is idle. A read under way ends by itself."""
         with self._changing:
@@ -85,18 +116,8 @@ class NodeLogs:
             log.close()
 
     def _with_log(self, use: Callable[[LogSource], _Result]) -> _Result:
-        log = self._taken()
-        try:
-            found = use(log)
-        except BaseException:
-            log.close()
-            raise
-        with self._changing:
-            if not self._is_closed:
-                self._idle.append(log)
-                return found
-        log.close()
-        return found
+        with self.log() as log:
+            return use(log)
 
     def _taken(self) -> LogSource:
         with self._changing:
@@ -166,6 +187,69 @@ class RangeReader:
         elif self._widening > 1:
             self._widening //= 2
         return RangeRead(batches, max(position, end))
+
+
+class NodeFeed:
+    """The log from `position` on, as it comes: one request to one node. For one task; close it.
+
+    It has a thread, which an event loop that ended or a process that exits does not wait for.
+    """
+
+    def __init__(self, logs: NodeLogs, position: int, interest: Projection, gaps: LogGaps) -> None:
+        self._logs, self._position, self._interest, self._gaps = logs, position, interest, gaps
+        self._loop = asyncio.get_running_loop()
+        self._batches: deque[MessageBatch] = deque()
+        self._arrived = asyncio.Event()
+        self._room = threading.Semaphore(_BATCHES_MAX)
+        self._is_closed = threading.Event()
+        threading.Thread(target=self._run, name="rt-streams-feed", daemon=True).start()
+
+    async def read(self, messages_max: int) -> MessageBatch:
+        """The next messages. Waits for them. A cancelled call loses nothing."""
+        while not self._batches:
+            self._arrived.clear()
+            await self._arrived.wait()
+        batch = self._batches.popleft()
+        if len(batch) > messages_max:
+            self._batches.appendleft(batch.slice(messages_max, len(batch)))
+            batch = batch.slice(0, messages_max)
+        else:
+            self._room.release()
+        return batch
+
+    def close(self) -> None:
+        """Read no more. The thread ends when the node sends something, or after it was silent for long."""
+        self._is_closed.set()
+        self._room.release()
+
+    # The thread
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._is_closed.wait(pause_s):
+            pause_s = max(_PAUSE_S_MIN, min(2 * pause_s, _PAUSE_S_MAX))
+            try:
+                with self._logs.log() as log:
+                    self._read(log)
+            except RtError as error:
+                logger.info("queue_feed_failed position=%d error=%r", self._position, str(error))
+
+    def _read(self, log: LogSource) -> None:
+        with contextlib.closing(log.read(self._position, NO_END, self._interest, self._gaps)) as found:
+            for batch in found:
+                self._room.acquire()
+                if self._is_closed.is_set():
+                    return
+                try:
+                    self._loop.call_soon_threadsafe(self._take, batch)
+                except RuntimeError:  # The event loop is closed.
+                    self._is_closed.set()
+                    return
+                self._position = batch.end
+
+    def _take(self, batch: MessageBatch) -> None:
+        self._batches.append(batch)
+        self._arrived.set()
 
 
 def _consume_error(under_way: asyncio.Future[RangeRead]) -> None:
