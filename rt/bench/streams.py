@@ -16,13 +16,14 @@ from typing import Any
 from rt.bench.measure import Figure, Stopwatch, TimeUsed, wall_and_cpu
 from rt.bench.merged_logs import TOPIC, make_log
 from rt.bench.processes import peak_memory_mb
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamObserver
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueAdapterFactory, QueueRead
-from rt.streams.queue.cluster import Cluster, ClusterQueues
 from rt.streams.queue.generator import GeneratorQueues, GeneratorReader
 
 _VALUE = bytes(128)

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from rt.streams.balancer.cluster_leases import ClusterLeases
     from rt.streams.balancer.queue_leases import QueueLeases
     from rt.streams.balancer.table_store import cluster_stores
-    from rt.streams.queue.cluster import Cluster, ClusterQueues
+    from rt.streams.cluster.cluster import Cluster
+    from rt.streams.cluster.cluster_queues import ClusterQueues
 
 __all__ = [
     "Cluster",
@@ -104,8 +105,8 @@ __all__ = [
 ]
 
 _AT_FIRST_USE: Final = {
-    "Cluster": "rt.streams.queue.cluster",
-    "ClusterQueues": "rt.streams.queue.cluster",
+    "Cluster": "rt.streams.cluster.cluster",
+    "ClusterQueues": "rt.streams.cluster.cluster_queues",
     "ClusterLeases": "rt.streams.balancer.cluster_leases",
     "DeploymentBalancer": "rt.streams.balancer.balancers",
     "LeaseBalancer": "rt.streams.balancer.balancers",

@@ -20,8 +20,9 @@ from stream_consumers import Collector, until
 import rt
 import rt.otel
 from rt.streams import EventObserver, MemoryQueues, SequenceToken, StreamOptions, StreamProvider
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.queue.cluster import Cluster, ClusterQueues
 
 CONTEXT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

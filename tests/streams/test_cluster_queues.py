@@ -22,9 +22,10 @@ from rt.streams import (
     StreamProvider,
     directory_stores,
 )
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_events import UnreadableMessage, events_of
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.stream_id import stream_of
-from rt.streams.queue.cluster import Cluster, ClusterQueues
-from rt.streams.queue.cluster_events import UnreadableMessage, events_of
 from rt.testing.merged import MergedLogBuilder
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE

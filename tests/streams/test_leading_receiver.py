@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rt.errors import StorageFailed
 from rt.log.scan.message_batch import MessageBatch
+from rt.streams.cluster.leading_receiver import LOOK_S, OPEN_S, LeadingReceiver
+from rt.streams.cluster.log_gaps import LogGaps
+from rt.streams.cluster.topic_filter import TopicFilter
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
-from rt.streams.queue.leading_receiver import LOOK_S, OPEN_S, LeadingReceiver
-from rt.streams.queue.log_gaps import LogGaps
-from rt.streams.queue.topic_filter import TopicFilter
 
 A = StreamId("n", "a")
 

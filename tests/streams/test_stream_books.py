@@ -26,8 +26,8 @@ from rt.streams import (
     StreamProvider,
     directory_stores,
 )
+from rt.streams.cluster import book_hold
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.queue import book_hold
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
 

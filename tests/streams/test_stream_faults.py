@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stream_consumers import Collector, until
 
 from rt.objects import CommitUnknown, MemoryStore
+from rt.streams.cluster.cluster_events import ReadSizer
 from rt.streams.core.errors import ConsumerGone, NoSuchSubscription, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import (
@@ -26,7 +27,6 @@ from rt.streams.delivery.options import StreamOptions
 from rt.streams.observer import StreamGap
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead
-from rt.streams.queue.cluster_events import ReadSizer
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
 from rt.streams.stores import memory_stores

@@ -18,9 +18,10 @@ from rt.errors import Overloaded
 from rt.sidecar.pull_process import LOCK_FILE
 from rt.streams import SequenceToken, StartPosition, StreamId, StreamOptions, StreamProvider, memory_stores
 from rt.streams.agent.agent import REWIND
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
+from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.queue.cluster import Cluster, ClusterQueues
-from rt.streams.queue.log_gaps import LogGaps
 from rt.streams.subscriptions.subscription_store import Stores
 
 EVENTS = 3000

@@ -27,8 +27,9 @@ from rt.streams import (
     directory_stores,
     memory_stores,
 )
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.event_batch import EventBatch
-from rt.streams.queue.cluster import Cluster, ClusterQueues
 from rt.testing.merged import MergedLogBuilder
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE

@@ -33,10 +33,11 @@ from rt.streams import (
     SubscriptionFaulted,
     memory_stores,
 )
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.delivery import PoisonPolicy
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.event_selection import EventSelection
-from rt.streams.queue.cluster import Cluster, ClusterQueues
 
 ONE = StreamId("n", "one")
 

@@ -30,9 +30,10 @@ from rt.streams import (
     StreamProvider,
     memory_stores,
 )
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.queue.adapter import QueueGap
-from rt.streams.queue.cluster import Cluster, ClusterQueues
 from rt.streams.subscriptions.subscription_store import Stores, SubscriptionStore
 
 KEYS = 4

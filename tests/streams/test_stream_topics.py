@@ -14,7 +14,8 @@ from stream_consumers import Collector
 import rt
 from rt.errors import InvalidOption
 from rt.streams import SequenceToken, StartPosition, StreamId, StreamOptions, StreamProvider, memory_stores
-from rt.streams.queue.cluster import Cluster, ClusterQueues
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.subscriptions.subscription_store import Stores
 
 EVENTS = 2000

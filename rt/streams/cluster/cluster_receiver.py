@@ -1,227 +1,38 @@
-"""Queues that are rt streams: each cluster is a queue, each topic of its log a logical stream.
-
-An event is a message's value with the token (position, 0). With `split` a message carries several events:
-the i-th has the token (position, i). Everything that the nodes retain can be read again; without nodes, what
-the log directory retains.
-"""
+"""Follows one cluster's log in the copy of this host. What the copy lacks is read from the nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Final
 
 import rt.aio
-from rt.client.publisher import Publisher
 from rt.errors import RtError
 from rt.events import SkipForward
-from rt.log.disk import REAL
-from rt.log.format.headers import Headers
-from rt.log.read.projection import EVERYTHING
 from rt.log.read.reader import Place
-from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
-from rt.net.lease_client import LeaseCalls
-from rt.net.tls import TLS
-from rt.sidecar.pull_settings import copy_directory
-from rt.streams.core.errors import NotWritable, QueueReset
-from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
-from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
-from rt.streams.queue.book_hold import BookHold, CopyBook, hold_name
-from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
-from rt.streams.queue.cluster_history import ClusterHistory
-from rt.streams.queue.cluster_writer import ClusterWriter
-from rt.streams.queue.leading_receiver import LeadingReceiver
-from rt.streams.queue.local_copy import check_copy, end_of, position_at, start_of
-from rt.streams.queue.log_gaps import LogGaps
-from rt.streams.queue.mapper import PartitionedQueueMapper, QueueMapper
-from rt.streams.queue.node_ranges import NodeLogs, RangeReader
+from rt.streams.cluster.book_hold import BookHold, CopyBook, hold_name
+from rt.streams.cluster.cluster import Cluster
+from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of, position_of
+from rt.streams.cluster.local_copy import check_copy, end_of, start_of
+from rt.streams.cluster.log_gaps import LogGaps
+from rt.streams.cluster.node_ranges import NodeLogs, RangeReader
+from rt.streams.cluster.topic_filter import TopicFilter
+from rt.streams.core.errors import QueueReset
+from rt.streams.core.stream_id import SequenceToken, StreamId
+from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.queue_epoch import QueueEpoch, generation_of_run
-from rt.streams.queue.topic_filter import TopicFilter
-
-Level: TypeAlias = Literal["replicated", "merged"]
 
 _END_AGAIN_S: Final = 1.0
 """How often the end of the local copy is refreshed, in seconds. Used for the lag metric only."""
-
-EPOCH_S: Final = 5.0
-"""How long the nodes may take to say in which epoch they are, in seconds."""
 
 _BEHIND_S: Final = 0.2
 """The wait before nodes that have less than this host are asked again, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """One of the clusters, as this host reaches it.
-
-    To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
-    (role subscriber), the nodes retain what the subscription store of the queue has not acknowledged: the
-    hold is called `<name>~book-<id of the store>`.
-
-    To write: `writer` opens a publisher of that stream; `level` is the durability that `publish` waits for,
-    at most `level_s` seconds. None: synced on this host.
-    """
-
-    stream: str
-    path: str
-    endpoints: Sequence[str] = ()
-    tls: TLS | None = field(default=None, repr=False)
-    name: str | None = None
-    writer: Callable[[], Publisher] | None = None
-    level: Level | None = None
-    level_s: float = 30.0
-
-    def directory(self, topics: Sequence[str] = ()) -> str:
-        """The log that this host reads: with nodes, its copy of these topics (empty: all)."""
-        if not self.endpoints and is_log_directory(REAL, self.path):
-            return self.path
-        return copy_directory(self.path, self.stream, topics if self.endpoints else ())
-
-
-class ClusterQueues:
-    """One queue per entry of `clusters`, named by its key. Factory and adapter in one.
-
-    `placement` says where other programs publish: a pattern of topics (`*`, `?`, `[…]`), and the key of the
-    cluster. The first pattern that matches counts. All other streams are placed by their hash.
-
-    `topics` are patterns of the topics that this host reads. All hosts must have the same ones. The nodes
-    send no others, and the copy of each list has a directory of its own. In a directory without nodes others
-    are passed over before their values are read. They cannot be subscribed to. None: all topics.
-    """
-
-    is_rewindable: Final = True
-
-    def __init__(
-        self,
-        clusters: Mapping[str, Cluster],
-        *,
-        split: Split | None = None,
-        placement: Mapping[str, str] | None = None,
-        topics: Collection[str] | None = None,
-    ) -> None:
-        self.mapper: QueueMapper = PartitionedQueueMapper(tuple(clusters), placement or {})
-        self._clusters = dict(clusters)
-        self._split = split
-        self._topics = TopicFilter(topics)
-        self._writers: dict[str, ClusterWriter] = {}
-        self._nodes: dict[str, NodeLogs] = {}
-        self._epochs: dict[str, QueueEpoch] = {}
-        """By queue: the last epoch that its cluster named."""
-
-    @property
-    def direction(self) -> StreamDirection:
-        """Writable only if every cluster has a publisher."""
-        can_write = all(cluster.writer is not None for cluster in self._clusters.values())
-        return StreamDirection.READ_WRITE if can_write else StreamDirection.READ_ONLY
-
-    async def adapter(self) -> ClusterQueues:
-        return self
-
-    async def publish(
-        self, queue: QueueId, stream: StreamId, events: Sequence[Any], headers: Headers = ()
-    ) -> None:
-        """Publish values, in order. Returns when they have reached the cluster's `level`.
-
-        Raises what `rt.Publisher` raises. After `rt.Timeout` they may still be merged.
-        """
-        cluster = self._clusters[queue.name]
-        if cluster.writer is None:
-            hint = "Give its Cluster a writer."
-            raise NotWritable(
-                "this host has no publisher for the cluster", where=queue, got=stream, hint=hint
-            )
-        writer = self._writers.get(queue.name)
-        if writer is None:
-            writer = ClusterWriter(cluster.writer, cluster.level, cluster.level_s)
-            self._writers[queue.name] = writer
-        await writer.publish(stream.topic, events, headers)
-
-    async def receiver(
-        self,
-        queue: QueueId,
-        start: SequenceToken | None,
-        book: str | None = None,
-        needed: SequenceToken | None = None,
-    ) -> ClusterReceiver | LeadingReceiver:
-        """With nodes and a `start` it is read from the nodes until the copy of this host follows them. The
-        copy has what is `needed`.
-        """
-        cluster, nodes = self._clusters[queue.name], self._nodes_of(queue)
-        epoch = self._epochs.get(queue.name)
-        receiver = ClusterReceiver(cluster, nodes, needed or start, self._split, book, epoch, self._topics)
-        await receiver.check_copy()
-        if nodes is None or start is None:
-            await receiver.open()
-            return receiver
-        gaps = LogGaps(cluster.stream)
-        lead = nodes.feed(position_of(start, self._split), EVERYTHING, gaps)
-        return LeadingReceiver(receiver, lead, gaps, start, self._split, self._topics)
-
-    def reads(self, stream: StreamId) -> bool:
-        return self._topics.has(stream.topic)
-
-    async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
-        return ClusterHistory(self._directory(queue), self._nodes_of(queue), stream, start, self._split)
-
-    async def latest(self, queue: QueueId) -> SequenceToken | None:
-        """The end of the log on the nodes, or in the directory."""
-        nodes = self._nodes_of(queue)
-        if nodes is not None:
-            return SequenceToken(await nodes.end())
-        end = await asyncio.to_thread(end_of, self._directory(queue))
-        return None if end is None else SequenceToken(end)
-
-    async def token_at(self, queue: QueueId, timestamp_ns: int) -> SequenceToken:
-        """The first message of any topic with this timestamp or a later one: on the nodes, or in the
-        directory.
-        """
-        nodes = self._nodes_of(queue)
-        if nodes is not None:
-            return SequenceToken(await nodes.position_at(timestamp_ns))
-        return SequenceToken(await asyncio.to_thread(position_at, self._directory(queue), timestamp_ns))
-
-    async def epoch(self, queue: QueueId) -> QueueEpoch | None:
-        """As a majority of the nodes knows it. None: there are no nodes, or they do not tell it."""
-        cluster = self._clusters[queue.name]
-        if not cluster.endpoints or cluster.tls is None:
-            return None
-        calls = LeaseCalls(cluster.endpoints, cluster.tls)
-        try:
-            known = await calls.acknowledge({}, timeout_s=EPOCH_S)
-        finally:
-            await calls.close()
-        if known.epoch is None:
-            return None
-        epoch = self._epochs[queue.name] = QueueEpoch(known.epoch, known.log_end)
-        return epoch
-
-    async def close(self) -> None:
-        """Close the publishers. Replication of published messages continues in the background."""
-        nodes, self._nodes = self._nodes, {}
-        for logs in nodes.values():
-            await asyncio.to_thread(logs.close)
-        writers, self._writers = self._writers, {}
-        for writer in writers.values():
-            await writer.close()
-
-    def _directory(self, queue: QueueId) -> str:
-        return self._clusters[queue.name].directory(self._topics.patterns)
-
-    def _nodes_of(self, queue: QueueId) -> NodeLogs | None:
-        """The log of the queue's nodes; None if it is only a directory."""
-        cluster = self._clusters[queue.name]
-        if not cluster.endpoints or cluster.tls is None:
-            return None
-        if queue.name not in self._nodes:
-            self._nodes[queue.name] = NodeLogs(cluster.endpoints, cluster.stream, cluster.tls)
-        return self._nodes[queue.name]
-
-
 class ClusterReceiver:
-    """Follows one cluster's log in the copy of this host. What the copy lacks is read from the nodes."""
+    """A `QueueReceiver`. `open` it first."""
 
     def __init__(
         self,

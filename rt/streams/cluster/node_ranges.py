@@ -23,7 +23,7 @@ from rt.log.read.log_source import NO_END, LogSource, open_nodes
 from rt.log.read.projection import Projection
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.tls import TLS
-from rt.streams.queue.log_gaps import LogGaps
+from rt.streams.cluster.log_gaps import LogGaps
 
 PATIENCE_S: Final = 10.0
 """How long all nodes may fail before a read raises, in seconds. The caller reads again."""

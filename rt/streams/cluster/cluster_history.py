@@ -17,12 +17,12 @@ from rt.log.read.topic_patterns import TopicPatterns
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
+from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of, position_of
+from rt.streams.cluster.log_gaps import LogGaps
+from rt.streams.cluster.node_ranges import NodeLogs, RangeReader
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueRead
-from rt.streams.queue.cluster_events import ReadSizer, Split, events_of, position_of
-from rt.streams.queue.log_gaps import LogGaps
-from rt.streams.queue.node_ranges import NodeLogs, RangeReader
 
 _ELSEWHERE_POSITIONS: Final = 65_536
 """How much is read from the nodes before a copy is tried again that is damaged, or does not reach so far."""

@@ -1,0 +1,43 @@
+"""One of the clusters whose logs are queues, as a host reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from rt.client.publisher import Publisher
+from rt.log.disk import REAL
+from rt.log.scan.directory import is_log_directory
+from rt.net.tls import TLS
+from rt.sidecar.pull_settings import copy_directory
+
+Level: TypeAlias = Literal["replicated", "merged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One of the clusters, as this host reaches it.
+
+    To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
+    (role subscriber), the nodes retain what the subscription store of the queue has not acknowledged: the
+    hold is called `<name>~book-<id of the store>`.
+
+    To write: `writer` opens a publisher of that stream; `level` is the durability that `publish` waits for,
+    at most `level_s` seconds. None: synced on this host.
+    """
+
+    stream: str
+    path: str
+    endpoints: Sequence[str] = ()
+    tls: TLS | None = field(default=None, repr=False)
+    name: str | None = None
+    writer: Callable[[], Publisher] | None = None
+    level: Level | None = None
+    level_s: float = 30.0
+
+    def directory(self, topics: Sequence[str] = ()) -> str:
+        """The log that this host reads: with nodes, its copy of these topics (empty: all)."""
+        if not self.endpoints and is_log_directory(REAL, self.path):
+            return self.path
+        return copy_directory(self.path, self.stream, topics if self.endpoints else ())
