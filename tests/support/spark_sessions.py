@@ -1,27 +1,14 @@
-"""Local Spark sessions for tests.
-
-`python tests/support/spark_sessions.py` keeps the classes that Spark loads in a file of the environment. With
-it, each session takes half the processor time to start.
-"""
+"""Local Spark sessions for tests."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Final
 
 import pyspark
 from pyspark.sql import SparkSession
-
-_SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Small queries, of which none runs twice: what compilers would do for them costs more than it saves."""
-_KEPT: Final = Path(sys.prefix, f"spark-{pyspark.__version__}")
-"""The file of classes, and the home of Spark with its jars: Java compares their paths."""
-_CLASSES: Final = _KEPT / "classes.jsa"
 
 
 def local_session(
@@ -39,10 +26,10 @@ def cheap_environment(directory: Path) -> dict[str, str]:
     """The environment of a program that makes a session of its own: with the settings of `local_session`."""
     environment = dict(os.environ)
     prepare(directory, sys.executable, environment)
+    conf = directory / "home" / "conf"
+    conf.mkdir()
     lines = [f"{name} {value}\n" for name, value in settings(directory).items()]
-    # Not in `home/conf`: Java uses no file of classes if there is such a directory among their paths.
-    (defaults := directory / "spark-defaults.conf").write_text("".join(lines))
-    environment["PYSPARK_SUBMIT_ARGS"] = shlex.join(["--properties-file", str(defaults), "pyspark-shell"])
+    (conf / "spark-defaults.conf").write_text("".join(lines))
     return environment
 
 
@@ -51,7 +38,7 @@ def prepare(directory: Path | str, python: str, environment: MutableMapping[str,
     environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
     environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     environment["SPARK_LAUNCHER_OPTS"] = _SMALL
-    environment["SPARK_HOME"] = _home(_KEPT if _CLASSES.exists() else directory)
+    environment["SPARK_HOME"] = _home(os.path.join(directory, "home"))
 
 
 def settings(directory: Path | str) -> dict[str, str]:
@@ -68,49 +55,21 @@ def settings(directory: Path | str) -> dict[str, str]:
         "spark.driver.host": "localhost",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": f"{_SMALL} {_classes_option()}",
+        "spark.driver.extraJavaOptions": _SMALL,
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.ui.explainMode": "formatted",
     }
 
 
-def _classes_option() -> str:
-    """Java ignores a file that another Java or other jars have made; it would say so on stdout."""
-    return f"-XX:SharedArchiveFile={_CLASSES} -Xlog:disable" if _CLASSES.exists() else ""
+_SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Small queries, of which none runs twice: what compilers would do for them costs more than it saves."""
 
 
-def keep_classes() -> None:
-    """Write the file of classes, if it is missing."""
-    if _CLASSES.exists():
-        return
-    made = _KEPT / f"{os.getpid()}.jsa"
-    with tempfile.TemporaryDirectory() as directory:
-        prepare(directory, sys.executable, os.environ)
-        os.environ["SPARK_HOME"] = _home(_KEPT)
-        options = f"{_SMALL} -XX:ArchiveClassesAtExit={made} -Xlog:disable"
-        builder = SparkSession.builder.master("local[2]")
-        for name, value in {**settings(directory), "spark.driver.extraJavaOptions": options}.items():
-            builder = builder.config(name, value)
-        session = builder.getOrCreate()
-        session.range(100).groupBy("id").count().collect()
-        session.createDataFrame([(1, "a")], "number int, text string").filter("number > 0").collect()
-        java = session.sparkContext._gateway.proc
-        session.stop()
-        java.stdin.close()  # Java ends, and writes the file.
-        java.wait()
-    made.rename(_CLASSES)
-
-
-def _home(directory: Path | str) -> str:
+def _home(path: str) -> str:
     """Spark as it is installed, without the zip file whose modules each new worker would compile anew."""
-    home, installed = os.path.join(directory, "home"), os.path.dirname(pyspark.__file__)
-    os.makedirs(home, exist_ok=True)
+    installed = os.path.dirname(pyspark.__file__)
+    os.makedirs(path, exist_ok=True)
     for name in ("bin", "jars"):
-        if not os.path.lexists(os.path.join(home, name)):
-            os.symlink(os.path.join(installed, name), os.path.join(home, name))
-    return home
-
-
-if __name__ == "__main__":
-    keep_classes()
+        os.symlink(os.path.join(installed, name), os.path.join(path, name))
+    return path
