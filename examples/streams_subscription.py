@@ -20,6 +20,7 @@ from rt.streams import (
     ClusterQueues,
     EventBatch,
     LeaseBalancer,
+    LeaseTimes,
     QueueLeases,
     StreamGap,
     StreamId,
@@ -68,7 +69,9 @@ def open_provider(stream: StreamId) -> StreamProvider:
         name = tls.identity.name  # With it the nodes hold the log for the subscription.
         clusters = {"all": Cluster(options.log, options.path, options.endpoints.split(","), tls, name=name)}
         leases = QueueLeases.of_clusters(clusters, "prices")
-        balancer, stores = LeaseBalancer(leases), cluster_stores(leases)
+        # Another host goes on about 9 s after this one was lost.
+        times = LeaseTimes(lease_s=8.0, look_s=0.5)
+        balancer, stores = LeaseBalancer(leases, times=times), cluster_stores(leases)
     else:
         clusters = {"all": Cluster(options.log, options.path)}
         os.makedirs("data/subscriptions", exist_ok=True)

@@ -42,6 +42,10 @@ logger = logging.getLogger("rt.streams")
 
 _SERVED_S: Final = 30.0
 """How long a call waits for a queue that this host is about to serve."""
+_OWNER_S: Final = 60.0
+"""How long a request waits for the owner of a queue. If that host was lost, the next one must wait for its
+lease to end, 30 s by default.
+"""
 
 
 class StreamProvider:
@@ -293,7 +297,7 @@ class StreamProvider:
             raise elsewhere
         queue = queue or self._factory.mapper.queue_for(stream)
         try:
-            answer = await self._requesting.ask_owner(queue, request.encode(), _SERVED_S)
+            answer = await self._requesting.ask_owner(queue, request.encode(), _OWNER_S)
         except OwnerTimeout:
             if self._manager is not None:
                 self._manager.counts(queue).owner_timeouts += 1

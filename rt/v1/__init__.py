@@ -19,5 +19,5 @@ CIPHERS = (
 
 os.environ["GRPC_SSL_CIPHER_SUITES"] = ":".join(CIPHERS)
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # Its notices of ordinary events go to stderr otherwise.
-# Without it the thread that asks for events polls the sockets itself: one change of threads less for each.
+# The thread that waits for gRPC's events polls the sockets itself: one change of threads less for each event.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")

@@ -426,6 +426,18 @@ def test_the_environment_does_not_weaken_the_ciphers() -> None:
     )
 
 
+def test_grpc_knows_the_settings_of_its_pollers_and_the_environment_may_replace_them() -> None:
+    opened = "import os, rt.v1, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+    code = f"{opened}; print(os.environ['GRPC_EXPERIMENTS'])"
+    unset = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    for environment in (unset, {**unset, "GRPC_EXPERIMENTS": ""}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == "", "gRPC reports experiments that it does not know"
+        assert ("event_engine" in done.stdout) == (environment is unset)
+
+
 # --- bounds -----------------------------------------------------------------------------------------------
 
 

@@ -115,7 +115,7 @@ def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -
         async with world.host("two"):
             while (found := await world.calls.find_request(LEASE, b"l" * 16)).state != "answered":
                 await asyncio.sleep(0.02)
-            with pytest.raises(StreamError, match="time of the request is over"):
+            with pytest.raises(OwnerTimeout, match="time of the request is over"):
                 decode_answer(found.content).check()
             assert made in world.subscriptions()
 

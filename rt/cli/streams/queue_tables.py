@@ -32,7 +32,7 @@ connect_option = connect_timeout_option(
 )
 wait_option = option(
     "--timeout",
-    default=30.0,
+    default=60.0,
     type=FiniteRange(1, 3600),
     help="How long the host that owns the queue may take, or, if there is none, a host to become its owner. "
     "The request is not carried out later. Seconds.",

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from rt.errors import Closed, Overloaded, RtError
-from rt.streams.core.errors import StreamError
+from rt.streams.core.errors import OwnerTimeout, StreamError
 from rt.streams.requests.request import (
     Answer,
     PostedRequest,
@@ -116,7 +116,7 @@ class RequestDesk:
 
         try:
             if (late_ns := self._clock_ns() - posted.until_ns) >= 0:
-                raise StreamError(
+                raise OwnerTimeout(
                     "the time of the request is over",
                     where=str(self._queue),
                     got=f"{late_ns / 10**9:,.0f} s too late by the clock of the host that owns the queue",

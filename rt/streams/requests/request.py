@@ -12,7 +12,13 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_c
 
 from rt.errors import InvalidOption, Overloaded, RtError
 from rt.names import check_name
-from rt.streams.core.errors import NoSuchSubscription, NotRewindable, StreamError, StreamMisplaced
+from rt.streams.core.errors import (
+    NoSuchSubscription,
+    NotRewindable,
+    OwnerTimeout,
+    StreamError,
+    StreamMisplaced,
+)
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, checked_token
 
 Action: TypeAlias = Literal["subscribe", "resume", "reset", "end", "pause", "continue"]
@@ -21,7 +27,15 @@ TEXT_BYTES_MAX: Final = 4096
 REASON_CHARACTERS_MAX: Final = 1000
 _ERRORS: Final[dict[str, type[RtError]]] = {
     kind.__name__: kind
-    for kind in (InvalidOption, NoSuchSubscription, NotRewindable, Overloaded, StreamError, StreamMisplaced)
+    for kind in (
+        InvalidOption,
+        NoSuchSubscription,
+        NotRewindable,
+        Overloaded,
+        OwnerTimeout,
+        StreamError,
+        StreamMisplaced,
+    )
 }
 Start: TypeAlias = SequenceToken | StartPosition | None
 
