@@ -130,7 +130,7 @@ class RequestDesk:
             why = error.__cause__ if isinstance(error, Undone) else error
             has_room = not (isinstance(error, Undone) and isinstance(why, Overloaded))
             is_final = isinstance(why, ValueError) or (isinstance(why, StreamError) and not why.retriable)
-            is_final = is_final or not has_room
+            is_final = is_final or not has_room or isinstance(why, OwnerTimeout)
             if isinstance(why, Exception) and is_final and not is_answered:
                 logger.info("request_rejected queue=%s why=%r", self._queue, str(why))
                 answer(rejection(why))
