@@ -138,7 +138,7 @@ def _of_leases(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
     yield number("rt_leases", "Held leases.", len(state.leases))
     yield Metric(
         "rt_lease_table_bytes",
-        "Bytes of the tables that the owners of leases keep in the cluster, by group. At most 32 MiB each.",
+        "Bytes of the tables that the owners of leases keep in the cluster, by group. At most 48 MiB each.",
         ("group",),
         {(group,): size for group, size in sorted(state.tables.bytes_of.items())},
     )

@@ -49,8 +49,8 @@ GROUP_BYTES_RESERVED: Final = 256 << 10
 """Each group can use this whatever the others use. So a quarter of `TABLES_BYTES_MAX` is reserved for small
 groups, and the groups compete for the rest.
 """
-GROUP_BYTES_MAX: Final = 32 << 20
-"""Limits each group."""
+GROUP_BYTES_MAX: Final = 48 << 20
+"""Limits each group: to all that is not reserved."""
 SPARE_BYTES: Final = 4 << 20
 """What makes room may exceed the limits by this: staged parts that only delete, requests to owners, and
 commits that answer them and add nothing else.
