@@ -185,7 +185,7 @@ class TableStore:
             case "not-owner":
                 raise Fenced("another host may have the queue", where=self._lease.name, got=self._lease.token)
             case "no-room":
-                hint = "End subscriptions that nobody needs, or delete tables of groups that are gone."
+                hint = "End subscriptions that are not needed, or delete tables of retired groups."
                 raise Overloaded("the cluster has no room for the table", where=self._lease.name, hint=hint)
         raise StorageFailed(
             "the table is not as this owner left it",
