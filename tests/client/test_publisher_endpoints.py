@@ -443,24 +443,24 @@ def test_what_publishers_have_written_comes_to_the_nodes_whatever_became_of_thei
 def test_why_no_node_accepts_a_session_is_in_the_programs_log_and_in_the_file_that_the_error_names(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with (
-        one_node(pki) as (node, nodes),
-        pytest.raises(rt.InvalidName, match="no such stream here"),  # By `close`.
-        publisher_of(tmp_path, pki, nodes) as publisher,
-    ):
+    with one_node(pki) as (node, nodes):
         node.refusal = rt.InvalidName("no such stream here")
-        with pytest.raises(rt.InvalidName, match="no such stream here"):
-            publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
-        file = Path(publisher.directory, "push.log")
-        until(lambda: file.exists() and "no such stream here" in file.read_text())
+        with (
+            pytest.raises(rt.InvalidName, match="no such stream here"),  # By `close`.
+            publisher_of(tmp_path, pki, nodes) as publisher,
+        ):
+            with pytest.raises(rt.InvalidName, match="no such stream here"):
+                publisher.wait(publisher.publish(b"one"), timeout=WAIT_SECONDS)
+            file = Path(publisher.directory, "push.log")
+            until(lambda: file.exists() and "no such stream here" in file.read_text())
 
-        def is_of_push(record: logging.LogRecord) -> bool:
-            said = record.getMessage()
-            return said.startswith(f"push_blocked path={publisher.directory} ") and "no such stream" in said
+            def is_of_push(record: logging.LogRecord) -> bool:
+                said = record.getMessage()
+                return said.startswith(f"push_blocked path={publisher.directory} ") and "no such stream" in said
 
-        until(lambda: any(map(is_of_push, caplog.records)))
-        (record,) = set(filter(is_of_push, caplog.records))
-        assert (record.name, record.levelname) == ("replicator", "WARNING")
+            until(lambda: any(map(is_of_push, caplog.records)))
+            (record,) = set(filter(is_of_push, caplog.records))
+            assert (record.name, record.levelname) == ("replicator", "WARNING")
 
 
 @pytest.mark.slow
