@@ -456,7 +456,8 @@ def test_why_no_node_accepts_a_session_is_in_the_programs_log_and_in_the_file_th
 
             def is_of_push(record: logging.LogRecord) -> bool:
                 said = record.getMessage()
-                return said.startswith(f"push_blocked path={publisher.directory} ") and "no such stream" in said
+                blocked = f"push_blocked path={publisher.directory} "
+                return said.startswith(blocked) and "no such stream" in said
 
             until(lambda: any(map(is_of_push, caplog.records)))
             (record,) = set(filter(is_of_push, caplog.records))
