@@ -90,7 +90,7 @@ def export(
     exported yet, within their limits, under the name in the certificate. The command reports each part on
     a line. It needs the extra spark, and Java.
     """
-    settings = [_setting(each) for each in conf]
+    settings = [parse_setting(each) for each in conf]
     if only_status:
         if path or stream or nodes.is_given:
             raise click.UsageError("--status takes only TARGET.")
@@ -192,7 +192,8 @@ def _settings(
     return ExportSettings(where, hold, part_mb * 2**20, linger_seconds, skip_lost)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def parse_setting(text: str) -> tuple[str, str]:
+    """The name and the value of a setting of Spark."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
         raise click.UsageError(f"--conf {escape(text)}: give NAME=VALUE with a NAME that starts with spark.")
