@@ -118,7 +118,7 @@ def merged_log(root: Path, events: Sequence[tuple[float, str, MarbleEvent]]) -> 
         for at_s, key, event in events:
             value = json.dumps([key, event.kind, event.value if event.kind == "next" else None])
             time_ns = START + round(at_s * SECOND)
-            publisher.publish(value.encode(), topic="examples", timestamp_ns=time_ns)
+            publisher.publish(value.encode(), topic="examples", timestamp_ns=time_ns, headers={"h": b"1"})
         for second in range(END_S, END_S + 2 * LIMIT):  # They end the timers of all keys.
             publisher.publish(b"", topic="time", timestamp_ns=START + second * SECOND)
     log.merge_all([publisher.directory])
@@ -227,7 +227,7 @@ def test_timers_of_the_processing_time_fire_when_no_message_comes(
 ) -> None:
     delayed = Source("in").pipe(
         ops.where(lambda message: message.topic == "examples"),
-        ops.map(lambda message: json.loads(message.value)),
+        ops.map(lambda message: (*json.loads(message.value), message.headers)),
         ops.group_by(lambda value: value[0]),
         ops.flat_map(lambda group: group.pipe(ops.delay(1), ops.map(repr))),
     )
@@ -245,7 +245,10 @@ def test_timers_of_the_processing_time_fire_when_no_message_comes(
         assert time.monotonic() < deadline
         query.awaitTermination(1)
     query.stop()
-    assert sorted(value for _, value in found) == [b"['a', 'next', 1]", b"['b', 'next', 2]"]
+    assert sorted(value for _, value in found) == [
+        b"('a', 'next', 1, (('h', b'1'),))",
+        b"('b', 'next', 2, (('h', b'1'),))",
+    ]
     assert min(number for number, _ in found) > 0
 
 
