@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, checked_token
@@ -36,7 +36,7 @@ from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 if TYPE_CHECKING:
     from rt.streams.agent.subscription_table import SubscriptionTable
 
-_AS_OPTIONS: Final = Delivery()
+_AS_OPTIONS: Final = DeliveryOptions()
 
 
 class _Ended(Exception):
@@ -76,7 +76,7 @@ class Consumer:
         table: SubscriptionTable,
         record: SubscriptionRecord,
         observer: StreamObserver,
-        delivery: Delivery = _AS_OPTIONS,
+        delivery: DeliveryOptions = _AS_OPTIONS,
     ) -> None:
         self._queue = queue
         self._table = table
