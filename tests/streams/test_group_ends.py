@@ -143,7 +143,7 @@ HANGING = """
 import asyncio, sys, threading
 import rt
 from rt.streams.group.handler_threads import HandlerThreads
-from rt.streams.group.handlers import HandlerCalls, Subscription
+from rt.streams.group.handlers import HandlerCalls, TopicHandler
 from rt.streams.group.options import GroupOptions
 
 began = threading.Event()
@@ -153,7 +153,7 @@ def hang(message):
     threading.Event().wait()
 
 async def main():
-    calls = HandlerCalls([Subscription("a", hang, None)], GroupOptions())
+    calls = HandlerCalls([TopicHandler("a", hang, None)], GroupOptions())
     message = rt.Message(0, 0, "feed1", 0, 0, "a", b"")
     handling = asyncio.create_task(calls.handle([(message, 0)], lambda: True))
     while not began.is_set():
