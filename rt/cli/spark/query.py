@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rt.cli.commands.export import parse_setting, spark_session
 from rt.cli.options import option
 from rt.cli.signals import Interrupts
+from rt.cli.spark.session import parse_setting, spark_session
 from rt.errors import InvalidOption, RtError
 
 if TYPE_CHECKING:
