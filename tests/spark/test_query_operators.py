@@ -33,6 +33,8 @@ from rt.query.spark import SparkJob, results
 from rt.testing.merged import MergedLogBuilder
 from rt.testing.queries import MarbleError, MarbleEvent, cold, hot
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 SECOND = 10**9
 START = 1_767_225_600 * SECOND
 LIMIT = 420
