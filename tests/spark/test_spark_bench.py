@@ -1,5 +1,6 @@
-"""The benchmark of Spark gives every figure, and leaves nothing behind."""
+"""The benchmarks of Spark give every figure, and leave nothing behind."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from rt.bench.measure import scratch_directory
 from rt.bench.spark import SparkBench
+from rt.bench.spark_queries import SparkQueriesBench
 
 
 @pytest.mark.slow
@@ -16,4 +18,13 @@ def test_a_small_run_gives_every_figure(spark: SparkSession, tmp_path: Path) -> 
         figures = list(bench.figures_of(spark))
     assert len({figure.name for figure in figures}) == len(figures) == 22
     assert all(figure.median > 0 for figure in figures if figure.unit != "s/GB")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_small_run_of_the_keyed_query_gives_every_figure(spark: SparkSession, tmp_path: Path) -> None:
+    with scratch_directory(str(tmp_path)) as root:
+        figures = list(SparkQueriesBench(root, keys=20).figures_of(lambda: nullcontext(spark)))
+    assert len({figure.name for figure in figures}) == len(figures) == 12
+    assert all(figure.median > 0 for figure in figures)
     assert list(tmp_path.iterdir()) == []

@@ -495,7 +495,7 @@ def python_page() -> str:
     for name, one in vars(events).items():
         if inspect.isclass(one) and one.__module__ == events.__name__ and not name.startswith("_"):
             lines += _class(f"rt.events.{name}", one)
-    for name in ("rt.streams", "rt.query", "rt.objects", "rt.otel"):
+    for name in ("rt.streams", "rt.query", "rt.query.spark", "rt.objects", "rt.otel"):
         module = importlib.import_module(name)
         lines += [f"## {name}", "", *_docstring(module)]
         rows = [(_code(each), _summary(getattr(module, each))) for each in sorted(module.__all__)]

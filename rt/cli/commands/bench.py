@@ -88,14 +88,18 @@ def log(directory: str | None, rounds: int, size_mb: int, core: int, memory_gb: 
 @json_option
 def spark(directory: str | None, rounds: int, size_mb: int, as_json: bool) -> None:
     """Measure reading merged logs in a local Spark session. It needs the extra spark, and Java."""
-    try:
-        import pyspark  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
+    _require_pyspark()
     from rt.bench.spark import SparkBench
 
     with scratch_directory(directory) as root:
         show_all(SparkBench(root, rounds, size_mb * 2**20).figures(), as_json=as_json)
+
+
+def _require_pyspark() -> None:
+    try:
+        import pyspark  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
 
 
 @click.command()
@@ -123,9 +127,23 @@ def objects(directory: str | None, rounds: int, items: int, store: str | None, a
 @rounds_option(10)
 @number_option("--queries", 10_000, 10, 1_000_000, "Number of running queries.")
 @number_option("--users", 100_000, 10, 10_000_000, "Number of open sessions.")
+@option("--spark", "on_spark", is_flag=True, help="Only measure one keyed query, in an engine and on Spark.")
+@number_option("--keys", 10_000, 10, 100_000_000, "Number of keys. Only with --spark.")
 @json_option
-def queries(directory: str | None, rounds: int, queries: int, users: int, as_json: bool) -> None:
-    """Measure checkpoints and throughput of an engine with many queries, and of queries with many keys."""
+def queries(
+    directory: str | None, rounds: int, queries: int, users: int, on_spark: bool, keys: int, as_json: bool
+) -> None:
+    """Measure checkpoints and throughput of an engine with many queries, and of queries with many keys.
+
+    --spark needs the extra spark, and Java. It starts a local cluster with two workers.
+    """
+    if on_spark:
+        _require_pyspark()
+        from rt.bench.spark_queries import SparkQueriesBench
+
+        with scratch_directory(directory) as root:
+            show_all(SparkQueriesBench(root, keys).figures(), as_json=as_json)
+        return
     from rt.bench.queries import QueriesBench
     from rt.bench.query_patterns import QueryPatternsBench
     from rt.bench.routed_queries import RoutedQueriesBench

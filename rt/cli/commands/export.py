@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
-from rt.cli.formats.tables import escape
 from rt.cli.options import STREAM_NAME, FiniteRange, json_option, option
 from rt.cli.signals import Interrupts
+from rt.cli.spark.session import parse_setting, spark_session
 from rt.errors import RtError
 from rt.units import format_time
 
@@ -90,7 +90,7 @@ def export(
     exported yet, within their limits, under the name in the certificate. The command reports each part on
     a line. It needs the extra spark, and Java.
     """
-    settings = [_setting(each) for each in conf]
+    settings = [parse_setting(each) for each in conf]
     if only_status:
         if path or stream or nodes.is_given:
             raise click.UsageError("--status takes only TARGET.")
@@ -192,13 +192,6 @@ def _settings(
     return ExportSettings(where, hold, part_mb * 2**20, linger_seconds, skip_lost)
 
 
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.startswith("spark."):
-        raise click.UsageError(f"--conf {escape(text)}: give NAME=VALUE with a NAME that starts with spark.")
-    return name, value
-
-
 @contextlib.contextmanager
 def _target(
     target: str, master: str | None, settings: list[tuple[str, str]], *, must_have_spark: bool = False
@@ -215,25 +208,3 @@ def _target(
         yield ExportTarget(open_storage(target, spark)), spark
     finally:
         spark.stop()
-
-
-def spark_session(name: str, master: str | None, settings: list[tuple[str, str]]) -> SparkSession:
-    """A Spark session whose workers run this Python."""
-    try:
-        from pyspark import SparkConf
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as error:
-        raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    conf = SparkConf()
-    for setting, value in (
-        ("spark.ui.showConsoleProgress", "false"),
-        ("spark.python.unix.domain.socket.enabled", "true"),
-    ):
-        conf.setIfMissing(setting, value)
-    conf.setAll(settings)
-    if master is not None:
-        conf.setMaster(master)
-    conf.setIfMissing("spark.master", "local[*]")
-    conf.setIfMissing("spark.app.name", name)
-    return SparkSession.builder.config(conf=conf).getOrCreate()

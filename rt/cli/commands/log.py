@@ -186,7 +186,7 @@ def compare(
 
 
 def _audit(directories: tuple[str, ...], master: str | None, *, as_json: bool) -> None:
-    from rt.cli.commands.export import spark_session
+    from rt.cli.spark.session import spark_session
     from rt.spark.export.audit_job import audit
 
     session = spark_session("rt log compare", master, [])

@@ -16,6 +16,7 @@ RtError
 │   ├── ValueChanged                  a value was changed after it was emitted
 │   ├── WrongState                    the engine's state does not allow the call
 │   ├── LogConflict                   the transaction log contradicts itself
+│   ├── NotOnSpark (ValueError)       the query cannot run on Spark
 │   ├── EngineStopped                 the error policy of a query stopped the engine
 │   └── QueryFailed                   the stored error of a query
 └── Overloaded
@@ -152,6 +153,12 @@ class LogConflict(QueryError):
     """Entries of the transaction log contradict each other."""
 
     grpc_status = "DATA_LOSS"
+
+
+class NotOnSpark(QueryError, ValueError):
+    """The query, or an operator in it, cannot run on Spark. Nothing was started."""
+
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class EngineStopped(QueryError):

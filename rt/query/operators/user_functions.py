@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable
 from datetime import datetime
+from enum import Enum
 from typing import Any, Final, SupportsIndex, TypeVar
 
 from rt.errors import InvalidOption
@@ -20,7 +21,14 @@ B = TypeVar("B")
 FAILED: Final = object()
 """Result of `UserFunctionOperator.call` if the function raised. It is true. Nothing may be emitted for it."""
 
-ABSENT: Final[Any] = object()
+
+class _Absent(Enum):
+    """Of an enumeration, because a copy of it is it: Spark copies a query to its workers."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final[Any] = _Absent.ABSENT
 """A missing argument, if None is a valid one."""
 
 

@@ -1,0 +1,109 @@
+"""`rt query run`: run a query that a file describes. For running engines there is `rt queries`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from rt.cli.options import option
+from rt.cli.signals import Interrupts
+from rt.cli.spark.session import parse_setting, spark_session
+from rt.errors import InvalidOption, RtError
+
+if TYPE_CHECKING:
+    from rt.query.spark import SparkJob
+
+_MODULE: Final = "rt_query_job"
+_POLL_S: Final = 1
+_CAUSE: Final = re.compile(r"^(?:rt\.[\w.]+|\w+(?:Error|Exception)): .+$", re.MULTILINE)
+"""The last line of a traceback of Python."""
+
+
+@click.group()
+def query() -> None:
+    """Run a query (`rt.query`)."""
+
+
+@query.command()
+@click.argument("job", type=click.Path(exists=True, dir_okay=False))
+@option("--spark", "on_spark", is_flag=True, help="Run it as a streaming job of Spark. Required.")
+@option("--once", is_flag=True, help="Stop at the end of the source. Default: wait for new messages.")
+@option("--master", help="Master of Spark. Default: that of spark-submit, or all cores of this machine.")
+@option(
+    "--conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting of Spark, such as spark.sql.shuffle.partitions=8. Repeatable.",
+)
+def run(job: str, on_spark: bool, once: bool, master: str | None, conf: tuple[str, ...]) -> None:
+    """Run the keyed query that the Python file JOB describes.
+
+    JOB must set the variable `job` to a `rt.query.spark.SparkJob`. The query continues where its checkpoint
+    ends. It needs the extra spark, and Java.
+    """
+    if not on_spark:
+        raise click.UsageError(
+            "Give --spark. To run a query in the engine, start an engine in your program: docs/queries.md."
+        )
+    settings = [parse_setting(each) for each in conf]
+    with Interrupts() as interrupts:
+        found = load_job(job)
+        spark = spark_session(f"rt query {Path(job).name}", master, settings)
+        from pyspark.errors import StreamingQueryException
+
+        from rt.query.spark import start
+
+        running = None
+        try:
+            with interrupts.waiting():
+                running = start(found, spark, once=once)
+                while not running.awaitTermination(_POLL_S):
+                    pass
+        except StreamingQueryException as error:
+            hint = "The checkpoint is that of the last micro-batch. See the log of Spark."
+            raise RtError(
+                "the query on Spark has failed", where=job, got=cause_of(error), hint=hint
+            ) from error
+        finally:
+            if running is not None:
+                running.stop()
+            spark.stop()
+
+
+def load_job(path: str) -> SparkJob:
+    """The variable `job` of a Python file. What is defined in the file is sent to Spark's workers."""
+    try:
+        from pyspark import cloudpickle
+    except ModuleNotFoundError as error:
+        raise RtError("pyspark is not installed", hint="pip install 'rt-transport[spark]'") from error
+
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise InvalidOption("not a Python file", where=path, expected="a name that ends with .py")
+    module = sys.modules[_MODULE] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return _job_of(module, path)
+
+
+def _job_of(module: ModuleType, path: str) -> SparkJob:
+    from rt.query.spark import SparkJob
+
+    found = getattr(module, "job", None)
+    if not isinstance(found, SparkJob):
+        what = "the file must set the variable job to a SparkJob"
+        raise InvalidOption(what, where=path, got=type(found).__name__)
+    return found
+
+
+def cause_of(error: Exception) -> str:
+    """The last error of Python in what Spark reports, or its first line."""
+    text = str(error)
+    found = _CAUSE.findall(text)
+    return (found[-1] if found else text.partition("\n")[0])[:1000]
