@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 _SCALARS: Final = (bool, bytes, int, str)
 
 
-class Field(NamedTuple):
+class FieldCodec(NamedTuple):
     """How one field of a value is encoded."""
 
     encode: Callable[[Any], dict[str, Any]]
@@ -41,14 +41,14 @@ class MessageCodec(Generic[_Value]):
     """
 
     def __init__(
-        self, kind: type[_Value], message: type[Message], **special: str | MessageCodec[Any] | Field
+        self, kind: type[_Value], message: type[Message], **special: str | MessageCodec[Any] | FieldCodec
     ) -> None:
         self.kind = kind
-        scalars, self._others = dict[str, str](), list[tuple[str, Field]]()
+        scalars, self._others = dict[str, str](), list[tuple[str, FieldCodec]]()
         hints = get_type_hints(kind)
         for name in _names(kind):
             how = special.pop(name, name)
-            if isinstance(how, Field):
+            if isinstance(how, FieldCodec):
                 self._others.append((name, how))
                 continue
             place = message.DESCRIPTOR.fields_by_name[how if isinstance(how, str) else name]
@@ -104,19 +104,19 @@ class UnionCodec(Generic[_Value]):
         return value
 
 
-def inlined(codec: MessageCodec[Any], flag: str | None = None) -> Field:
+def inlined(codec: MessageCodec[Any], flag: str | None = None) -> FieldCodec:
     """A value whose fields are among those of the message around it; None if the `flag` there is false."""
     if flag is None:
-        return Field(codec.encode, codec.decode)
-    return Field(
+        return FieldCodec(codec.encode, codec.decode)
+    return FieldCodec(
         lambda value: {} if value is None else {flag: True} | codec.encode(value),
         lambda message: codec.decode(message) if getattr(message, flag) else None,
     )
 
 
-def keyed(name: str, key: str, codec: MessageCodec[Any]) -> Field:
+def keyed(name: str, key: str, codec: MessageCodec[Any]) -> FieldCodec:
     """A dictionary as a repeated field, ordered by `key`, a field of each of its messages."""
-    return Field(
+    return FieldCodec(
         lambda values: {name: [{key: one} | codec.encode(value) for one, value in sorted(values.items())]},
         lambda message: {getattr(one, key): codec.decode(one) for one in getattr(message, name)},
     )
@@ -140,7 +140,7 @@ def _codec_of(kind: type | MessageCodec[Any], field: Any) -> MessageCodec[Any]:
     return MessageCodec(kind, GetMessageClass(field.message_type))
 
 
-def _field(hint: Any, descriptor: Any, codec: MessageCodec[Any] | None) -> Field:
+def _field(hint: Any, descriptor: Any, codec: MessageCodec[Any] | None) -> FieldCodec:
     name, get, args = descriptor.name, attrgetter(descriptor.name), get_args(hint)
     may_be_none, is_repeated = NoneType in args, get_origin(hint) is tuple
     kind = args[0] if args else hint
@@ -152,17 +152,17 @@ def _field(hint: Any, descriptor: Any, codec: MessageCodec[Any] | None) -> Field
     elif issubclass(kind, Enum):
         decode = kind
     if is_repeated:
-        return Field(
+        return FieldCodec(
             lambda values: {name: [*map(encode, values)]}, lambda message: tuple(map(decode, get(message)))
         )
     if may_be_none and descriptor.has_presence:
-        return Field(
+        return FieldCodec(
             lambda value: {} if value is None else {name: encode(value)},
             lambda message: decode(get(message)) if message.HasField(name) else None,
         )
     if may_be_none:
-        return Field(lambda value: {name: value}, lambda message: get(message) or None)
-    return Field(lambda value: {name: encode(value)}, lambda message: decode(get(message)))
+        return FieldCodec(lambda value: {name: value}, lambda message: get(message) or None)
+    return FieldCodec(lambda value: {name: encode(value)}, lambda message: decode(get(message)))
 
 
 def _unchanged(value: Any) -> Any:

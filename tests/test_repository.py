@@ -26,6 +26,13 @@ def tracked() -> list[str]:
     return done.stdout.splitlines()
 
 
+def product_modules() -> list[str]:
+    made = r"(rt|replicator|sequencer|archiver)/(?!v1/).*\.py$"
+    found = [path for path in tracked() if re.match(made, path)]
+    assert len(found) > 400
+    return found
+
+
 def test_every_file_that_the_readme_and_docs_name_exists() -> None:
     folders = r"rt|replicator|sequencer|archiver|pyspark_rt|proto|helm|tests|examples|docs|\.ci"
     named = re.findall(rf"`((?:{folders})/[\w./-]+|pyproject\.toml)`", WORDS)
@@ -146,11 +153,7 @@ PUBLIC_CLASSES = {"Publisher": 350, "Subscriber": 360}
 
 def test_classes_constructors_and_folders_stay_small() -> None:
     """A class, a constructor or a folder that grows above this has a second idea: split it by that."""
-    modules = [
-        path
-        for path in tracked()
-        if re.match(r"(rt|replicator|sequencer|archiver)/.*\.py$", path) and not path.startswith("rt/v1/")
-    ]
+    modules = product_modules()
     folders = Counter(str(Path(path).parent) for path in modules if Path(path).name != "__init__.py")
     too_large = [f"{folder}: {count} modules" for folder, count in folders.items() if count > 15]
     for path in modules:
@@ -162,8 +165,20 @@ def test_classes_constructors_and_folders_stay_small() -> None:
                 arguments = _count_arguments(node)
                 if arguments > 10 and node.name not in PUBLIC_CLASSES:
                     too_large.append(f"{path}: {node.name}.__init__ has {arguments} arguments")
-    assert len(modules) > 400
     assert too_large == []
+
+
+SAME_MEANING = {"DeadLetter", "Publisher", "StreamTracing", "Subscriber"}
+"""Twins of `rt.aio`, a protocol and what implements it, and what both streams and queries set aside."""
+
+
+def test_no_name_of_a_public_class_has_two_meanings() -> None:
+    found: dict[str, list[str]] = {}
+    for path in product_modules():
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in SAME_MEANING} == {}
 
 
 def _count_arguments(node: ast.ClassDef) -> int:

@@ -45,7 +45,7 @@ _STDERR: Final = 2
 
 async def push_attached(log_format: str = "text") -> None:
     """Push until it is done; `Interrupted` by a signal."""
-    hub, log, forwarded = WatchHub(), SessionLog(), ForwardedLog()
+    hub, log, forwarded = WatchHub(), SessionLogHandler(), ForwardedLog()
     log.setFormatter(logging_setup.formatter(log_format))
     logging.getLogger().handlers[:] = [log, forwarded]
 
@@ -93,7 +93,7 @@ async def push_attached(log_format: str = "text") -> None:
             control.close()
 
 
-class SessionLog(logging.Handler):
+class SessionLogHandler(logging.Handler):
     """Appends each record to `push.log` of the session whose task logs it."""
 
     def __init__(self) -> None:

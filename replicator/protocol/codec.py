@@ -54,7 +54,7 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import WANTED_BYTES_MAX
-from rt.message_codec import Field, MessageCodec, UnionCodec, inlined
+from rt.message_codec import FieldCodec, MessageCodec, UnionCodec, inlined
 from rt.v1 import replication_pb2 as pb
 
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"
@@ -184,20 +184,20 @@ def _start_of(message: pb.PullMerged) -> Wanted:
     return "latest" if message.from_latest else "earliest"
 
 
-_STREAM: Final = Field(lambda stream: {"version": PROTOCOL_VERSION, "stream": stream}, _stream_of)
+_STREAM: Final = FieldCodec(lambda stream: {"version": PROTOCOL_VERSION, "stream": stream}, _stream_of)
 _PLACE: Final = MessageCodec(LogOffset, pb.Place)
-_PLACE_IF_ANY: Final = Field(
+_PLACE_IF_ANY: Final = FieldCodec(
     lambda place: {} if place is None else {"place": _PLACE.encode(place), "has_place": True},
     lambda message: _PLACE.decode(message.place) if message.has_place else None,
 )
-_DATA: Final = Field(lambda data: {"data": bytes(data)}, attrgetter("data"))
+_DATA: Final = FieldCodec(lambda data: {"data": bytes(data)}, attrgetter("data"))
 _CHUNK: Final = MessageCodec(Chunk, pb.Chunk, start="place", data=_DATA)
 _SEALED: Final = MessageCodec(SegmentSealed, pb.Sealed, end_offset="place")
 _RUN_OF_WHOLE: Final = inlined(MessageCodec(Run, pb.WholeRun, number="run"))
 _WHOLE_RUN: Final = MessageCodec(WholeRun, pb.WholeRun, run=_RUN_OF_WHOLE, data=_DATA)
-_WHOLE_RUNS: Final = Field(lambda runs: {"runs": [*map(_WHOLE_RUN.encode, runs)]}, _whole_runs_of)
+_WHOLE_RUNS: Final = FieldCodec(lambda runs: {"runs": [*map(_WHOLE_RUN.encode, runs)]}, _whole_runs_of)
 _BEFORE: Final = inlined(MessageCodec(SegmentId, pb.Trimmed))
-_START: Final = Field(
+_START: Final = FieldCodec(
     lambda position: {
         "from_position": position if isinstance(position, int) else None,
         "from_latest": True if position == "latest" else None,
@@ -233,7 +233,7 @@ _PUSH_REPLY: Final = UnionCodec[PushReply](
 _PULL_REQUEST: Final = UnionCodec[PullRequest](
     pb.PullRequest,
     "kind",
-    hello=MessageCodec(PullHello, pb.PullHello, stream=_STREAM, log=Field(_LOG.encode, _LOG.decode)),
+    hello=MessageCodec(PullHello, pb.PullHello, stream=_STREAM, log=FieldCodec(_LOG.encode, _LOG.decode)),
     progress=PullProgress,
     acknowledged=Acknowledged,
 )

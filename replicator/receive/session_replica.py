@@ -302,15 +302,14 @@ class SessionReplicaWriter:
         self.wake()
 
     def _handle_synced(self, point: SyncPoint | None) -> None:
-        marks = self.receiver.on_synced(point)
+        if marks := self.receiver.on_synced(point):
+            self._on_marks(marks)  # Before the publisher is answered: merging waits for it.
         durable, number = self.receiver.durable, self.receiver.durable_end
         if durable is not None:
             progress = self._progress._replace(durable=durable, durable_number=number)
             if progress != self._progress:
                 self._progress = progress
                 self.wake()
-        if marks:
-            self._on_marks(marks)
 
     def _handle_failed(self, error: RtError) -> None:
         self.refuse(error)

@@ -43,10 +43,10 @@ from rt.objects.core.persisted import Kind
 from rt.objects.core.serializers import (
     ANY,
     BytesSerializer,
-    JsonSerializer,
+    JsonValueSerializer,
     PickleSerializer,
-    Serializer,
     Serializers,
+    ValueSerializer,
 )
 from rt.objects.core.store import CheckpointKind, Claim, Owners, StateReader, StateWriter, Store
 from rt.objects.core.store_status import StoreStatus
@@ -67,7 +67,7 @@ __all__ = [
     "Claim",
     "Claims",
     "CommitUnknown",
-    "JsonSerializer",
+    "JsonValueSerializer",
     "Kind",
     "LinkedNode",
     "MemoryStore",
@@ -90,7 +90,6 @@ __all__ = [
     "PersistedValue",
     "PickleSerializer",
     "PostgresStore",
-    "Serializer",
     "Serializers",
     "SortedView",
     "SqliteStore",
@@ -100,6 +99,7 @@ __all__ = [
     "Store",
     "StoreStatus",
     "StoreUnavailable",
+    "ValueSerializer",
     "VolatileObjectSpace",
     "WrongKind",
     "WrongType",

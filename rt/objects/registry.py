@@ -28,7 +28,7 @@ from rt.objects.collections.sorted_set import PersistedSortedSet
 from rt.objects.collections.value import PersistedValue
 from rt.objects.core.errors import NoSuchObject, ObjectExists, WrongKind, WrongType
 from rt.objects.core.persisted import Kind, Persisted
-from rt.objects.core.serializers import ANY, Of, Serializer, Serializers
+from rt.objects.core.serializers import ANY, Of, Serializers, ValueSerializer
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -240,7 +240,7 @@ class Registry(ABC):
                 else self._create(kind, object_id, *of)
             )
 
-    def _require_type(self, object_id: str, of: Of[Any], stored: str) -> Serializer[Any] | None:
+    def _require_type(self, object_id: str, of: Of[Any], stored: str) -> ValueSerializer[Any] | None:
         """The serializer of `of`; None for ANY. `WrongType` if `of` is not the stored type."""
         if of is ANY:
             return None

@@ -20,7 +20,7 @@ from rt.objects.commit_record import read_record, record_path
 from rt.objects.core.errors import StateDamaged
 from rt.objects.core.store_status import StoreContents, StoreStatus, object_sizes
 from rt.objects.sqlite_file import (
-    Information,
+    SqliteInformation,
     check_all,
     connect,
     is_new,
@@ -31,7 +31,7 @@ from rt.objects.sqlite_file import (
     write_information,
 )
 from rt.objects.sqlite_recovery import (
-    Files,
+    StoreFiles,
     open_to_read,
     read_main,
     require_agreement,
@@ -140,7 +140,9 @@ def _require_free(target: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str, *, accept_loss: bool = False) -> Iterator[tuple[sqlite3.Connection, Information]]:
+def _opened(
+    path: str, *, accept_loss: bool = False
+) -> Iterator[tuple[sqlite3.Connection, SqliteInformation]]:
     """A connection that reads one commit, which is the last one that was reported."""
     with storage_errors(path, "reading an object store"):
         record = read_record(path)  # first: commits may follow
@@ -149,7 +151,7 @@ def _opened(path: str, *, accept_loss: bool = False) -> Iterator[tuple[sqlite3.C
             raise LogNotFound("no such object store", where=path, hint="Correct the path.")
         is_empty = not os.path.exists(path) or os.path.getsize(path) == 0
         if is_empty:
-            require_agreement(path, Files(None, None, record))
+            require_agreement(path, StoreFiles(None, None, record))
             raise _unfinished(path)
         if record is None and _has_only_journal(path):
             what = "a program has not finished opening the store for the first time"
@@ -157,12 +159,12 @@ def _opened(path: str, *, accept_loss: bool = False) -> Iterator[tuple[sqlite3.C
             raise UnfinishedStore(what, where=path, hint=hint)
     with sqlite_errors(path, "reading an object store"), open_to_read(path) as connection:
         if is_new(connection):
-            require_agreement(path, Files(None, None, record))
+            require_agreement(path, StoreFiles(None, None, record))
             raise _unfinished(path)
         require_format(connection, path)
         information = read_information(connection, path)
         if not accept_loss:
-            require_agreement(path, Files(information, read_main(path), record))
+            require_agreement(path, StoreFiles(information, read_main(path), record))
         yield connection, information
 
 
@@ -178,7 +180,7 @@ def _unfinished(path: str) -> UnfinishedStore:
     )
 
 
-def _status(path: str, information: Information, rows: int, categories: int) -> StoreStatus:
+def _status(path: str, information: SqliteInformation, rows: int, categories: int) -> StoreStatus:
     return StoreStatus(
         path,
         information.store_id,

@@ -27,7 +27,7 @@ from rt.objects.core.errors import CommitUnknown
 from rt.objects.sqlite_file import (
     BUSY_S,
     SQLITE_ERRORS,
-    Information,
+    SqliteInformation,
     check_all,
     connect,
     create,
@@ -167,7 +167,7 @@ class SqliteDatabase:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
 
-    def _open(self, *, check: bool) -> Information:
+    def _open(self, *, check: bool) -> SqliteInformation:
         """Recover and check the file, or create it. Returns its last commit."""
         connection = self._write_connection
         if (mode := connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]) != "wal":

@@ -50,7 +50,7 @@ _SCHEMA: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Information:
+class SqliteInformation:
     """The row of the table `information`. Every commit that changes rows writes it."""
 
     store_id: str
@@ -87,14 +87,14 @@ def create(connection: sqlite3.Connection, store_id: str) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA:
         connection.execute(statement)
-    made = Information(store_id, number=0, base=0, is_complete=True)
+    made = SqliteInformation(store_id, number=0, base=0, is_complete=True)
     connection.execute("INSERT INTO information VALUES (?, ?, ?, ?, ?)", made.columns())
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")
 
 
-def write_information(connection: sqlite3.Connection, information: Information) -> None:
+def write_information(connection: sqlite3.Connection, information: SqliteInformation) -> None:
     connection.execute(
         "UPDATE information SET store_id = ?, number = ?, base = ?, is_complete = ?, checksum = ?",
         information.columns(),
@@ -129,12 +129,12 @@ def require_format(connection: sqlite3.Connection, path: str) -> None:
         )
 
 
-def read_information(connection: sqlite3.Connection, path: str) -> Information:
+def read_information(connection: sqlite3.Connection, path: str) -> SqliteInformation:
     """The row of the last commit; `StateDamaged`."""
     found = connection.execute("SELECT * FROM information").fetchall()
     if len(found) == 1 and all(type(each) is kind for each, kind in zip(found[0], _COLUMNS, strict=True)):
         store_id, number, base, is_complete, checksum = found[0]
-        information = Information(store_id, number, base, bool(is_complete))
+        information = SqliteInformation(store_id, number, base, bool(is_complete))
         if information.columns()[-1] == checksum:
             return information
     raise StateDamaged("the table `information` is damaged", where=path, hint=RESTORE)

@@ -20,7 +20,7 @@ from rt.objects.commit_record import LastCommit, decode, read_record, record_pat
 from rt.objects.core.errors import StateDamaged
 from rt.objects.sqlite_file import (
     SQLITE_ERRORS,
-    Information,
+    SqliteInformation,
     connect,
     is_new,
     read_information,
@@ -35,17 +35,17 @@ _RESTORE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class StoreFiles:
     """What the files of a store say. None: there is no such file, or it cannot be read."""
 
-    recovered: Information | None
+    recovered: SqliteInformation | None
     """The last commit in the file and its write-ahead log. None: the store is new."""
-    main: Information | None
+    main: SqliteInformation | None
     """The same without the write-ahead log."""
     record: bytes | None
 
 
-def require_agreement(path: str, files: Files) -> None:
+def require_agreement(path: str, files: StoreFiles) -> None:
     """`StateDamaged` unless the recovered commit is the last one that was reported."""
     found, record = files.recovered, files.record
     last = None if record is None else decode(record)
@@ -75,22 +75,22 @@ def require_agreement(path: str, files: Files) -> None:
         raise _damaged(what, path, _commit(main), expected)
 
 
-def read_files(path: str) -> Files:
+def read_files(path: str) -> StoreFiles:
     """Read them without a change. The store may be in use."""
     with storage_errors(path, "reading an object store"):
         record = read_record(path)  # first: commits may follow
         require_one_name(path)
         if not os.path.exists(path) or os.path.getsize(path) == 0:
-            return Files(None, None, record)
+            return StoreFiles(None, None, record)
     with sqlite_errors(path, "reading an object store"), open_to_read(path) as connection:
         if is_new(connection):
-            return Files(None, None, record)
+            return StoreFiles(None, None, record)
         require_format(connection, path)
         found = read_information(connection, path)
-        return Files(found, read_main(path), record)
+        return StoreFiles(found, read_main(path), record)
 
 
-def read_main(path: str) -> Information | None:
+def read_main(path: str) -> SqliteInformation | None:
     """What the file says without its write-ahead log. None if it says nothing.
 
     A crash while the log was copied into the file leaves any mixture of pages. The log repairs it.
@@ -128,7 +128,7 @@ def require_one_name(path: str) -> None:
         raise StorageError(what, where=path, got=found.st_nlink, expected=1, hint=hint)
 
 
-def _commit(of: Information | LastCommit) -> str:
+def _commit(of: SqliteInformation | LastCommit) -> str:
     return f"commit {of.number:,} of store {of.store_id}"
 
 

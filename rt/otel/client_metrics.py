@@ -61,7 +61,7 @@ OF_SUBSCRIBERS: Final = (
 )
 
 
-class Observer:
+class ClientInstruments:
     """The instruments of one meter provider, and the clients that they look at."""
 
     def __init__(self, provider: metrics.MeterProvider) -> None:
@@ -102,7 +102,7 @@ class Observer:
                 yield metrics.Observation(value, attributes_of(operation, client.stream, name))
 
 
-_observers: weakref.WeakKeyDictionary[metrics.MeterProvider, Observer] = weakref.WeakKeyDictionary()
+_observers: weakref.WeakKeyDictionary[metrics.MeterProvider, ClientInstruments] = weakref.WeakKeyDictionary()
 _lock: Final = threading.Lock()
 
 
@@ -116,5 +116,5 @@ def observe(client: Client, *, meter_provider: metrics.MeterProvider | None = No
     with _lock:
         observer = _observers.get(provider)
         if observer is None:
-            observer = _observers[provider] = Observer(provider)
+            observer = _observers[provider] = ClientInstruments(provider)
     observer.add(client)

@@ -19,7 +19,7 @@ MERGES_MAX: Final = 10_000
 """Calls whose merge is waited for at the same time."""
 
 
-class Merge(NamedTuple):
+class PendingMerge(NamedTuple):
     """Messages up to `number` were published at `since_ns`."""
 
     number: int
@@ -35,13 +35,13 @@ class MergeSpans:
         self, publisher: rt.client.publisher.Publisher, replication: WaitHandle, tracer: trace.Tracer
     ) -> None:
         self._publisher, self._replication, self._tracer = publisher, replication, tracer
-        self._waiting: deque[Merge] = deque()
+        self._waiting: deque[PendingMerge] = deque()
         self._changed: SimpleQueue[None] = SimpleQueue()
         thread = threading.Thread(target=self._run, name=f"rt-otel-{publisher.session}", daemon=True)
         thread.start()
         replication.listen(partial(self._changed.put, None))
 
-    def add(self, merge: Merge) -> None:
+    def add(self, merge: PendingMerge) -> None:
         if len(self._waiting) < MERGES_MAX:
             self._waiting.append(merge)
             if self._replication.merged.number > merge.number:  # It may have been merged before.
@@ -54,7 +54,7 @@ class MergeSpans:
             while self._waiting and self._waiting[0].number < merged:
                 self._end(self._waiting.popleft())
 
-    def _end(self, merge: Merge) -> None:
+    def _end(self, merge: PendingMerge) -> None:
         parent = trace.set_span_in_context(trace.NonRecordingSpan(merge.parent), Context())
         stream, session = self._publisher.stream, self._publisher.session
         attributes = {**attributes_of("merge", stream, session), **merge.attributes}

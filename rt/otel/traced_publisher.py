@@ -15,7 +15,7 @@ from rt.log.format.batch import Int64s
 from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
 from rt.otel.attributes import Attributes, attributes_of, current_span, tracer_of
 from rt.otel.context import inject, links_of
-from rt.otel.merge_spans import Merge, MergeSpans
+from rt.otel.merge_spans import MergeSpans, PendingMerge
 
 One_co = TypeVar("One_co", covariant=True)
 Many_co = TypeVar("Many_co", covariant=True)
@@ -127,7 +127,7 @@ class TracedPublisher(Generic[One_co, Many_co]):
         if self._merges is None:
             self._start_merges()
         if self._merges is not None:
-            self._merges.add(Merge(numbers[-1], time_ns(), span.get_span_context(), count))
+            self._merges.add(PendingMerge(numbers[-1], time_ns(), span.get_span_context(), count))
 
     def _start_merges(self) -> None:
         publisher = self._publisher

@@ -31,7 +31,7 @@ AsyncFunction = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AsyncCall:
     """What to call. `timeout_s`: seconds for one call; None: no limit."""
 
     function: AsyncFunction
@@ -68,7 +68,7 @@ class Call(Protocol):
 class Calls(Protocol):
     """Runs calls. The engine's lock is held during every method, except `wait` and `close`."""
 
-    def start(self, request: Request, value: Any, on_finished: OnFinished, *, after_s: float = 0.0) -> Call:
+    def start(self, request: AsyncCall, value: Any, on_finished: OnFinished, *, after_s: float = 0.0) -> Call:
         """Call the function, after a pause. `on_finished` must be called later, as an event."""
 
     def set_full(self, operator: str, *, is_full: bool) -> None:
@@ -106,7 +106,7 @@ class AsyncCalls:
         else:
             self._full.pop(operator, None)
 
-    def start(self, request: Request, value: Any, on_finished: OnFinished, *, after_s: float = 0.0) -> Call:
+    def start(self, request: AsyncCall, value: Any, on_finished: OnFinished, *, after_s: float = 0.0) -> Call:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -169,11 +169,11 @@ class _AsyncCall:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
 
-    def begin(self, request: Request, value: Any, after_s: float) -> None:
+    def begin(self, request: AsyncCall, value: Any, after_s: float) -> None:
         if not self._is_cancelled:
             self._task = self._loop.create_task(self._run(request, value, after_s))
 
-    async def _run(self, request: Request, value: Any, after_s: float) -> None:
+    async def _run(self, request: AsyncCall, value: Any, after_s: float) -> None:
         deadline = asyncio.timeout(request.timeout_s)
         try:
             await asyncio.sleep(after_s)

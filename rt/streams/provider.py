@@ -21,7 +21,7 @@ from rt.serializers import Serializer
 from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
-from rt.streams.core.delivery import Delivery, PoisonPolicy
+from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy
 from rt.streams.core.errors import NotWritable, OwnerTimeout, QueueElsewhere, StreamMisplaced
 from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
@@ -30,7 +30,7 @@ from rt.streams.delivery.options import StreamOptions
 from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
 from rt.streams.queue.adapter import QueueAdapter, QueueAdapterFactory, StreamDirection
-from rt.streams.requests.request import Answer, Request, RequestingStores, decode_answer
+from rt.streams.requests.request import QueueAnswer, QueueRequest, RequestingStores, decode_answer
 from rt.streams.stores import memory_stores
 from rt.streams.stream import Stream, Subscription
 from rt.streams.subscriptions.consumer_factories import ConsumerFactories
@@ -115,7 +115,7 @@ class StreamProvider:
         """
         self._require_not_started("consumer")
         self.check_letters(on_poison)
-        delivery = Delivery(on_poison, where, batch_size, batch_within_s)
+        delivery = DeliveryOptions(on_poison, where, batch_size, batch_within_s)
         self._consumers.add_factory(name, factory, delivery)
 
     def implicit(
@@ -146,7 +146,7 @@ class StreamProvider:
         if start is not None:
             self._require_not_started("implicit with a start")
         self.check_letters(on_poison)
-        delivery = Delivery(on_poison, where, batch_size, batch_within_s)
+        delivery = DeliveryOptions(on_poison, where, batch_size, batch_within_s)
         self._consumers.add_pattern(name, pattern, factory, delivery, start)
         for agent in self._manager.agents() if self._manager is not None else ():
             agent.apply_patterns()
@@ -290,8 +290,8 @@ class StreamProvider:
             raise
 
     async def ask_owner(
-        self, elsewhere: QueueElsewhere, stream: StreamId, request: Request, queue: QueueId | None = None
-    ) -> Answer:
+        self, elsewhere: QueueElsewhere, stream: StreamId, request: QueueRequest, queue: QueueId | None = None
+    ) -> QueueAnswer:
         """Have the owner of the stream's queue, or of `queue`, carry it out. Its errors; `OwnerTimeout`."""
         if self._requesting is None:
             raise elsewhere
@@ -305,10 +305,10 @@ class StreamProvider:
         return decode_answer(answer).check()
 
     def attach(
-        self, subscription_id: str, observer: StreamObserver, delivery: Delivery | None = None
+        self, subscription_id: str, observer: StreamObserver, delivery: DeliveryOptions | None = None
     ) -> None:
         """Use this observer for the subscription when its queue comes to this host."""
-        self._consumers.attach(subscription_id, observer, delivery or Delivery())
+        self._consumers.attach(subscription_id, observer, delivery or DeliveryOptions())
 
     def other_agents(self, stream: StreamId) -> list[PullingAgent]:
         """The agents here of other queues than the stream's."""

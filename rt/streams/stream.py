@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rt.log.format.headers import HeadersInput
 from rt.names import check_name
-from rt.streams.core.delivery import Delivery, PoisonPolicy
+from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy
 from rt.streams.core.errors import NoSuchSubscription, QueueElsewhere
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
 from rt.streams.observer import StreamObserver
-from rt.streams.requests.request import Request
+from rt.streams.requests.request import QueueRequest
 from rt.streams.subscriptions.start_place import Start, check_start
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 
@@ -63,7 +63,7 @@ class Subscription:
         known = None
         if start is not None:
             known = await self._provider.known_start(self.stream, start, self.queue)
-        request = Request("resume", self.id, start=known, needs_consumer=True)
+        request = QueueRequest("resume", self.id, start=known, needs_consumer=True)
         await self._provider.ask_owner(agent, self.stream, request, self.queue)
         self._provider.attach(self.id, observer)
 
@@ -72,7 +72,7 @@ class Subscription:
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
         if isinstance(agent, QueueElsewhere):
             with contextlib.suppress(NoSuchSubscription):
-                await self._provider.ask_owner(agent, self.stream, Request("end", self.id), self.queue)
+                await self._provider.ask_owner(agent, self.stream, QueueRequest("end", self.id), self.queue)
             return
         await agent.subscriptions.unsubscribe(self.id)
 
@@ -123,7 +123,7 @@ class Stream:
         if name is not None:
             check_name(name, kind="subscription")
         check_start(start)
-        delivery = Delivery(on_poison, where, batch_size, batch_within_s)
+        delivery = DeliveryOptions(on_poison, where, batch_size, batch_within_s)
         agent = await self._provider.agent_or_elsewhere(self.id)
         self._provider.check_place(self.id)
         self._provider.check_letters(on_poison)
@@ -136,7 +136,7 @@ class Stream:
         if consumer is None:
             raise agent
         known = await self._provider.known_start(self.id, start)
-        request = Request("subscribe", topic=self.id.topic, consumer=consumer, name=name, start=known)
+        request = QueueRequest("subscribe", topic=self.id.topic, consumer=consumer, name=name, start=known)
         answer = await self._provider.ask_owner(agent, self.id, request)
         self._provider.attach(answer.subscription, observer, delivery)
         return Subscription(self._provider, self.id, answer.subscription)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Final
 
-from rt.query.async_calls import OnFinished, Outcome, Request
+from rt.query.async_calls import AsyncCall, OnFinished, Outcome
 from rt.query.core.scheduler import NS_PER_S, Scheduler, Timer
 
 
@@ -31,7 +31,7 @@ class VirtualCalls:
         self._scheduler: Final = scheduler
 
     def start(
-        self, request: Request, value: Any, on_finished: OnFinished, *, after_s: float = 0.0
+        self, request: AsyncCall, value: Any, on_finished: OnFinished, *, after_s: float = 0.0
     ) -> VirtualCall:
         return VirtualCall(self._scheduler, request, value, on_finished, after_s)
 
@@ -41,7 +41,7 @@ class VirtualCalls:
 
 class VirtualCall:
     def __init__(
-        self, scheduler: Scheduler, request: Request, value: Any, on_finished: OnFinished, after_s: float
+        self, scheduler: Scheduler, request: AsyncCall, value: Any, on_finished: OnFinished, after_s: float
     ) -> None:
         self._scheduler: Final = scheduler
         self._on_finished: Final = on_finished
@@ -89,6 +89,6 @@ class VirtualCall:
         self._timers.append(self._scheduler.at(due_ns, action))
 
 
-async def _awaited(request: Request, value: Any, start: until) -> Any:
+async def _awaited(request: AsyncCall, value: Any, start: until) -> Any:
     await start
     return await request.awaitable(value)

@@ -164,7 +164,7 @@ class DataProcess:
         silence = PublisherSilence(self.follower, self._propose)
         push = PushServicer(TrackedStores(self.ingest, clients, silence.commit), self.config.stream)
         pull = self.pull_servicer = PullServicer(
-            NodeLogs(self.config, self.follower, self.replicas, self.ingest),
+            NodeLogProvider(self.config, self.follower, self.replicas, self.ingest),
             self.config.stream,
             self._pool,
             on_acknowledged=self.hold_tracker.on_acknowledged,
@@ -368,7 +368,7 @@ class DataProcess:
         self.ingest.on_applied(command, outcome)
 
 
-class NodeLogs:
+class NodeLogProvider:
     """The logs of this node for the pull server: a `replicator.pull.source.LogProvider`."""
 
     def __init__(

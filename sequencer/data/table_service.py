@@ -31,7 +31,7 @@ from sequencer.data.lease_service import check_groups, check_owner
 from sequencer.state.apply_result import PostAnswer
 from sequencer.state.leases.requests import LATE_NS, TIME_NS_MAX, PostRequest, look_up, waiting
 from sequencer.state.leases.table_rows import MAILBOX, PAGES, TableRow, row_bytes
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.state import SequencerState
 
 # isort: split
@@ -88,7 +88,7 @@ class TableService:
         lease = asked.lease
         check_owner(identity, lease.owner, [lease.name])
         try:
-            part = TablePart(
+            part = TablePartId(
                 lease.name, lease.owner, lease.token, asked.commit, asked.request, asked.part, asked.is_last
             )
             puts = tuple(TableRow(row.key, row.value) for row in asked.puts)

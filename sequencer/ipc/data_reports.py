@@ -45,7 +45,11 @@ class DataReports:
     def segment(self, report: pb.SegmentReport) -> None:
         """Report a new durable end: at once, or together with others `JOIN_S` after the last report."""
         if not self._pending:
-            self._loop.call_at(self._reported_s + JOIN_S, self._send_segments)
+            due_s = self._reported_s + JOIN_S
+            if due_s > self._loop.time():
+                self._loop.call_at(due_s, self._send_segments)
+            else:
+                self._loop.call_soon(self._send_segments)  # A timer would come after what is ready now.
         self._pending.append(report)
 
     def joins(self, joins: int) -> None:

@@ -27,7 +27,7 @@ from rt.net.identity import Identity
 from rt.units import NS_PER_MINUTE, NS_PER_S
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import SilenceDetector
-from sequencer.rest.base.node_snapshot import Client
+from sequencer.rest.base.node_snapshot import ClientConnection
 
 KEPT_NS: Final = 24 * 60 * NS_PER_MINUTE
 ENDED_MAX: Final = 4096
@@ -160,13 +160,13 @@ class _ClientStream:
         is_copy = isinstance(wanted, PullMerged) and wanted.range is None
         return (end if is_copy else position), position
 
-    def client(self, now_ns: int) -> Client:
+    def client(self, now_ns: int) -> ClientConnection:
         stream = self.stream
         rate = 0.0 if self.ended_ns else self.rate
         lag_ns = 0 if self.ended_ns else self.lag_ns(now_ns)
         if isinstance(stream, PushActivity):
             status = stream.status
-            return Client(
+            return ClientConnection(
                 stream.identity,
                 self.address,
                 stream.hello.session,
@@ -185,7 +185,7 @@ class _ClientStream:
                 unmerged_s=0.0 if self.ended_ns else stream.unmerged_s,
             )
         wanted = stream.wanted
-        return Client(
+        return ClientConnection(
             stream.identity,
             self.address,
             None,
@@ -260,7 +260,7 @@ class ClientTracker:
                 # gRPC's address begins with the kind: "ipv4:127.0.0.1:1".
                 self._pulls[key] = _ClientStream(pull, pull.peer.partition(":")[2])
 
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[ClientConnection, ...]:
         """All connected clients, and the last connection of each other client."""
         now_ns = self._clock()
         live = [*self._pushes.values(), *self._pulls.values()]

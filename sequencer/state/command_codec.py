@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
-from rt.message_codec import Field, MessageCodec, UnionCodec, inlined
+from rt.message_codec import FieldCodec, MessageCodec, UnionCodec, inlined
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state import commands, session_commands
 from sequencer.state.commands import Command, Operation, ResetCluster
@@ -64,7 +64,7 @@ def reset_of(data: bytes) -> ResetCluster | None:
 _SEALED_RUN: Final = MessageCodec(
     session_commands.SealedRun, pb.SealedRun, end=inlined(MessageCodec(End, pb.SealedRun))
 )
-_OPERATION: Final = Field(
+_OPERATION: Final = FieldCodec(
     lambda operation: {"command": encode_command(operation)},
     lambda message: decode_operation(message.command),
 )
@@ -97,7 +97,7 @@ _COMMAND: Final = UnionCodec[Command](
     write_table=MessageCodec(
         tables.WriteTable,
         pb.WriteTable,
-        by=inlined(MessageCodec(tables.TablePart, pb.WriteTable)),
+        by=inlined(MessageCodec(tables.TablePartId, pb.WriteTable)),
     ),
     delete_table=tables.DeleteTable,
     post_request=requests.PostRequest,

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from rt.errors import FormatError, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
 from rt.log.format.segment import SegmentId
-from rt.message_codec import Field, MessageCodec, inlined, keyed
+from rt.message_codec import FieldCodec, MessageCodec, inlined, keyed
 from rt.v1 import leases_pb2
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.state.forgotten_sessions import ForgottenSessions
@@ -124,7 +124,7 @@ _DONE: Final = MessageCodec(End, pb.Session, roll="done_roll", offset="done_offs
 _SESSION: Final = MessageCodec(
     Session,
     pb.Session,
-    last_run=Field(
+    last_run=FieldCodec(
         lambda run: {"last_run": max(run, 0), "was_opened": run >= 0},
         lambda message: message.last_run if message.was_opened else -1,
     ),
@@ -132,7 +132,7 @@ _SESSION: Final = MessageCodec(
         ActiveRun, pb.SessionRun, end=inlined(MessageCodec(End, pb.SessionRun), "is_closed")
     ),
     consumed=inlined(_CONSUMED, "has_consumed"),
-    done=Field(
+    done=FieldCodec(
         lambda done: {} if done is None else {"has_done": True, "done_run": done[0]} | _DONE.encode(done[1]),
         lambda message: (message.done_run, _DONE.decode(message)) if message.has_done else None,
     ),
@@ -143,12 +143,12 @@ _MERGED_SEGMENT: Final = MessageCodec(
 _TABLE: Final = MessageCodec(
     LeaseTable,
     pb.LeaseTable,
-    rows=Field(lambda _: {}, lambda _: PagedRows()),  # They follow: see `_encoded_pages`.
+    rows=FieldCodec(lambda _: {}, lambda _: PagedRows()),  # They follow: see `_encoded_pages`.
 )
 _STATE: Final = MessageCodec(
     SequencerState,
     pb.SequencerState,
-    configuration=Field(
+    configuration=FieldCodec(
         lambda configuration: {"configuration": asdict(configuration)},
         lambda message: Configuration(
             **{one.name: value for one, value in message.configuration.ListFields()}
@@ -158,19 +158,19 @@ _STATE: Final = MessageCodec(
         MergedEnd,
         pb.MergedEnd,
         segment=inlined(MessageCodec(SegmentId, pb.MergedEnd), "has_segment"),
-        declared=Field(
+        declared=FieldCodec(
             lambda declared: {"declared": sorted(declared)}, lambda message: set(message.declared)
         ),
     ),
-    sessions=Field(
+    sessions=FieldCodec(
         lambda _: {},  # They follow: see `_encoded_session`.
         lambda message: {one.id: _SESSION.decode(one) for one in message.sessions},
     ),
-    wanted=Field(
+    wanted=FieldCodec(
         lambda wanted: {"watermarks": [{"dedup_id": one, "wanted": wanted[one]} for one in sorted(wanted)]},
         lambda message: {one.dedup_id: one.wanted for one in message.watermarks},
     ),
-    segments=Field(
+    segments=FieldCodec(
         lambda segments: {"segments": [*map(_MERGED_SEGMENT.encode, segments)]},
         lambda message: deque(map(_MERGED_SEGMENT.decode, message.segments)),
     ),
@@ -178,10 +178,10 @@ _STATE: Final = MessageCodec(
     holds=keyed("holds", "name", MessageCodec(SubscriberHold, pb.Hold)),
     asked=keyed("asked", "id", MessageCodec(PendingRequest, pb.Ask)),
     leases=keyed("leases", "name", MessageCodec(LeaseState, pb.Lease)),
-    released=Field(
+    released=FieldCodec(
         lambda released: {"released": released}, lambda message: deque(message.released, RELEASED_MAX)
     ),
-    tables=Field(
+    tables=FieldCodec(
         lambda tables: {
             "tables": [
                 {"lease": one, **_TABLE.encode(table)} for one, table in sorted(tables.by_lease.items())
@@ -189,8 +189,8 @@ _STATE: Final = MessageCodec(
         },
         lambda message: LeaseTables({one.lease: _TABLE.decode(one) for one in message.tables}),
     ),
-    closed=Field(lambda closed: {"closed": closed}, lambda message: dict.fromkeys(message.closed)),
-    forgotten=Field(
+    closed=FieldCodec(lambda closed: {"closed": closed}, lambda message: dict.fromkeys(message.closed)),
+    forgotten=FieldCodec(
         lambda forgotten: {"forgotten": forgotten.encode()},
         lambda message: ForgottenSessions.decode(message.forgotten),
     ),

@@ -24,7 +24,7 @@ from rt.cli.main import cli
 from rt.net.grpc_channel import serve
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.localcluster.loopback import free_port
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.base.request import json_bytes
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
@@ -136,15 +136,15 @@ def test_how_far_a_step_is_is_told() -> None:
 
 
 def test_a_subscriber_that_went_from_one_node_to_another_is_connected() -> None:
-    here = Client(SUBSCRIBER, "", None, at(1), at(5), position=300)
-    there = Client(SUBSCRIBER, "", None, at(5), position=310)
+    here = ClientConnection(SUBSCRIBER, "", None, at(1), at(5), position=300)
+    there = ClientConnection(SUBSCRIBER, "", None, at(5), position=310)
     overview = ClusterSummary((said(view("n1", clients=(here,))), said(view("n2", clients=(there,)))))
 
     assert [(one["node"], one["active"]) for one in overview.clients] == [("n2", True)]
 
 
 def test_who_is_gone_from_all_nodes_is_told_once() -> None:
-    gone = (Client(OTHER, "", None, at(1), at(5), position=300),)
+    gone = (ClientConnection(OTHER, "", None, at(1), at(5), position=300),)
     overview = ClusterSummary((said(view("n1", clients=gone)), said(view("n2", clients=gone))))
 
     assert [(one["name"], one["active"]) for one in overview.clients] == [("other", False)]
@@ -152,7 +152,8 @@ def test_who_is_gone_from_all_nodes_is_told_once() -> None:
 
 def test_of_many_sessions_the_farthest_behind_are_shown() -> None:
     clients = tuple(
-        Client(PUBLISHER, "", f"feed~{index}", at(1), position=index, merged=0) for index in range(50)
+        ClientConnection(PUBLISHER, "", f"feed~{index}", at(1), position=index, merged=0)
+        for index in range(50)
     )
 
     text = text_of(view(clients=clients))

@@ -39,7 +39,7 @@ from rt.streams import (
 )
 from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.requests.owner_calls import ask_owner
-from rt.streams.requests.request import Answer, Request, decode_answer
+from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
@@ -313,23 +313,27 @@ class HostProcesses:
 def test_a_host_that_is_killed_in_the_middle_of_requests_loses_and_repeats_none(
     root: Path, nodes: LocalCluster, moment: str
 ) -> None:
-    subscribe = Request("subscribe", topic="n/a", consumer="asked", start=StartPosition.EARLIEST_AVAILABLE)
+    subscribe = QueueRequest(
+        "subscribe", topic="n/a", consumer="asked", start=StartPosition.EARLIEST_AVAILABLE
+    )
     lease = "streams/queue/s"
 
     async def main(hosts: HostProcesses, calls: LeaseCalls) -> None:
-        async def ask(request: Request) -> Answer:
+        async def ask(request: QueueRequest) -> QueueAnswer:
             return decode_answer(await ask_owner(calls, lease, request.encode(), WAIT_S)).check()
 
         hosts.start()
         first = [await ask(subscribe) for _ in range(2)]
         if moment == "before it takes them":
             hosts.pause()
-        asked = [subscribe] * 3 + [Request("end", each.subscription) for each in first]
+        asked = [subscribe] * 3 + [QueueRequest("end", each.subscription) for each in first]
         asking = [asyncio.create_task(ask(request)) for request in asked]
         if moment == "when it has answered one":
             await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         else:  # All are posted some time after that.
-            found = await calls.post_request(lease, b"last" * 4, Request("end", "nobody").encode(), WAIT_S)
+            found = await calls.post_request(
+                lease, b"last" * 4, QueueRequest("end", "nobody").encode(), WAIT_S
+            )
             assert found.state == "waiting"
         hosts.kill()
         hosts.start()

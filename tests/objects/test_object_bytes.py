@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rt.objects import ANY, BytesSerializer, JsonSerializer, NotSerializable, Serializers, StateDamaged
+from rt.objects import ANY, BytesSerializer, JsonValueSerializer, NotSerializable, Serializers, StateDamaged
 from rt.objects.collections.dictionary import Pairs
 from rt.objects.core.slot_keys import NUMBER_MAX, decode, encode
 
@@ -137,7 +137,7 @@ def test_a_stored_value_of_another_type_is_refused() -> None:
     for kind, data in ((int, b'"1"'), (int, b"true"), (str, b"1"), (bool, b"1"), (float, b'"x"')):
         with pytest.raises(StateDamaged, match="wrong type"):
             serializers.of(kind).load(data)
-    own = JsonSerializer(
+    own = JsonValueSerializer(
         "own", complex, to_plain=lambda z: [z.real, z.imag], from_plain=lambda plain: complex(*plain)
     )
     assert own.load(own.dump(1 + 2j)) == 1 + 2j

@@ -13,7 +13,7 @@ import rt
 from rt.objects import (
     CheckpointKind,
     CommitUnknown,
-    JsonSerializer,
+    JsonValueSerializer,
     MemoryStore,
     NoSuchObject,
     NotSerializable,
@@ -767,7 +767,7 @@ def registered(serializer: Any) -> Serializers:
 
 
 def pairs() -> Any:
-    return JsonSerializer(
+    return JsonValueSerializer(
         "point", Point, to_plain=lambda point: [point.x, point.y], from_plain=lambda plain: Point(*plain)
     )
 
@@ -780,7 +780,7 @@ def test_a_custom_type_can_be_registered(store: MemoryStore, make_serializer: Ca
     names = space.create_dictionary("names", keys=Point, values=bytes)
     names[Point(3, 4)] = b"there"
     with pytest.raises(NotSerializable):
-        points.add(Point("x", object()) if isinstance(make_serializer(), JsonSerializer) else (1, 2))
+        points.add(Point("x", object()) if isinstance(make_serializer(), JsonValueSerializer) else (1, 2))
     space.checkpoint(store)
     again = new(store, serializers=registered(make_serializer()))
     assert set(again.get_set("points")) == {Point(1, 2)}
@@ -799,11 +799,11 @@ def test_only_types_registered_for_pickling_are_unpickled(store: MemoryStore) ->
 def test_a_type_or_name_is_registered_once() -> None:
     serializers = Serializers()
     with pytest.raises(ValueError, match="registered already"):
-        serializers.register(int, JsonSerializer("whole"))
+        serializers.register(int, JsonValueSerializer("whole"))
     with pytest.raises(ValueError, match="registered already"):
-        serializers.register(Point, JsonSerializer("int"))
+        serializers.register(Point, JsonValueSerializer("int"))
     with pytest.raises(ValueError, match="name"):
-        JsonSerializer("")
+        JsonValueSerializer("")
 
 
 def test_errors_belong_to_the_tree_and_to_pythons_types() -> None:

@@ -19,8 +19,8 @@ from rt.objects import CheckpointKind, CommitUnknown, SqliteStore, StateDamaged,
 from rt.objects import commit_record as records
 from rt.objects.commit_record import LastCommit
 from rt.objects.sqlite_backup import back_up_store, check_store
-from rt.objects.sqlite_file import Information
-from rt.objects.sqlite_recovery import Files, require_agreement
+from rt.objects.sqlite_file import SqliteInformation
+from rt.objects.sqlite_recovery import StoreFiles, require_agreement
 
 COMMITS = 12
 PROGRAM = """
@@ -305,8 +305,8 @@ STORE, OTHER = "0" * 32, "1" * 32
 
 def information(
     number: int, base: int = 0, *, store_id: str = STORE, is_complete: bool = False
-) -> Information:
-    return Information(store_id, number, base, is_complete)
+) -> SqliteInformation:
+    return SqliteInformation(store_id, number, base, is_complete)
 
 
 def record(number: int, store_id: str = STORE) -> bytes:
@@ -317,41 +317,41 @@ def record(number: int, store_id: str = STORE) -> bytes:
 @pytest.mark.parametrize(
     "files",
     [
-        Files(None, None, None),
-        Files(information(5), None, record(5)),
-        Files(information(6, 3), information(3, 1), record(5)),
-        Files(information(6, 3), information(6, 1), record(5)),
-        Files(information(9), None, record(5)),
-        Files(information(0, is_complete=True), information(0, is_complete=True), None),
-        Files(information(7, is_complete=True), None, None),
-        Files(information(7, is_complete=True), None, record(7)),
-        Files(information(6), None, flipped(record(5), 512 * (6 % 2))),  # torn: commit 6 is durable
+        StoreFiles(None, None, None),
+        StoreFiles(information(5), None, record(5)),
+        StoreFiles(information(6, 3), information(3, 1), record(5)),
+        StoreFiles(information(6, 3), information(6, 1), record(5)),
+        StoreFiles(information(9), None, record(5)),
+        StoreFiles(information(0, is_complete=True), information(0, is_complete=True), None),
+        StoreFiles(information(7, is_complete=True), None, None),
+        StoreFiles(information(7, is_complete=True), None, record(7)),
+        StoreFiles(information(6), None, flipped(record(5), 512 * (6 % 2))),  # torn: commit 6 is durable
     ],
 )
-def test_files_that_belong_together_are_accepted(files: Files) -> None:
+def test_files_that_belong_together_are_accepted(files: StoreFiles) -> None:
     require_agreement("state.db", files)
 
 
 @pytest.mark.parametrize(
     ("files", "match"),
     [
-        (Files(None, None, record(1)), "missing or empty"),
-        (Files(information(4), None, record(5)), "got commit 4 .*expected commit 5"),
-        (Files(information(0), None, None), "the record of the last commit is missing"),
-        (Files(information(5), None, record(5, OTHER)), "two stores"),
-        (Files(information(7, store_id=OTHER, is_complete=True), None, record(5)), "two stores"),
-        (Files(information(5), None, b""), "record of the last commit is damaged"),
-        (Files(information(5), None, bytes(1024)), "record of the last commit is damaged"),
-        (Files(information(4), None, flipped(record(5), 512)), "record of the last commit is damaged"),
+        (StoreFiles(None, None, record(1)), "missing or empty"),
+        (StoreFiles(information(4), None, record(5)), "got commit 4 .*expected commit 5"),
+        (StoreFiles(information(0), None, None), "the record of the last commit is missing"),
+        (StoreFiles(information(5), None, record(5, OTHER)), "two stores"),
+        (StoreFiles(information(7, store_id=OTHER, is_complete=True), None, record(5)), "two stores"),
+        (StoreFiles(information(5), None, b""), "record of the last commit is damaged"),
+        (StoreFiles(information(5), None, bytes(1024)), "record of the last commit is damaged"),
+        (StoreFiles(information(4), None, flipped(record(5), 512)), "record of the last commit is damaged"),
         (
-            Files(information(6, 3), information(2), record(5)),
+            StoreFiles(information(6, 3), information(2), record(5)),
             "got commit 2 .*expected a file with commit 3 to 6",
         ),
-        (Files(information(6, 3), information(7), record(5)), "does not belong"),
-        (Files(information(6, 3), information(4, store_id=OTHER), record(5)), "does not belong"),
+        (StoreFiles(information(6, 3), information(7), record(5)), "does not belong"),
+        (StoreFiles(information(6, 3), information(4, store_id=OTHER), record(5)), "does not belong"),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(files: Files, match: str) -> None:
+def test_files_that_do_not_belong_together_are_refused(files: StoreFiles, match: str) -> None:
     with pytest.raises(StateDamaged, match=match):
         require_agreement("state.db", files)
 

@@ -12,7 +12,7 @@ import pytest
 
 import rt
 from replicator.cli import attached_push
-from replicator.cli.attached_push import SessionLog
+from replicator.cli.attached_push import SessionLogHandler
 from replicator.push.client import PushClient
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.sidecar import SERVED, PushSidecar
@@ -210,7 +210,7 @@ def test_each_session_has_its_log_which_is_bounded_and_needs_neither_disk_nor_di
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attached_push, "LOG_BYTES_MAX", 20)
-    log = SessionLog()
+    log = SessionLogHandler()
 
     def said(directory: Path, text: str) -> None:
         SERVED.set(str(directory))

@@ -22,7 +22,7 @@ from rest_node import (
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.admin_ports import ResetStatus
 from sequencer.rest.base.node_snapshot import (
-    Client,
+    ClientConnection,
     Counts,
     DamageCounter,
     DamagedSegment,
@@ -243,7 +243,7 @@ def test_a_member_far_behind_with_merging_is_told_if_it_is_there() -> None:
 
 def test_a_session_whose_messages_wait_long_is_told() -> None:
     def node(lag_s: float, ended_ns: int = 0) -> NodeSnapshot:
-        client = Client(PUBLISHER, "", "feed", at(1), ended_ns, lag_ns=int(lag_s * SECOND))
+        client = ClientConnection(PUBLISHER, "", "feed", at(1), ended_ns, lag_ns=int(lag_s * SECOND))
         return healthy(clients=(client,))
 
     assert found(node(CLIENT_LAG_S)) == []
@@ -329,7 +329,7 @@ def test_a_subscriber_in_the_oldest_segment_is_told_when_that_goes_soon(
 ) -> None:
     state = history()
     state.configuration, state.holds = configuration, {}
-    client = Client(SUBSCRIBER, "", None, at(1), position=position)
+    client = ClientConnection(SUBSCRIBER, "", None, at(1), position=position)
 
     assert found(healthy(state=state, clients=(client,))) == wanted
     assert found(healthy(state=state, clients=(replace(client, ended_ns=at(2)),))) == []
@@ -341,7 +341,7 @@ def test_a_subscriber_that_holds_back_what_it_wants_is_in_no_hurry_unless_holds_
         Configuration(retention_minutes=50),
         {"sub": SubscriberHold(120, at(1))},
     )
-    node = healthy(state=state, clients=(Client(SUBSCRIBER, "", None, at(1), position=150),))
+    node = healthy(state=state, clients=(ClientConnection(SUBSCRIBER, "", None, at(1), position=150),))
 
     assert found(node) == []
     state.configuration = replace(state.configuration, hold_bytes_max=0)

@@ -19,7 +19,7 @@ from sequencer.rest.base.request import Request
 from sequencer.rest.http.dispatcher import check_role
 from sequencer.rest.page import PAGE_FILES, POLICY
 from sequencer.rest.views.context import Response
-from sequencer.rest.views.endpoints import ENDPOINTS, OPERATORS, Endpoint
+from sequencer.rest.views.endpoints import ENDPOINTS, OPERATORS, RestEndpoint
 
 FILES = {file.path: file for file in PAGE_FILES}
 SCRIPTS = {path: file.text for path, file in FILES.items() if path.endswith(".js")}
@@ -135,7 +135,7 @@ def contrast(one: str, other: str) -> float:
 def shown(
     profile: Path,
     look: Callable[[], NodeSnapshot] = busy_node,
-    *more: Endpoint,
+    *more: RestEndpoint,
     path: str = "",
     **options: Any,
 ) -> tuple[Dom, PageNode]:
@@ -358,8 +358,10 @@ def test_pauses_rates_and_words_are_as_they_are_meant(tmp_path: Path) -> None:
     seen, _ = shown(
         tmp_path,
         busy_node,
-        Endpoint("/check", "A page.", lambda _: Response(page), str, content_type=kinds[0], policy=POLICY),
-        Endpoint("/page/check.js", "A script.", lambda _: Response(CHECKS), str, content_type=kinds[1]),
+        RestEndpoint(
+            "/check", "A page.", lambda _: Response(page), str, content_type=kinds[0], policy=POLICY
+        ),
+        RestEndpoint("/page/check.js", "A script.", lambda _: Response(CHECKS), str, content_type=kinds[1]),
         path="check",
     )
 

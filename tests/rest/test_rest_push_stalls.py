@@ -11,7 +11,7 @@ from rest_node import OTHER, PUBLISHER, at, history, node_view, standing
 from rt.exposition import exposition
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import HUNG_S
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.views.alarms import alarms_of
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.rest.views.push_stalls import STALLED_S, TOLD_MAX, stalls_of
@@ -19,10 +19,10 @@ from sequencer.state.state import End
 
 RUNNING = b"\2" * 16
 """The incarnation of `history` whose run is open."""
-PUSH = Client(PUBLISHER, "", "feed", at(1), incarnation=RUNNING, position=50, merged=40)
+PUSH = ClientConnection(PUBLISHER, "", "feed", at(1), incarnation=RUNNING, position=50, merged=40)
 
 
-def node(*clients: Client, told: pb.Standing | None = None, **changes: Any) -> NodeSnapshot:
+def node(*clients: ClientConnection, told: pb.Standing | None = None, **changes: Any) -> NodeSnapshot:
     return node_view(
         **{
             "standing": standing() if told is None else told,

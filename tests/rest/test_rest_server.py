@@ -29,7 +29,7 @@ from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import REQUESTS_MAX, REQUESTS_PER_IDENTITY_MAX, Dispatcher
 from sequencer.rest.http.listener import HANDSHAKES_MAX, HttpListener
 from sequencer.rest.views.context import RequestContext, Response
-from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
+from sequencer.rest.views.endpoints import ENDPOINTS, RestEndpoint
 from sequencer.state.state_codec import encode_state
 
 WAIT_S = 120
@@ -387,7 +387,7 @@ def test_a_body_without_end_is_read_to_the_bound_and_no_farther(name: str, run: 
 
 @contextlib.asynccontextmanager
 async def listening(
-    endpoints: tuple[Endpoint, ...] = ENDPOINTS, **bounds: Any
+    endpoints: tuple[RestEndpoint, ...] = ENDPOINTS, **bounds: Any
 ) -> AsyncIterator[tuple[HttpListener, Dispatcher]]:
     """A plain port with other bounds, and with `endpoints` for everybody."""
     public = [replace(one, is_public=True) for one in endpoints]

@@ -30,7 +30,13 @@ from rt.units import format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.rest.base.errors import BadRequest, NotReady
 from sequencer.rest.base.fields import parse_query
-from sequencer.rest.base.node_snapshot import LAG_BYTES_MAX, Client, MergeStatus, NodeSnapshot, RetainedSize
+from sequencer.rest.base.node_snapshot import (
+    LAG_BYTES_MAX,
+    ClientConnection,
+    MergeStatus,
+    NodeSnapshot,
+    RetainedSize,
+)
 from sequencer.rest.base.request import json_bytes
 from sequencer.rest.views import admin_views, client_views, cluster_views
 from sequencer.rest.views.cluster_views import Liveness, Readiness
@@ -253,10 +259,10 @@ def test_clients_can_be_asked_for_by_kind_name_and_page(query: str, wanted: list
 
 
 def test_a_client_tells_which_log_of_the_node_it_writes_or_reads() -> None:
-    pushing = Client(PUBLISHER, "", "feed", T0, incarnation=b"\2" * 16)
-    unknown = Client(PUBLISHER, "", "feed~new", T0, incarnation=b"\3" * 16)
-    merged = Client(SUBSCRIBER, "", None, T0)
-    copied = Client(Identity("s", "node", "n2"), "", None, T0, is_of_merged=False, session_id=1)
+    pushing = ClientConnection(PUBLISHER, "", "feed", T0, incarnation=b"\2" * 16)
+    unknown = ClientConnection(PUBLISHER, "", "feed~new", T0, incarnation=b"\3" * 16)
+    merged = ClientConnection(SUBSCRIBER, "", None, T0)
+    copied = ClientConnection(Identity("s", "node", "n2"), "", None, T0, is_of_merged=False, session_id=1)
 
     found = body(client_views.clients(asked(node_view(clients=(pushing, unknown, merged, copied)))))
 

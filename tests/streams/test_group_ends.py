@@ -18,7 +18,7 @@ import rt
 from rt.net.lease_client import GroupProgress
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.group.handler_threads import HandlerThreads
-from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.handlers import Handler, HandlerCalls, TopicHandler
 from rt.streams.group.member import Member
 from rt.streams.group.options import GroupOptions
 from rt.streams.group.partitions import Partitions
@@ -61,7 +61,7 @@ class World:
     async def run(self, handler: Handler) -> None:
         """Until it is stopped. Fails after a time in which it ends on any machine."""
         options = GroupOptions(retry_for_s=0, retry_min_s=0.001, retry_max_s=0.001)
-        calls = HandlerCalls([Subscription("a", handler, None)], options)
+        calls = HandlerCalls([TopicHandler("a", handler, None)], options)
         leases = MemoryLeases(LeaseTable(time.monotonic), "workers~m0")
         with closing(rt.Subscriber(self._log, "s", position=0)) as reader:
             self.member = Member(self._partitions, options, Balancer(leases), self.positions, reader, calls)
@@ -143,7 +143,7 @@ HANGING = """
 import asyncio, sys, threading
 import rt
 from rt.streams.group.handler_threads import HandlerThreads
-from rt.streams.group.handlers import HandlerCalls, Subscription
+from rt.streams.group.handlers import HandlerCalls, TopicHandler
 from rt.streams.group.options import GroupOptions
 
 began = threading.Event()
@@ -153,7 +153,7 @@ def hang(message):
     threading.Event().wait()
 
 async def main():
-    calls = HandlerCalls([Subscription("a", hang, None)], GroupOptions())
+    calls = HandlerCalls([TopicHandler("a", hang, None)], GroupOptions())
     message = rt.Message(0, 0, "feed1", 0, 0, "a", b"")
     handling = asyncio.create_task(calls.handle([(message, 0)], lambda: True))
     while not began.is_set():

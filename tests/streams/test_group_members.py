@@ -14,7 +14,7 @@ from memory_leases import LeaseTable, MemoryLeases
 import rt
 from rt.net.lease_client import GroupProgress
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
-from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.handlers import Handler, HandlerCalls, TopicHandler
 from rt.streams.group.member import Member
 from rt.streams.group.options import GroupOptions
 from rt.streams.group.partitions import Partitions
@@ -62,7 +62,7 @@ class World:
         """Run a member on the log file until it is stopped."""
         leases = MemoryLeases(self.table, f"workers~m{len(made)}")
         settings = GroupOptions(retry_min_s=0.001, retry_max_s=0.001, **options)  # type: ignore[arg-type]
-        calls = HandlerCalls([Subscription("a/*", handler, None)], settings)
+        calls = HandlerCalls([TopicHandler("a/*", handler, None)], settings)
         with closing(rt.Subscriber(self.root / "s" / "sessions" / "feed1", "s", position=0)) as reader:
             member = Member(self.partitions, settings, Balancer(leases), self.positions, reader, calls)
             made.append(member)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import rt
 from rt.streams.core.stream_id import QueueId
-from rt.streams.group.handlers import HandlerCalls, Subscription, retry_wait_s
+from rt.streams.group.handlers import HandlerCalls, TopicHandler, retry_wait_s
 from rt.streams.group.lanes import Lanes
 from rt.streams.group.options import Decision, GroupOptions, HandlerFailure
 from rt.streams.group.partitions import Partitions
@@ -106,7 +106,7 @@ MESSAGE = rt.Message(7, 0, "feed1", 0, 3, "a/1", b"{}")
 def handle(handler: Any, *, serializer: Any = None, may_handle: Any = lambda: True, **options: Any) -> int:
     async def work() -> int:
         made = GroupOptions(retry_min_s=0.001, retry_max_s=0.001, **options)
-        calls = HandlerCalls([Subscription("a/*", handler, serializer)], made)
+        calls = HandlerCalls([TopicHandler("a/*", handler, serializer)], made)
         try:
             return await calls.handle([(MESSAGE, 0), (MESSAGE, 0)], may_handle)
         finally:

@@ -16,7 +16,7 @@ from rt.errors import StorageFailed
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.cluster.leading_receiver import LOOK_S, OPEN_S, LeadingReceiver
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.topic_filter import TopicFilter
+from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
@@ -98,7 +98,7 @@ class World:
     def __init__(self, start: int = 0) -> None:
         self.copy, self.nodes, self.gaps = Copy(), Nodes(), LogGaps("s")
         token = SequenceToken(start)
-        self.receiver = LeadingReceiver(self.copy, self.nodes, self.gaps, token, None, TopicFilter(None))
+        self.receiver = LeadingReceiver(self.copy, self.nodes, self.gaps, token, None, TopicSelection(None))
         self.got: list[int] = []
         self.gaps_got: list[QueueGap] = []
 

@@ -29,7 +29,7 @@ from rt.streams.balancer.balancer import FixedBalancer
 from rt.streams.core.stream_id import QueueId
 from rt.streams.requests import owner_calls
 from rt.streams.requests.owner_calls import ask_owner
-from rt.streams.requests.request import Answer, Request, decode_answer, decode_request, rejection
+from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer, decode_request, rejection
 from sequencer.state.commands import Command
 from sequencer.state.leases import requests
 from sequencer.state.leases.tables import WriteTable
@@ -67,7 +67,7 @@ def test_requests_are_carried_out_once_however_often_the_queue_changes_its_owner
             await asyncio.gather(*asking)
             assert len(answered) == 12
             assert {*world.subscriptions()} == answered
-            ending = [world.ask(Request("end", each)) for each in sorted(answered)[:6]]
+            ending = [world.ask(QueueRequest("end", each)) for each in sorted(answered)[:6]]
             world.revoke()
             assert {each.state for each in await asyncio.gather(*ending)} == {"ended"}
             assert {*world.subscriptions()} == {*sorted(answered)[6:]}
@@ -85,7 +85,7 @@ def test_an_owner_whose_commit_is_lost_has_changed_nothing_and_the_next_one_carr
             await until(lambda: one.events == ALL)
             held_back = list[Command]()
             world.nodes.held_back = held_back
-            asking = asyncio.create_task(world.ask(Request("end", made)))
+            asking = asyncio.create_task(world.ask(QueueRequest("end", made)))
             while not one.made[0].closed:  # All but the owner's commits are decided.
                 for command in held_back:
                     if not isinstance(command, WriteTable):
@@ -108,7 +108,7 @@ def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
             made = (await world.ask(SUBSCRIBE)).subscription
-        late = await world.calls.post_request(LEASE, b"l" * 16, Request("end", made).encode(), 0.05)
+        late = await world.calls.post_request(LEASE, b"l" * 16, QueueRequest("end", made).encode(), 0.05)
         assert (late.state, late.owner) == ("waiting", "")
         over_ns = time.time_ns() + 50 * 10**6
         await until(lambda: time.time_ns() > over_ns)
@@ -156,16 +156,16 @@ def test_a_reset_of_a_stopped_subscription_moves_it_and_resume_continues_there(p
             await until(lambda: bad.is_owner)
             made = (await world.ask(SUBSCRIBE)).subscription
             await until(lambda: world.subscriptions()[made][0] is not None)
-            assert (await world.ask(Request("reset", made, start=SequenceToken(3)))).state == "faulted"
+            assert (await world.ask(QueueRequest("reset", made, start=SequenceToken(3)))).state == "faulted"
             assert world.subscriptions()[made][1] == SequenceToken(3)
         async with world.host("two") as good:
-            assert (await world.ask(Request("resume", made))).state == "served"
+            assert (await world.ask(QueueRequest("resume", made))).state == "served"
             await until(lambda: good.events == ALL[3:])
-            assert (await world.ask(Request("resume", made))).state == "served", "nothing to do"
-            assert (await world.ask(Request("reset", made, start=SequenceToken(40)))).state == "served"
+            assert (await world.ask(QueueRequest("resume", made))).state == "served", "nothing to do"
+            assert (await world.ask(QueueRequest("reset", made, start=SequenceToken(40)))).state == "served"
             await until(lambda: good.events == [*ALL[3:], *ALL[40:]])
             with pytest.raises(NoSuchSubscription):
-                await world.ask(Request("end", "nobody"))
+                await world.ask(QueueRequest("end", "nobody"))
 
     in_world(pki, log, work)
 
@@ -179,10 +179,12 @@ def test_a_subscription_without_a_consumer_is_moved_and_resumed_but_not_for_a_pr
             made = await one.stream.subscribe(Collector(), name="mine")
         async with world.host("two") as two:
             await until(lambda: two.is_owner)
-            assert (await world.ask(Request("reset", made.id, start=SequenceToken(7)))).state == "unattended"
+            assert (
+                await world.ask(QueueRequest("reset", made.id, start=SequenceToken(7)))
+            ).state == "unattended"
             assert world.subscriptions()[made.id] == (None, SequenceToken(7))
             with pytest.raises(StreamError, match="no consumer for the subscription"):
-                await world.ask(Request("resume", made.id, needs_consumer=True))
+                await world.ask(QueueRequest("resume", made.id, needs_consumer=True))
             got = Collector()
             await two.stream.subscribe(got, name="mine")
             await until(lambda: got.events == ALL[7:])
@@ -194,14 +196,14 @@ def test_a_paused_queue_delivers_nothing_here_and_where_it_goes(pki: Path, log: 
     async def work(world: World) -> None:
         async with world.host("one") as one:
             await until(lambda: one.is_owner)
-            assert (await world.ask(Request("pause"))).state == "paused"
+            assert (await world.ask(QueueRequest("pause"))).state == "paused"
             made = (await world.ask(SUBSCRIBE)).subscription
             assert 'rt_streams_queue_paused{provider="p",host="one",queue="q"} 1' in one.provider.metrics()
         async with world.host("two") as two:
             await until(lambda: two.is_owner)
-            assert (await world.ask(Request("reset", made, start=SequenceToken(10)))).state == "served"
+            assert (await world.ask(QueueRequest("reset", made, start=SequenceToken(10)))).state == "served"
             assert (one.events, two.events) == ([], [])
-            assert (await world.ask(Request("continue"))).state == "continued"
+            assert (await world.ask(QueueRequest("continue"))).state == "continued"
             await until(lambda: two.events == ALL[10:])
             assert not two.provider.status()[0].is_paused
 
@@ -242,7 +244,7 @@ def test_too_many_requests_are_told(pki: Path, log: Path, monkeypatch: pytest.Mo
             await one.stream.subscribe(Collector(), consumer="c")
         assert (await world.calls.post_request(LEASE, b"1" * 16, b"{}", 60)).state == "waiting"
         with pytest.raises(Overloaded, match="too many requests"):
-            await world.ask(Request("pause"), 0.3)
+            await world.ask(QueueRequest("pause"), 0.3)
 
     in_world(pki, log, work)
 
@@ -291,11 +293,11 @@ def test_what_is_no_request_is_rejected(content: bytes) -> None:
 def test_requests_and_answers_survive_their_bytes() -> None:
     for request in (
         SUBSCRIBE,
-        Request("reset", "id", start=SequenceToken(7, 2)),
-        Request("subscribe", topic="n/ä", consumer="c", name="x", needs_consumer=True),
+        QueueRequest("reset", "id", start=SequenceToken(7, 2)),
+        QueueRequest("subscribe", topic="n/ä", consumer="c", name="x", needs_consumer=True),
     ):
         assert decode_request(request.encode()) == request
-    assert decode_answer(Answer("id", "served").encode()).check() == Answer("id", "served")
+    assert decode_answer(QueueAnswer("id", "served").encode()).check() == QueueAnswer("id", "served")
     for error in (NoSuchSubscription("gone"), StreamError("no"), ValueError("x")):
         kind = type(error) if isinstance(error, StreamError) else StreamError
         with pytest.raises(kind, match=str(error)):

@@ -28,7 +28,7 @@ from rt.streams import (
 )
 from rt.streams.balancer.balancer import Fence, FixedBalancer
 from rt.streams.core.stream_id import QueueId
-from rt.streams.requests.request import Answer, Request, decode_request
+from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_request
 from rt.streams.stream import Subscription
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore
 from rt.v1 import leases_pb2 as pb
@@ -88,14 +88,14 @@ class Recording:
     """Stores through which any host can ask; the requests are recorded."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Request]] = []
+        self.asked: list[tuple[str, QueueRequest]] = []
 
     def __call__(self, _: QueueId, __: Fence) -> MemoryStore:
         return MemoryStore()
 
     async def ask_owner(self, queue: QueueId, content: bytes, _: float) -> bytes:
         self.asked.append((queue.name, decode_request(content)))
-        return Answer("id", "served").encode()
+        return QueueAnswer("id", "served").encode()
 
 
 def test_a_subscription_of_an_earlier_placement_is_asked_for_where_it_is(log: Path, tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_subscription_without_room_is_refused_and_the_others_go_on(
                 with pytest.raises(Overloaded, match="no room"):
                     await world.ask(SUBSCRIBE)
             with pytest.raises(NoSuchSubscription):
-                await world.ask(Request("end", "x" * 1000))
-            assert (await world.ask(Request("end", made))).state == "ended"
+                await world.ask(QueueRequest("end", "x" * 1000))
+            assert (await world.ask(QueueRequest("end", made))).state == "ended"
             assert world.subscriptions() == {}
             failures = next(
                 line for line in one.provider.metrics().splitlines() if "agent_failures_total{" in line
@@ -182,7 +182,7 @@ def test_what_is_undone_is_in_no_commit_that_begins_meanwhile() -> None:
 
         async def subscribe() -> None:
             store.put(record, SequenceToken(7))
-            store.answer(posted, Answer(record.id, "served"))
+            store.answer(posted, QueueAnswer(record.id, "served"))
             await store.commit(undo)
 
         async def save() -> None:

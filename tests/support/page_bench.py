@@ -21,12 +21,12 @@ from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.net.identity import Identity
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.base.node_snapshot import Client, Counts, MergeStatus, NodeSnapshot
+from sequencer.rest.base.node_snapshot import ClientConnection, Counts, MergeStatus, NodeSnapshot
 from sequencer.rest.http.app import App
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.context import RequestContext, Response
-from sequencer.rest.views.endpoints import ENDPOINTS, Endpoint
+from sequencer.rest.views.endpoints import ENDPOINTS, RestEndpoint
 from sequencer.state.state import (
     ActiveRun,
     Configuration,
@@ -121,13 +121,21 @@ def busy_node(**changes: Any) -> NodeSnapshot:
         "state": busy_state(),
         "merging": MergeStatus(81_234, POSITION, POSITION - 10),
         "clients": (
-            Client(publisher("feed"), "10.0.0.7:41000", HOSTILE, T0, 0, now, 7 * GIB, 31.5e6, 12_900, 12_000),
-            Client(publisher("quotes"), "10.0.0.8:41000", "quotes", T0, 0, now, GIB, 2.5e6, 980, 980),
-            Client(subscriber("audit"), "10.0.0.9:5100", None, T0, 0, now, GIB, 28e6, POSITION - 400),
-            Client(
+            ClientConnection(
+                publisher("feed"), "10.0.0.7:41000", HOSTILE, T0, 0, now, 7 * GIB, 31.5e6, 12_900, 12_000
+            ),
+            ClientConnection(
+                publisher("quotes"), "10.0.0.8:41000", "quotes", T0, 0, now, GIB, 2.5e6, 980, 980
+            ),
+            ClientConnection(
+                subscriber("audit"), "10.0.0.9:5100", None, T0, 0, now, GIB, 28e6, POSITION - 400
+            ),
+            ClientConnection(
                 subscriber("desk"), "10.0.0.10:5100", None, T0, now - 90 * SECOND, now, GIB, 0.0, 3_999_000
             ),
-            Client(Identity("trades", "node", "n3"), "10.0.0.3:1", None, T0, 0, now, GIB, 9e6, 3_100_000),
+            ClientConnection(
+                Identity("trades", "node", "n3"), "10.0.0.3:1", None, T0, 0, now, GIB, 9e6, 3_100_000
+            ),
         ),
         "counts": Counts(certificate_end_s=now / SECOND + 9.5 * 86400),
     }
@@ -152,7 +160,7 @@ class PageNode:
         return f"http://127.0.0.1:{self._listener.port}/"
 
     @contextlib.asynccontextmanager
-    async def serving(self, *more: Endpoint) -> AsyncIterator[PageNode]:
+    async def serving(self, *more: RestEndpoint) -> AsyncIterator[PageNode]:
         """Serve, the endpoints `more` too."""
         endpoints = [replace(one, is_public=True, view=self._view(one)) for one in (*ENDPOINTS, *more)]
         with ThreadPoolExecutor(1) as pool:
@@ -170,7 +178,7 @@ class PageNode:
                 await runner.cleanup()
                 await self._listener.close()
 
-    def _view(self, endpoint: Endpoint) -> Callable[[RequestContext], Response]:
+    def _view(self, endpoint: RestEndpoint) -> Callable[[RequestContext], Response]:
         def view(asked: RequestContext) -> Response:
             self.asked.append(endpoint.path)
             if endpoint.path == "/holds" and self.asked.count("/status") == self._gone_after:

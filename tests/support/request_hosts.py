@@ -33,7 +33,7 @@ from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.requests.owner_calls import ask_owner
-from rt.streams.requests.request import Answer, Request, decode_answer
+from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer
 from rt.streams.subscriptions.subscription_store import SubscriptionStore
 from rt.testing.merged import MergedLogBuilder
 from sequencer.state.apply import apply
@@ -43,7 +43,7 @@ EARLIEST = StartPosition.EARLIEST_AVAILABLE
 EVENTS = 50
 LEASE = "app/queue/q"
 ALL = [b"%d" % number for number in range(EVENTS)]
-SUBSCRIBE = Request("subscribe", topic="n/a", consumer="c", start=EARLIEST)
+SUBSCRIBE = QueueRequest("subscribe", topic="n/a", consumer="c", start=EARLIEST)
 
 
 def make_log(root: Path, *, first_s: int = 1) -> Path:
@@ -80,7 +80,7 @@ class World:
         if held is not None:
             apply(self.nodes.state, ExpireLeases((IdleLease(LEASE, held.token, held.renewals),)))
 
-    async def ask(self, request: Request, timeout_s: float = 60.0) -> Answer:
+    async def ask(self, request: QueueRequest, timeout_s: float = 60.0) -> QueueAnswer:
         return decode_answer(await ask_owner(self.calls, LEASE, request.encode(), timeout_s)).check()
 
     def subscriptions(self) -> dict[str, tuple[str | None, SequenceToken | None]]:

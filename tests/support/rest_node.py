@@ -24,7 +24,7 @@ from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
 from sequencer.rest.base.errors import NotReady
 from sequencer.rest.base.node_snapshot import (
-    Client,
+    ClientConnection,
     DamageCounter,
     LeaseCounter,
     MergeStatus,
@@ -153,9 +153,9 @@ def node_view(**changes: Any) -> NodeSnapshot:
         "state": history(),
         "merging": MergeStatus(17, 360, 350),
         "clients": (
-            Client(SUBSCRIBER, "10.0.0.1:1", None, at(1), 0, at(2), 700, 10.0, 300),
-            Client(PUBLISHER, "", "feed", at(1), 0, at(3), 900, 0.0, 55, 50),
-            Client(OTHER, "10.0.0.2:1", None, at(1), at(5), at(2), 70, 0.0, 30),
+            ClientConnection(SUBSCRIBER, "10.0.0.1:1", None, at(1), 0, at(2), 700, 10.0, 300),
+            ClientConnection(PUBLISHER, "", "feed", at(1), 0, at(3), 900, 0.0, 55, 50),
+            ClientConnection(OTHER, "10.0.0.2:1", None, at(1), at(5), at(2), 70, 0.0, 30),
         ),
     }
     return NodeSnapshot(**{**fields, **changes})

@@ -88,10 +88,13 @@ class Hosts:
             await host.subscribe(self._each)
             await asyncio.gather(*(one.renew() for one in self.hosts if hasattr(one, "lease")))
         self.is_made.set()
-        await asyncio.gather(*(self._serve(host) for host in self.hosts))
+        begun_s, count = time.monotonic(), len(self.hosts)
+        await asyncio.gather(*(self._serve(host, begun_s + at / count) for at, host in enumerate(self.hosts)))
 
-    async def _serve(self, host: Host) -> None:
-        due_s, rounds = time.monotonic(), 0
+    async def _serve(self, host: Host, due_s: float) -> None:
+        """From `due_s` on: hosts on machines of their own do not commit at the same moment."""
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        rounds = 0
         while not self.is_over.is_set():
             due_s, rounds = due_s + 1.0, rounds + 1
             if self.is_saving.is_set():

@@ -27,7 +27,7 @@ _HIGH_PRESSURE: Final = 0.9
 
 
 @dataclass(slots=True, order=True)
-class SubscriptionRow:
+class HostSubscription:
     """An explicit subscription. `subscription`: its name, or that of its consumer, or its id."""
 
     stream: str
@@ -37,7 +37,7 @@ class SubscriptionRow:
 
 
 @dataclass(slots=True)
-class QueueRow:
+class HostQueue:
     """One queue of a provider: its owner and its state."""
 
     provider: str
@@ -55,7 +55,7 @@ class QueueRow:
     pressure: float = 0.0
     is_paused: bool = False
     problems: list[str] = field(default_factory=list)
-    subscriptions: list[SubscriptionRow] = field(default_factory=list)
+    subscriptions: list[HostSubscription] = field(default_factory=list)
 
 
 _FIELDS: Final[Mapping[str, str]] = {
@@ -74,14 +74,14 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def overview(texts: Iterable[str]) -> list[QueueRow]:
+def overview(texts: Iterable[str]) -> list[HostQueue]:
     """The queues in the metrics of these hosts, each as its owner reports it, with its problems."""
     samples = [found for text in texts for found in _samples(text)]
-    rows: dict[tuple[str, str], QueueRow] = {}
+    rows: dict[tuple[str, str], HostQueue] = {}
     owners: dict[tuple[str, str], list[str]] = {}
     for name, labels, value in samples:
         place = (labels["provider"], labels["queue"])
-        row = rows.setdefault(place, QueueRow(*place))
+        row = rows.setdefault(place, HostQueue(*place))
         if name == "rt_streams_queue_owned" and value:
             owners.setdefault(place, []).append(labels["host"])
         if name == "rt_streams_queue_failed" and value:
@@ -97,7 +97,7 @@ def overview(texts: Iterable[str]) -> list[QueueRow]:
             )
         if name == "rt_streams_subscription_lag_events":
             rows[place].subscriptions.append(
-                SubscriptionRow(
+                HostSubscription(
                     labels.get("stream", ""),
                     labels.get("subscription", ""),
                     labels.get("state", ""),
@@ -116,7 +116,7 @@ def overview(texts: Iterable[str]) -> list[QueueRow]:
     return [rows[place] for place in sorted(rows)]
 
 
-def _judge(row: QueueRow, owners: Sequence[str]) -> None:
+def _judge(row: HostQueue, owners: Sequence[str]) -> None:
     row.owner = ", ".join(sorted(owners))
     if not owners:
         row.problems.append("none of these hosts serves it")
@@ -161,7 +161,7 @@ def ask(endpoint: str, timeout_s: float) -> str:
         ) from error
 
 
-def as_table(rows: Sequence[QueueRow]) -> str:
+def as_table(rows: Sequence[HostQueue]) -> str:
     """The problems, a table of the queues, and one of the explicit subscriptions."""
     names, numbers = ("provider", "queue", "owner"), ("consumers", "behind", "slow", "low", "lag", "pressure")
     body = [

@@ -16,7 +16,7 @@ from rt.cli.log_goals import Goal, bounds_of, position_of
 from rt.cli.options import FiniteRange, connect_timeout_option, option
 from rt.cli.streams.rows import QueueRow, read_queue
 from rt.errors import RtError
-from rt.streams.requests.request import Answer, Request, decode_answer
+from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class QueueTables:
         finally:
             await calls.close()
 
-    async def ask(self, queue: QueueRow, request: Request, timeout_s: float) -> Answer:
+    async def ask(self, queue: QueueRow, request: QueueRequest, timeout_s: float) -> QueueAnswer:
         """The answer of the owner of the queue. `OwnerTimeout` if there is none in time."""
         from rt.net.lease_client import LeaseCalls
         from rt.streams.requests.owner_calls import ask_owner

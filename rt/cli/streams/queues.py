@@ -15,7 +15,7 @@ from rt.cli.streams.queue_tables import (
     run,
     wait_option,
 )
-from rt.streams.requests.request import Request
+from rt.streams.requests.request import QueueRequest
 
 _group_option = option(
     "--group", metavar="NAME", help="The group of leases. Needed if several have a queue of that name."
@@ -55,7 +55,7 @@ def resume(queue: str, group: str | None, timeout: float, connect_timeout: float
 def _set(tables: QueueTables, queue: str, group: str | None, timeout_s: float, *, is_paused: bool) -> None:
     async def work() -> None:
         found = one_queue(await tables.queues(group, queue))
-        await tables.ask(found, Request("pause" if is_paused else "continue"), timeout_s)
+        await tables.ask(found, QueueRequest("pause" if is_paused else "continue"), timeout_s)
 
     run(work())
     click.echo(f"Queue {escape(queue)} is {'paused' if is_paused else 'resumed'}.")

@@ -23,7 +23,7 @@ from rt.cli.streams.queue_tables import (
 )
 from rt.cli.streams.rows import QueueRow, SubscriptionRow, chosen, list_lines, queue_object
 from rt.streams.core.stream_id import SequenceToken
-from rt.streams.requests.request import Answer, Request
+from rt.streams.requests.request import QueueAnswer, QueueRequest
 
 T = TypeVar("T")
 
@@ -102,12 +102,12 @@ def reset(
     """
     tables = QueueTables(nodes, connect_timeout)
 
-    async def work() -> tuple[SubscriptionRow, int, Answer]:
+    async def work() -> tuple[SubscriptionRow, int, QueueAnswer]:
         of_queue, row = chosen(await tables.queues(group, queue), subscription, stream)
         position = await tables.position_of(goal)
         if dry_run:
-            return row, position, Answer(row.id, row.state)
-        request = Request("reset", row.id, start=SequenceToken(position))
+            return row, position, QueueAnswer(row.id, row.state)
+        request = QueueRequest("reset", row.id, start=SequenceToken(position))
         return row, position, await tables.ask(of_queue, request, timeout)
 
     row, position, answer = run(work())
@@ -172,16 +172,16 @@ def _change(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    async def work() -> tuple[QueueRow, SubscriptionRow, Answer]:
+    async def work() -> tuple[QueueRow, SubscriptionRow, QueueAnswer]:
         of_queue, row = chosen(await tables.queues(*where), subscription, stream)
-        request = Request("resume" if action == "resume" else "end", row.id)
+        request = QueueRequest("resume" if action == "resume" else "end", row.id)
         return of_queue, row, await tables.ask(of_queue, request, timeout_s)
 
     _, row, answer = run(work())
     click.echo(json.dumps(_object(row, answer)) if as_json else f"{_label(row)}: it is {answer.state}.")
 
 
-def _object(row: SubscriptionRow, answer: Answer) -> dict[str, object]:
+def _object(row: SubscriptionRow, answer: QueueAnswer) -> dict[str, object]:
     return {**asdict(row), "state": answer.state}
 
 

@@ -19,7 +19,7 @@ from rt.objects.collections.sorted_keys import SortedKeys
 from rt.objects.core import typed_json
 from rt.objects.core.errors import StateDamaged
 from rt.objects.core.persisted import Kind, ObjectOwner, StoredRows
-from rt.objects.core.serializers import JsonSerializer, Serializer
+from rt.objects.core.serializers import JsonValueSerializer, ValueSerializer
 from rt.objects.core.store import ITEMS
 
 K = TypeVar("K")
@@ -34,7 +34,7 @@ class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
     KIND = Kind.DICTIONARY
 
     def __init__(
-        self, owner: ObjectOwner, object_id: str, keys: Serializer[K], values: Serializer[V]
+        self, owner: ObjectOwner, object_id: str, keys: ValueSerializer[K], values: ValueSerializer[V]
     ) -> None:
         super().__init__(owner, object_id, keys, values)
         self._pairs = Pairs(keys, values)
@@ -154,12 +154,12 @@ class Pairs(Generic[K, V]):
 
     __slots__ = ("_is_plain", "_of_plain", "keys", "values")
 
-    def __init__(self, keys: Serializer[K], values: Serializer[V]) -> None:
+    def __init__(self, keys: ValueSerializer[K], values: ValueSerializer[V]) -> None:
         self.keys = keys
         self.values = values
         self._of_plain: tuple[Callable[[Any], K], Callable[[Any], V]] | None = None
         """If rows are JSON: what makes a key and a value of decoded JSON."""
-        if isinstance(keys, JsonSerializer) and isinstance(values, JsonSerializer):
+        if isinstance(keys, JsonValueSerializer) and isinstance(values, JsonValueSerializer):
             self._of_plain = keys.of_plain, values.of_plain
             self._is_plain = keys.is_plain and values.is_plain
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from rt.objects.core.persisted import ObjectOwner, Persisted, StoredRows, digits
-from rt.objects.core.serializers import Serializer
+from rt.objects.core.serializers import ValueSerializer
 from rt.objects.core.slot_keys import encode
 from rt.objects.core.store import ITEMS, METADATA, ObjectRows
 
@@ -35,7 +35,7 @@ class ItemRun(Persisted, Generic[T]):
     PARTS = (METADATA, ITEMS)
     LENGTH: ClassVar[str] = "length"
 
-    def __init__(self, owner: ObjectOwner, object_id: str, serializer: Serializer[T]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, serializer: ValueSerializer[T]) -> None:
         super().__init__(owner, object_id, serializer)
         self._items: list[T] = []
         self._kept = 0

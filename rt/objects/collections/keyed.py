@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from rt.objects.collections.slots import FREE, Edits, Free, Slots, write_all
 from rt.objects.collections.sorted_keys import SortedKeys
 from rt.objects.core.persisted import ObjectOwner, Persisted, StoredRows
-from rt.objects.core.serializers import Serializer
+from rt.objects.core.serializers import ValueSerializer
 from rt.objects.core.store import ITEMS, ObjectRows
 
 K = TypeVar("K")
@@ -27,7 +27,7 @@ class Keyed(Persisted, Generic[K]):
     PARTS = (ITEMS,)
     IS_SORTED: ClassVar[bool] = False
 
-    def __init__(self, owner: ObjectOwner, object_id: str, *serializers: Serializer[Any]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, *serializers: ValueSerializer[Any]) -> None:
         super().__init__(owner, object_id, *serializers)
         self._slot_by_key: dict[K, int] = {}
         self._slots: Slots[K] = Slots()

@@ -14,13 +14,13 @@ from typing import Any, Final, Generic, TypeVar
 from rt.objects.collections.dictionary import Pairs
 from rt.objects.collections.slots import Edits, Slots, write_all
 from rt.objects.core.persisted import Kind, ObjectOwner, Persisted, StoredRows
-from rt.objects.core.serializers import JsonSerializer, Serializer
+from rt.objects.core.serializers import JsonValueSerializer, ValueSerializer
 from rt.objects.core.store import DATA, METADATA, ObjectRows
 
 T = TypeVar("T")
 
 _NONE: Final = -1
-_SLOT: Final = JsonSerializer[int]("int", int)
+_SLOT: Final = JsonValueSerializer[int]("int", int)
 _LINKS: Final = Pairs(_SLOT, _SLOT)
 
 
@@ -70,7 +70,7 @@ class PersistedLinkedList(Persisted, Collection[T], Reversible[T]):
     KIND = Kind.LINKED_LIST
     PARTS = (METADATA, DATA)
 
-    def __init__(self, owner: ObjectOwner, object_id: str, serializer: Serializer[T]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, serializer: ValueSerializer[T]) -> None:
         super().__init__(owner, object_id, serializer)
         self._first: LinkedNode[T] | None = None
         self._last: LinkedNode[T] | None = None

@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from rt.objects.collections.item_run import ItemRun
 from rt.objects.core.persisted import Kind, ObjectOwner, Persisted, StoredRows, digits
-from rt.objects.core.serializers import Serializer
+from rt.objects.core.serializers import ValueSerializer
 from rt.objects.core.slot_keys import encode
 from rt.objects.core.store import ITEMS, METADATA, ObjectRows
 
@@ -42,7 +42,7 @@ class PersistedQueue(Persisted, Collection[T], Reversible[T], Generic[T]):
     KIND = Kind.QUEUE
     PARTS = (METADATA, ITEMS)
 
-    def __init__(self, owner: ObjectOwner, object_id: str, serializer: Serializer[T]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, serializer: ValueSerializer[T]) -> None:
         super().__init__(owner, object_id, serializer)
         self._items: deque[T] = deque()
         self._head = 0

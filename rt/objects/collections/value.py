@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from rt.objects.core.persisted import Kind, ObjectOwner, Persisted, StoredRows
-from rt.objects.core.serializers import Serializer
+from rt.objects.core.serializers import ValueSerializer
 from rt.objects.core.store import DATA, ObjectRows
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class PersistedValue(Persisted, Generic[T]):
     KIND = Kind.VALUE
     PARTS = (DATA,)
 
-    def __init__(self, owner: ObjectOwner, object_id: str, serializer: Serializer[T]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, serializer: ValueSerializer[T]) -> None:
         super().__init__(owner, object_id, serializer)
         self._value: T
 

@@ -17,7 +17,7 @@ from rt.objects.core.slot_keys import decode
 from rt.objects.core.store import ObjectRows, StateReader
 
 if TYPE_CHECKING:
-    from rt.objects.core.serializers import Serializer
+    from rt.objects.core.serializers import ValueSerializer
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Persisted:
     PARTS: ClassVar[tuple[str, ...]]
     """The categories that hold its rows."""
 
-    def __init__(self, owner: ObjectOwner, object_id: str, *serializers: Serializer[Any]) -> None:
+    def __init__(self, owner: ObjectOwner, object_id: str, *serializers: ValueSerializer[Any]) -> None:
         self._owner: ObjectOwner | None = owner
         self._id: Final = object_id
         self._serializers: Final = serializers

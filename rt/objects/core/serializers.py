@@ -18,7 +18,7 @@ from rt.objects.core.errors import NotSerializable, StateDamaged, WrongType
 T = TypeVar("T")
 
 
-class Serializer(ABC, Generic[T]):
+class ValueSerializer(ABC, Generic[T]):
     """Values of one type to bytes and back.
 
     Invariant: for every value that `check` accepts, `load(dump(value))` equals it and has its type.
@@ -42,7 +42,7 @@ class Serializer(ABC, Generic[T]):
         """A new object equal to the dumped value. Must raise `StateDamaged` for other bytes."""
 
 
-class JsonSerializer(Serializer[T]):
+class JsonValueSerializer(ValueSerializer[T]):
     """Values as JSON text. `to_plain` turns a value into one that `typed_json` accepts, `from_plain` back.
 
     `of`: the exact types accepted. Empty: every value that `typed_json` accepts.
@@ -91,7 +91,7 @@ class JsonSerializer(Serializer[T]):
         return cast(T, value)
 
 
-class BytesSerializer(Serializer[bytes]):
+class BytesSerializer(ValueSerializer[bytes]):
     def check(self, value: bytes) -> None:
         """Only `bytes`: other buffers can change later."""
         if type(value) is not bytes:
@@ -104,7 +104,7 @@ class BytesSerializer(Serializer[bytes]):
         return data
 
 
-class PickleSerializer(Serializer[T]):
+class PickleSerializer(ValueSerializer[T]):
     """Pickled objects. Use only for a store that no one else can write: unpickling runs code.
 
     Never chosen by default. `check` tests only the type; a value that cannot be pickled fails the save.
@@ -140,13 +140,13 @@ class PickleSerializer(Serializer[T]):
         return value
 
 
-ANY: Final[Serializer[Any]] = JsonSerializer("json")
+ANY: Final[ValueSerializer[Any]] = JsonValueSerializer("json")
 """The default:
 
 JSON of None, bool, int, float, str, bytes, and of list, tuple, set, frozenset, dict of these.
 """
 
-Of: TypeAlias = type[T] | Serializer[T]
+Of: TypeAlias = type[T] | ValueSerializer[T]
 """The type of elements: a registered type, or a serializer."""
 
 
@@ -154,16 +154,16 @@ class Serializers:
     """The serializers of a space, by type and by name. Has JSON, bytes, str, int, float and bool."""
 
     def __init__(self) -> None:
-        self._by_type: dict[type, Serializer[Any]] = {}
-        self._by_name: dict[str, Serializer[Any]] = {}
+        self._by_type: dict[type, ValueSerializer[Any]] = {}
+        self._by_name: dict[str, ValueSerializer[Any]] = {}
         self.register(object, ANY)
         self.register(bytes, BytesSerializer("bytes"))
-        self.register(str, JsonSerializer[str]("str", str))
-        self.register(int, JsonSerializer[int]("int", int))
-        self.register(float, JsonSerializer[float]("float", float, int))
-        self.register(bool, JsonSerializer[bool]("bool", bool))
+        self.register(str, JsonValueSerializer[str]("str", str))
+        self.register(int, JsonValueSerializer[int]("int", int))
+        self.register(float, JsonValueSerializer[float]("float", float, int))
+        self.register(bool, JsonValueSerializer[bool]("bool", bool))
 
-    def register(self, kind: type[T], serializer: Serializer[T]) -> None:
+    def register(self, kind: type[T], serializer: ValueSerializer[T]) -> None:
         """Use `serializer` for `of=kind` and for its name in a store.
 
         Raises `ValueError` if either is registered.
@@ -173,9 +173,9 @@ class Serializers:
         self._by_type[kind] = serializer
         self._by_name[serializer.name] = serializer
 
-    def of(self, of: Of[T]) -> Serializer[T]:
+    def of(self, of: Of[T]) -> ValueSerializer[T]:
         """The serializer of a registered type (`WrongType`), or the serializer given."""
-        if isinstance(of, Serializer):
+        if isinstance(of, ValueSerializer):
             return of
         found = self._by_type.get(of)
         if found is None:
@@ -183,7 +183,7 @@ class Serializers:
             raise WrongType("no serializer for the type", got=getattr(of, "__qualname__", of), hint=hint)
         return found
 
-    def named(self, name: str) -> Serializer[Any]:
+    def named(self, name: str) -> ValueSerializer[Any]:
         """The serializer with this stored name; `WrongType` if none is registered."""
         if name not in self._by_name:
             hint = "Register it with the space's serializers before the object is read."

@@ -29,7 +29,7 @@ from rt.objects.postgres.address import ServerAddress
 from rt.objects.postgres.arrays import BigintArray, ByteaArray
 from rt.objects.postgres.connections import Connections, Limits, Row, ServerConnection
 from rt.objects.postgres.row_pages import RowBatch
-from rt.objects.postgres.schema import Information, fenced, take_over, to_information
+from rt.objects.postgres.schema import PostgresInformation, fenced, take_over, to_information
 from rt.objects.postgres.server_errors import RESTORE, translate
 from rt.objects.postgres.statements import BEGIN, COMMIT, PUT, PUT_PAGES, SET_PAGES_MAX, TRIM
 
@@ -64,7 +64,7 @@ class PostgresDatabase:
         self._information = found
 
     @property
-    def information(self) -> Information:
+    def information(self) -> PostgresInformation:
         """As the last transaction of this program found or left it."""
         return self._information
 
@@ -218,7 +218,7 @@ class PostgresDatabase:
                 self.begin()
                 self.roll_back()
 
-    def _check(self, found: Information) -> None:
+    def _check(self, found: PostgresInformation) -> None:
         mine = self._information
         if (found.owner, found.fence) != (mine.owner, mine.fence):
             raise fenced(self.label, mine.fence, found.fence)

@@ -43,7 +43,7 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Information:
+class PostgresInformation:
     """The row of the table `information`."""
 
     store_id: str
@@ -57,18 +57,20 @@ READ_INFORMATION: Final = "SELECT store_id, number, fence, owner, pages_max FROM
 LOCK_INFORMATION: Final = READ_INFORMATION + " FOR UPDATE"
 
 
-def read_information(connection: ServerConnection, label: str, *, lock: bool = False) -> Information:
+def read_information(connection: ServerConnection, label: str, *, lock: bool = False) -> PostgresInformation:
     _, rows = connection.run(LOCK_INFORMATION if lock else READ_INFORMATION)
     return to_information(rows, label)
 
 
-def to_information(rows: list[tuple[object, ...]], label: str) -> Information:
+def to_information(rows: list[tuple[object, ...]], label: str) -> PostgresInformation:
     if len(rows) != 1:
         raise StateDamaged("the table `information` is damaged", where=label, got=rows, hint=RESTORE)
-    return Information(*rows[0])  # type: ignore[arg-type]
+    return PostgresInformation(*rows[0])  # type: ignore[arg-type]
 
 
-def take_over(connection: ServerConnection, schema: str, label: str, fence: int | None) -> Information:
+def take_over(
+    connection: ServerConnection, schema: str, label: str, fence: int | None
+) -> PostgresInformation:
     """Create or migrate the store, and make this program its owner, in one transaction.
 
     Waits for the commit of the owner before. `fence` None: the next token. Raises `rt.Fenced`,
@@ -90,7 +92,7 @@ def take_over(connection: ServerConnection, schema: str, label: str, fence: int 
     owner, token = uuid.uuid4().hex, found.fence + 1 if fence is None else fence
     connection.run("UPDATE information SET owner = %s, fence = %s", [owner, token])
     connection.run("COMMIT")
-    return Information(found.store_id, found.number, token, owner, found.pages_max)
+    return PostgresInformation(found.store_id, found.number, token, owner, found.pages_max)
 
 
 def fenced(label: str, got: int, expected: int) -> Fenced:

@@ -283,7 +283,7 @@ class PullingAgent:
         now = self.queue.now()
         for batch in read.batches:
             self.queue.counts.events += len(batch.events)
-            if not self._is_old(batch.end):
+            if self._new_from is None or not self._is_old(batch.end):
                 self._table.add_stream(batch.stream, now)
         for cursor in self.queue.cache.add(read.batches, read.end):
             cursor.owner.wake()

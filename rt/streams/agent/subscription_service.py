@@ -18,14 +18,14 @@ from weakref import WeakValueDictionary
 
 from rt.objects import CommitUnknown
 from rt.streams.agent.subscription_table import SubscriptionTable
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.errors import NoSuchSubscription, NotRewindable, QueueElsewhere, StreamError
 from rt.streams.core.stream_id import SequenceToken, StartPosition, StreamId, checked_token, stream_of
 from rt.streams.delivery.consumer import Consumer
 from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.observer import StreamObserver
 from rt.streams.requests.desk import Undone
-from rt.streams.requests.request import Answer, PostedRequest, Request
+from rt.streams.requests.request import PostedRequest, QueueAnswer, QueueRequest
 from rt.streams.subscriptions.consumer_factories import ConsumerFactories
 from rt.streams.subscriptions.start_place import CheckedStart, Start, check_start, known_start
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord, SubscriptionStore, named_id
@@ -68,7 +68,7 @@ class SubscriptionService:
         consumer: str | None,
         start: Start,
         name: str | None = None,
-        delivery: Delivery | None = None,
+        delivery: DeliveryOptions | None = None,
     ) -> str:
         """Returns the subscription's id. If the store cannot be written, there is no new subscription.
 
@@ -119,7 +119,7 @@ class SubscriptionService:
         record: SubscriptionRecord,
         observer: StreamObserver,
         place: _Place,
-        delivery: Delivery | None,
+        delivery: DeliveryOptions | None,
         *,
         and_then: Callable[[], None] | None = None,
         if_undone: Callable[[], None] = lambda: None,
@@ -181,7 +181,7 @@ class SubscriptionService:
         observer: StreamObserver,
         start: _Place | None,
         consumer: str | None = None,
-        delivery: Delivery | None = None,
+        delivery: DeliveryOptions | None = None,
     ) -> None:
         before, record = self._table.served.get(subscription_id), self._required(subscription_id)
         if delivery is None:
@@ -237,7 +237,7 @@ class SubscriptionService:
     # Requests of others. An edit and its answer are one step: nothing is awaited in between.
 
     async def carry_out(
-        self, request: Request, posted: PostedRequest, answer: Callable[[Answer], None]
+        self, request: QueueRequest, posted: PostedRequest, answer: Callable[[QueueAnswer], None]
     ) -> None:
         """See `rt.streams.requests.desk.CarryOut`."""
         if request.action in ("pause", "continue"):
@@ -250,7 +250,7 @@ class SubscriptionService:
                 self._require_open()
                 record, place = self._required(request.subscription), None
                 if request.action == "end":
-                    await self.unsubscribe(record.id, lambda: answer(Answer(record.id, "ended")))
+                    await self.unsubscribe(record.id, lambda: answer(QueueAnswer(record.id, "ended")))
                     return
                 if request.start is not None:
                     place = await self._found(record.stream, request.start)
@@ -259,16 +259,16 @@ class SubscriptionService:
                     self._require_consumer(record)
                 await self._move(record, place, answer, clears_fault=request.action == "resume")
 
-    async def _pause(self, is_paused: bool, answer: Callable[[Answer], None]) -> None:
+    async def _pause(self, is_paused: bool, answer: Callable[[QueueAnswer], None]) -> None:
         if self._queue.pause(is_paused=is_paused):
             self._store.pause(int(time.time()) if is_paused else None)
             for consumer in list(self._table.served.values()):
                 consumer.wake()  # While it is paused it only sees that.
-        answer(Answer(state="paused" if is_paused else "continued"))
+        answer(QueueAnswer(state="paused" if is_paused else "continued"))
         await self._store.commit()
 
     async def _subscribe_for(
-        self, request: Request, posted: PostedRequest, answer: Callable[[Answer], None]
+        self, request: QueueRequest, posted: PostedRequest, answer: Callable[[QueueAnswer], None]
     ) -> None:
         """Make a subscription that a consumer of this host serves. One of that name continues where it is."""
         stream = stream_of(request.topic)
@@ -296,7 +296,7 @@ class SubscriptionService:
                     observer,
                     place,
                     None,
-                    and_then=lambda: answer(Answer(subscription_id, "served")),
+                    and_then=lambda: answer(QueueAnswer(subscription_id, "served")),
                     if_undone=lambda: self._store.take_back(posted),
                 )
             except StreamError:
@@ -310,7 +310,7 @@ class SubscriptionService:
         self,
         record: SubscriptionRecord,
         place: _Place | None,
-        answer: Callable[[Answer], None],
+        answer: Callable[[QueueAnswer], None],
         *,
         clears_fault: bool,
     ) -> None:
@@ -318,7 +318,7 @@ class SubscriptionService:
         before = self._table.served.get(record.id)
         whole = replace(record, fault=None) if clears_fault else record
         if place is None and before is not None and whole == before.record:
-            answer(Answer(record.id, "served"))
+            answer(QueueAnswer(record.id, "served"))
             await self._store.commit()
             return
         if place is None:
@@ -338,7 +338,7 @@ class SubscriptionService:
             self._table.unattended[record.id] = None
             state = "unattended"
         self._store.put(whole, wanted)
-        answer(Answer(record.id, state))
+        answer(QueueAnswer(record.id, state))
         try:
             if before is not None:
                 await self._dismiss(before)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rt.streams.agent.pattern_starts import PatternStarts
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed
 from rt.streams.core.metrics import SUBSCRIPTIONS_MAX, StuckCall, SubscriptionLag
 from rt.streams.core.stream_id import SequenceToken, StreamId
@@ -161,7 +161,7 @@ class SubscriptionTable:
         wanted: SequenceToken,
         *,
         is_named: bool = True,
-        delivery: Delivery | None = None,
+        delivery: DeliveryOptions | None = None,
     ) -> Consumer:
         """Its position is pinned at `wanted` when this returns. It gets no events before `begin`. See
         `Consumer.seat`.

@@ -19,7 +19,7 @@ from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.node_ranges import NodeLogs, RangeReader
+from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueRead
@@ -49,7 +49,7 @@ class ClusterHistory:
         self._streams: dict[str, StreamId] = {}
         self._gaps = LogGaps(directory, keeps_skips=nodes is not None)
         self._copy: FollowReader | None = None
-        self._range: RangeReader | None = None
+        self._range: NodeRangeReader | None = None
         self._lacking_until = 0
         """The copy lacks messages before this position."""
 

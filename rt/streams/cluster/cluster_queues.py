@@ -22,7 +22,7 @@ from rt.streams.cluster.leading_receiver import LeadingReceiver
 from rt.streams.cluster.local_copy import end_of, position_at
 from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.cluster.node_ranges import NodeLogs
-from rt.streams.cluster.topic_filter import TopicFilter
+from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.errors import NotWritable
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import StreamDirection
@@ -57,7 +57,7 @@ class ClusterQueues:
         self.mapper: QueueMapper = PartitionedQueueMapper(tuple(clusters), placement or {})
         self._clusters = dict(clusters)
         self._split = split
-        self._topics = TopicFilter(topics)
+        self._topics = TopicSelection(topics)
         self._writers: dict[str, ClusterWriter] = {}
         self._nodes: dict[str, NodeLogs] = {}
         self._epochs: dict[str, QueueEpoch] = {}

@@ -17,8 +17,8 @@ from rt.streams.cluster.cluster import Cluster
 from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of, position_of
 from rt.streams.cluster.local_copy import check_copy, end_of, start_of
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.node_ranges import NodeLogs, RangeReader
-from rt.streams.cluster.topic_filter import TopicFilter
+from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
+from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.errors import QueueReset
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
@@ -42,7 +42,7 @@ class ClusterReceiver:
         split: Split | None,
         book: str | None,
         epoch: QueueEpoch | None,
-        topics: TopicFilter,
+        topics: TopicSelection,
     ) -> None:
         self._directory = cluster.directory(topics.patterns)
         self._nodes = nodes
@@ -60,7 +60,7 @@ class ClusterReceiver:
         self._is_first = True
         self._end = 0
         """What was read ends there."""
-        self._range: RangeReader | None = None
+        self._range: NodeRangeReader | None = None
         self._range_end = 0
         """What the copy lacks is read up to there."""
         self._waiting: MessageBatch | None = None
@@ -171,7 +171,7 @@ class ClusterReceiver:
             self._range_end = skip.resumed
             self._begun_at = None
 
-    async def _read_range(self, reader: RangeReader, events_max: int) -> QueueRead:
+    async def _read_range(self, reader: NodeRangeReader, events_max: int) -> QueueRead:
         read = await reader.read(self._range_end, self._pace.messages(events_max))
         if read.end >= self._range_end:
             self._range = None

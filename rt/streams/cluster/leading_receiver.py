@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.topic_filter import TopicFilter
+from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, QueueReceiver
@@ -69,7 +69,7 @@ class LeadingReceiver:
         gaps: LogGaps,
         start: SequenceToken,
         split: Split | None,
-        topics: TopicFilter,
+        topics: TopicSelection,
     ) -> None:
         self._copy, self._nodes, self._gaps = copy, nodes, gaps
         self.start: Final = start

@@ -60,11 +60,11 @@ class NodeLogs:
         self._changing = threading.Lock()
         self._is_closed = False
 
-    def reader(self, position: int, interest: Projection, gaps: LogGaps) -> RangeReader:
+    def reader(self, position: int, interest: Projection, gaps: LogGaps) -> NodeRangeReader:
         """Reads from `position` on what `interest` selects. `gaps` gets what the nodes have trimmed."""
-        return RangeReader(self, position, interest, gaps)
+        return NodeRangeReader(self, position, interest, gaps)
 
-    def submit(self, reader: RangeReader, limit: int | None, messages_max: int) -> Future[RangeRead]:
+    def submit(self, reader: NodeRangeReader, limit: int | None, messages_max: int) -> Future[RangeRead]:
         """Read in a thread."""
         if self._is_closed:
             raise Closed("the queues are closed", where=self._stream)
@@ -135,7 +135,7 @@ class NodeLogs:
         )
 
 
-class RangeReader:
+class NodeRangeReader:
     """Reads on from `position`. One task uses it."""
 
     def __init__(self, logs: NodeLogs, position: int, interest: Projection, gaps: LogGaps) -> None:

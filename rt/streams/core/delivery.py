@@ -19,7 +19,7 @@ subscription stops until it is resumed, with that event first. `block`: it is re
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveryOptions:
     """The options of one registration. None: the default of the provider. `rt.InvalidOption` for invalid
     values.
     """
@@ -48,9 +48,9 @@ class Delivery:
                 "not a time", where="batch_within_s", got=within_s, expected="seconds, more than 0"
             )
 
-    def over(self, other: Delivery) -> Delivery:
+    def over(self, other: DeliveryOptions) -> DeliveryOptions:
         """This one, with what it leaves open from `other`."""
-        return Delivery(
+        return DeliveryOptions(
             other.on_poison if self.on_poison is None else self.on_poison,
             other.where if self.where is None else self.where,
             other.batch_size if self.batch_size is None else self.batch_size,

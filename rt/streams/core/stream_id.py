@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import operator
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from rt.errors import InvalidOption
 
@@ -21,22 +20,24 @@ RING_SIZE: Final = 2**RING_BITS
 NUMBER_MAX: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class StreamId:
-    """A logical stream. `namespace` holds no '/'; `key` is any text.
-
-    Without a namespace a key must not contain '/', except as its first character: otherwise it would equal
-    another stream's topic.
-    """
-
+class _Name(NamedTuple):
     namespace: str
     key: str
 
-    def __post_init__(self) -> None:
-        if "/" in self.namespace or (not self.namespace and self.key.find("/") > 0):
-            raise InvalidOption(
-                f"namespace={self.namespace!r}, key={self.key!r}: the first '/' ends a namespace"
-            )
+
+class StreamId(_Name):
+    """A logical stream. `namespace` holds no '/'; `key` is any text.
+
+    Without a namespace a key must not contain '/', except as its first character: otherwise it would equal
+    another stream's topic. A tuple: several dictionaries are asked for it for each event.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, namespace: str, key: str) -> Self:
+        if "/" in namespace or (not namespace and key.find("/") > 0):
+            raise InvalidOption(f"namespace={namespace!r}, key={key!r}: the first '/' ends a namespace")
+        return super().__new__(cls, namespace, key)
 
     @property
     def topic(self) -> str:
@@ -57,8 +58,7 @@ def stream_of(topic: str) -> StreamId:
     return StreamId(namespace, key) if slash and namespace else StreamId("", topic)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class QueueId:
+class QueueId(NamedTuple):
     """A queue, which carries many streams. Ordered as on the ring. `name` follows `rt.names`."""
 
     ring_position: int

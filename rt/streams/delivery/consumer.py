@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError, SubscriptionFaulted
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, checked_token
@@ -36,7 +36,7 @@ from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 if TYPE_CHECKING:
     from rt.streams.agent.subscription_table import SubscriptionTable
 
-_AS_OPTIONS: Final = Delivery()
+_AS_OPTIONS: Final = DeliveryOptions()
 
 
 class _Ended(Exception):
@@ -61,7 +61,6 @@ class Consumer:
         "_queue",
         "_table",
         "_take",
-        "_task",
         "_went_back_at",
         "cursor",
         "is_catching_up",
@@ -76,7 +75,7 @@ class Consumer:
         table: SubscriptionTable,
         record: SubscriptionRecord,
         observer: StreamObserver,
-        delivery: Delivery = _AS_OPTIONS,
+        delivery: DeliveryOptions = _AS_OPTIONS,
     ) -> None:
         self._queue = queue
         self._table = table
@@ -90,8 +89,6 @@ class Consumer:
         self.policy = PoisonPolicy(queue, record, delivery)
         self._calls = ObserverCalls(record.stream, observer, queue.deadlines)
         self._catching_up = CatchUpReader(queue, self)
-        self._task: asyncio.Task[None] | None = None
-        """While it runs."""
         self._is_woken = False
         """Whether it runs or will run."""
         self._is_begun = False
@@ -186,8 +183,7 @@ class Consumer:
         Its position stays pinned until `close`. Does not wait if the observer itself calls it.
         """
         self.is_stopping = True
-        if self._task is not None:
-            await self._calls.end(self._task, deadline)
+        await self._calls.end(deadline)
 
     async def close(self) -> None:
         """Unpin its position and call `on_close`, once. Call after `stop`. Does not wait for an observer that
@@ -239,7 +235,7 @@ class Consumer:
         If the task is cancelled, but not by `stop`, the consumer runs again in another one. It stays woken
         until then, so that it is not taken for idle.
         """
-        self._task = task
+        self._calls.task = task
         is_again = False
         try:
             await self._run()
@@ -252,14 +248,17 @@ class Consumer:
         except Exception as error:  # noqa: BLE001 - the agent stops, and reports why
             self._queue.fail(error)
         finally:
-            self._task = None
+            self._calls.task = None
             self._is_woken = is_again
 
     async def _run(self) -> None:
         try:
             if not self._is_greeted:
                 await self._greet()
-            while not (self.is_stopping or self._queue.is_halted):
+            queue = self._queue
+            while not self.is_stopping and (self.cursor.has_more or self.is_catching_up or self._gaps):
+                if queue.is_halted:
+                    break
                 if self.is_catching_up:
                     await self._catching_up.run()
                 elif (batch := self._take(self.policy.batch_events)) is not None:

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from rt.streams.core.errors import ConsumerGone, DeliveryFailed, StreamError
 from rt.streams.core.event_batch import EventBatch
@@ -76,14 +76,14 @@ class CallDeadlines:
 class ObserverCalls:
     """One call at a time."""
 
-    __slots__ = ("_call", "_closing", "_deadlines", "_is_late", "_stream", "_task", "begun_at", "observer")
+    __slots__ = ("_call", "_closing", "_deadlines", "_is_late", "_stream", "begun_at", "observer", "task")
 
     def __init__(self, stream: StreamId, observer: StreamObserver, deadlines: CallDeadlines) -> None:
         self._stream = stream
         self.observer = observer
         self._deadlines = deadlines
-        self._task: asyncio.Task[Any] | None = None
-        """The task of the call under way."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that makes the calls, while it runs."""
         self._is_late = False
         """Whether that call was cancelled because it lasts too long."""
         self._call: object | None = None
@@ -93,14 +93,13 @@ class ObserverCalls:
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Await a call of the observer. `DeliveryFailed` if it lasts too long, or its own task was
+        """Await a call of the observer, in `task`. `DeliveryFailed` if it lasts too long, or its own task was
         cancelled.
         """
         self._call = object()
-        loop = asyncio.get_running_loop()
-        self.begun_at = loop.time()
+        self.begun_at = asyncio.get_running_loop().time()
         token = _CALL.set(self._call)
-        task = self._task = asyncio.current_task(loop)
+        task = self.task
         self._deadlines.begin(self)
         try:
             return await call
@@ -118,7 +117,7 @@ class ObserverCalls:
             raise DeliveryFailed(f"the consumer raised {type(error).__name__}", got=str(error)) from error
         finally:
             self._deadlines.end(self)
-            self._call = self._task = None
+            self._call = None
             if self._is_late and task is not None:  # It has ended all the same.
                 self._is_late = False
                 task.uncancel()
@@ -126,9 +125,9 @@ class ObserverCalls:
 
     def cancel(self) -> None:
         """Cancel the call under way, because it lasts too long."""
-        if self._task is not None:
+        if self.task is not None:
             self._is_late = True
-            self._task.cancel()
+            self.task.cancel()
 
     def age_s(self, now: float) -> float:
         """How long the call under way has lasted at `now`, in the loop's time; 0 if there is none."""
@@ -143,13 +142,13 @@ class ObserverCalls:
         except Exception as failure:  # noqa: BLE001 - it was notified
             logger.warning("error_handler_failed stream=%s error=%r", self._stream, failure)
 
-    async def end(self, task: asyncio.Task[None], deadline: float) -> None:
+    async def end(self, deadline: float) -> None:
         """End the task that makes the calls. A call under way may last until `deadline`, in the loop's time.
 
         Does not wait if the observer itself calls it.
         """
-        call = self._call
-        if call is not None and _CALL.get() is call:
+        task, call = self.task, self._call
+        if task is None or (call is not None and _CALL.get() is call):
             return
         if call is None:
             task.cancel()

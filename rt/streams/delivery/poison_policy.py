@@ -9,7 +9,7 @@ import asyncio
 import logging
 
 from rt.errors import UndecodableValue
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.delivery import PoisonPolicy as Policy
 from rt.streams.core.errors import DeliveryFailed
 from rt.streams.core.event_batch import EventBatch
@@ -37,7 +37,7 @@ class PoisonPolicy:
         "own",
     )
 
-    def __init__(self, queue: ServedQueue, record: SubscriptionRecord, own: Delivery) -> None:
+    def __init__(self, queue: ServedQueue, record: SubscriptionRecord, own: DeliveryOptions) -> None:
         self._queue = queue
         self.own = own
         default: Policy = "block" if record.is_implicit else "fault"

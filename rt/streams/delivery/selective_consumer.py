@@ -15,7 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from rt.serializers import Serializer
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.errors import ConsumerGone
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.event_selection import EventSelection, Selected
@@ -44,7 +44,7 @@ class SelectiveConsumer(Consumer):
         table: SubscriptionTable,
         record: SubscriptionRecord,
         observer: StreamObserver,
-        delivery: Delivery,
+        delivery: DeliveryOptions,
         serializer: Serializer[Any] | None,
     ) -> None:
         super().__init__(queue, table, record, observer, delivery)

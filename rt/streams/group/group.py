@@ -29,7 +29,7 @@ from rt.sidecar.pull_settings import copy_directory
 from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.core.stream_id import QueueId
-from rt.streams.group.handlers import Handler, HandlerCalls, Subscription
+from rt.streams.group.handlers import Handler, HandlerCalls, TopicHandler
 from rt.streams.group.member import Member
 from rt.streams.group.options import GroupOptions
 from rt.streams.group.partitions import Partitions
@@ -79,7 +79,7 @@ class Group:
         self.stream: Final = check_name(stream, kind="stream")
         self.options: Final = options or GroupOptions()
         self._path, self._endpoints, self._tls = path, tuple(endpoints), tls
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[TopicHandler] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._member: Member | None = None
         self._is_stopped = False
@@ -110,7 +110,7 @@ class Group:
             raise InvalidOption("not callable", where="handler", got=repr(handler)[:200])
         if any(one.pattern == pattern for one in self._subscriptions):
             raise InvalidOption("the pattern has a handler already", where=self.name, got=repr(pattern))
-        self._subscriptions.append(Subscription(pattern, handler, serializer))
+        self._subscriptions.append(TopicHandler(pattern, handler, serializer))
 
     def run(self) -> None:
         """Handle messages until `stop`; then give the partitions to the other members.

@@ -37,7 +37,7 @@ _LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class TopicHandler:
     pattern: str
     handler: Handler
     serializer: Serializer[Any] | None
@@ -59,7 +59,7 @@ MayHandle: TypeAlias = Callable[[], bool]
 class HandlerCalls:
     """The calls of one member. At most `options.concurrency` run at a time."""
 
-    def __init__(self, subscriptions: Sequence[Subscription], options: GroupOptions) -> None:
+    def __init__(self, subscriptions: Sequence[TopicHandler], options: GroupOptions) -> None:
         self._subscriptions, self._options = subscriptions, options
         self._turns = asyncio.Semaphore(options.concurrency)
         self._threads = HandlerThreads(options.concurrency)
@@ -153,7 +153,7 @@ def retry_wait_s(attempts: int, least_s: float, most_s: float) -> float:
 
 
 def _call_all(
-    subscription: Subscription, messages: Sequence[Message], may_handle: MayHandle
+    subscription: TopicHandler, messages: Sequence[Message], may_handle: MayHandle
 ) -> tuple[int, Exception | None]:
     """In a thread: call a plain function until one call fails, the turn is over, or the lease ends."""
     end_s = time.monotonic() + _TURN_S

@@ -43,18 +43,22 @@ class _Bucket:
 
 
 class _Entry:
-    """A batch in the list of its stream. `size`, `first` and `end` are those of the batch, computed once."""
+    """A batch in the list of its stream. `size`, `first` and `end` are those of the batch, computed once.
+
+    The two are plain tuples: unlike tokens they cost the garbage collector nothing.
+    """
 
     __slots__ = ("batch", "bucket", "end", "first", "line", "next", "size")
 
-    def __init__(self, batch: EventBatch, first: SequenceToken, bucket: _Bucket, line: _Line) -> None:
+    def __init__(self, batch: EventBatch, bucket: _Bucket, line: _Line) -> None:
         self.batch = batch
         self.bucket = bucket
         self.line = line
         self.next: _Entry | None = None
         self.size = len(batch.events)
-        self.first = first
-        self.end = batch.end
+        numbers, indexes = batch.sequence_numbers, batch.event_indexes
+        self.first = (int(numbers[0]), 0 if indexes is None else int(indexes[0]))
+        self.end = (int(numbers[-1]), 1 if indexes is None else int(indexes[-1]) + 1)
 
 
 class _Line:
@@ -142,7 +146,7 @@ class CacheCursor:
     def end_of(self, taken: EventBatch) -> SequenceToken:
         """The first token after a batch that `take` returned."""
         entry = self._entry
-        return entry.end if entry is not None and taken is entry.batch else taken.end
+        return SequenceToken(*entry.end) if entry is not None and taken is entry.batch else taken.end
 
     def advance(self, wanted: SequenceToken) -> None:
         """Move forward to `wanted`. A parked cursor stays parked."""
@@ -267,13 +271,11 @@ class QueueCache:
         woken: list[CacheCursor] = []
         start, self.end = self.end, max(self.end, end)
         for batch in batches:
-            first = batch.first
-            if first < start:  # Some of it was read before.
+            new: EventBatch | None = batch
+            if batch.first < start:  # Some of it was read before.
                 new = batch.from_token(start)
-                if new is None:
-                    continue
-                batch, first = new, new.first
-            woken += self._append(batch, first)
+            if new is not None:
+                woken += self._append(new)
         return woken
 
     def purge(self) -> int:
@@ -328,17 +330,18 @@ class QueueCache:
             line = self._lines[stream] = _Line(stream, self.start)
         return line
 
-    def _append(self, batch: EventBatch, first: SequenceToken) -> Iterable[CacheCursor]:
+    def _append(self, batch: EventBatch) -> Iterable[CacheCursor]:
         """Add a batch to its stream. Returns the cursors that waited for it."""
         bucket = self._open_bucket()
         line = self._line(batch.stream)
-        entry = _Entry(batch, first, bucket, line)
+        entry = _Entry(batch, bucket, line)
         bucket.entries.append(entry)
         bucket.events += entry.size
         bucket.bytes += batch.size_bytes
         self.events += entry.size
         self.bytes += batch.size_bytes
-        self.end = max(self.end, entry.end)
+        if entry.end > self.end:
+            self.end = SequenceToken(*entry.end)
         if line.last is None:
             line.first = entry
         else:
@@ -363,7 +366,7 @@ class QueueCache:
         self.events -= bucket.events
         self.bytes -= bucket.bytes
         for entry in bucket.entries:
-            line, end = entry.line, entry.end
+            line, end = entry.line, SequenceToken(*entry.end)
             assert line.first is entry
             line.first = entry.next
             if entry.next is None:

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from rt.errors import Closed, Overloaded, RtError
 from rt.streams.core.errors import OwnerTimeout, StreamError
 from rt.streams.requests.request import (
-    Answer,
     PostedRequest,
-    Request,
+    QueueAnswer,
+    QueueRequest,
     RequestedStore,
     decode_request,
     rejection,
@@ -36,7 +36,7 @@ _REMEMBERED_NS: Final = 600 * 10**9
 class Answering(Protocol):
     """Where answers become durable: with the other edits of the next commit."""
 
-    def answer(self, posted: PostedRequest, answer: Answer) -> None: ...
+    def answer(self, posted: PostedRequest, answer: QueueAnswer) -> None: ...
 
     async def commit(self) -> None: ...
 
@@ -47,7 +47,7 @@ class Undone(Exception):
     """
 
 
-CarryOut = Callable[[Request, PostedRequest, Callable[[Answer], None]], Awaitable[None]]
+CarryOut = Callable[[QueueRequest, PostedRequest, Callable[[QueueAnswer], None]], Awaitable[None]]
 """Carries out a request, and calls its last argument in the same step as the edits. Returns when they are
 durable. Raises `StreamError` or `ValueError` if it is rejected; then there were no edits. After any other
 error they are part of the next commit, except after `Undone`."""
@@ -109,7 +109,7 @@ class RequestDesk:
     async def _decide(self, posted: PostedRequest) -> None:
         is_answered = False
 
-        def answer(given: Answer) -> None:
+        def answer(given: QueueAnswer) -> None:
             nonlocal is_answered
             is_answered = True
             self._answering.answer(posted, given)

@@ -41,7 +41,7 @@ Start: TypeAlias = SequenceToken | StartPosition | None
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QueueRequest:
     """`subscription` is an id. `topic`, `consumer` and `name` are those of a new subscription. `start` None:
     where it is.
     """
@@ -75,14 +75,14 @@ class Request:
         return json.dumps({**asdict(self), "start": start}).encode()
 
 
-def decode_request(content: bytes) -> Request:
+def decode_request(content: bytes) -> QueueRequest:
     """`rt.InvalidOption` if it is none that this version knows."""
     try:
         found = json.loads(content)
         texts = [found.get(each) for each in ("subscription", "topic", "consumer", "name")]
         if not all(each is None or isinstance(each, str) for each in texts):
             raise TypeError("a text is missing")
-        return Request(**{**found, "start": _start_of(found.get("start"))})
+        return QueueRequest(**{**found, "start": _start_of(found.get("start"))})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidOption(f"not a request that this host knows: {error}"[:500]) from error
 
@@ -100,7 +100,7 @@ def _list(found: object) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueueAnswer:
     """What the owner did. `state` of the subscription then: "served", "unattended", "faulted" or "ended"; of
     the queue: "paused" or "continued". `error`: nothing was done, because of this.
     """
@@ -113,7 +113,7 @@ class Answer:
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
-    def check(self) -> Answer:
+    def check(self) -> QueueAnswer:
         """Raise the owner's error, if there is one."""
         if not self.error:
             return self
@@ -121,16 +121,16 @@ class Answer:
         raise kind(f"the owner of the queue rejected the request: {self.reason}")
 
 
-def rejection(error: Exception) -> Answer:
+def rejection(error: Exception) -> QueueAnswer:
     kind = next((name for name, kind in _ERRORS.items() if type(error) is kind), StreamError.__name__)
-    return Answer(error=kind, reason=str(error)[:REASON_CHARACTERS_MAX])
+    return QueueAnswer(error=kind, reason=str(error)[:REASON_CHARACTERS_MAX])
 
 
-def decode_answer(content: bytes) -> Answer:
+def decode_answer(content: bytes) -> QueueAnswer:
     """`StreamError` if it is none."""
     try:
         found = {name: str(value) for name, value in json.loads(content).items()}
-        return Answer(**found)
+        return QueueAnswer(**found)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StreamError("the owner's answer is not valid", got=str(error)[:200]) from error
 

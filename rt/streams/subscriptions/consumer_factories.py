@@ -9,13 +9,13 @@ from typing import Final
 
 from rt.errors import InvalidOption
 from rt.names import check_name
-from rt.streams.core.delivery import Delivery
+from rt.streams.core.delivery import DeliveryOptions
 from rt.streams.core.stream_id import StreamId
 from rt.streams.observer import ObserverFactory, StreamObserver
 from rt.streams.subscriptions.start_place import CheckedStart, Start, check_start
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 
-_AS_OPTIONS: Final = Delivery()
+_AS_OPTIONS: Final = DeliveryOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ImplicitSubscription:
 
     pattern: re.Pattern[str]
     factory: ObserverFactory
-    delivery: Delivery
+    delivery: DeliveryOptions
     start: CheckedStart | None
 
 
@@ -32,11 +32,13 @@ class ConsumerFactories:
     """They outlive the agents: a queue that returns to this host finds them here."""
 
     def __init__(self) -> None:
-        self._attached: dict[str, tuple[StreamObserver, Delivery]] = {}
-        self._factories: dict[str, tuple[ObserverFactory, Delivery]] = {}
+        self._attached: dict[str, tuple[StreamObserver, DeliveryOptions]] = {}
+        self._factories: dict[str, tuple[ObserverFactory, DeliveryOptions]] = {}
         self._patterns: dict[str, ImplicitSubscription] = {}
 
-    def add_factory(self, name: str, factory: ObserverFactory, delivery: Delivery = _AS_OPTIONS) -> None:
+    def add_factory(
+        self, name: str, factory: ObserverFactory, delivery: DeliveryOptions = _AS_OPTIONS
+    ) -> None:
         """Use `factory` for subscriptions of consumer `name`. `ValueError` if the name is taken."""
         found = self._factories.setdefault(check_name(name, kind="consumer"), (factory, delivery))
         if found != (factory, delivery):
@@ -47,7 +49,7 @@ class ConsumerFactories:
         name: str,
         pattern: str,
         factory: ObserverFactory,
-        delivery: Delivery = _AS_OPTIONS,
+        delivery: DeliveryOptions = _AS_OPTIONS,
         start: Start | None = None,
     ) -> None:
         """Give every stream whose topic matches a subscription. `ValueError` if the name is taken."""
@@ -59,7 +61,7 @@ class ConsumerFactories:
         )
 
     def attach(
-        self, subscription_id: str, observer: StreamObserver, delivery: Delivery = _AS_OPTIONS
+        self, subscription_id: str, observer: StreamObserver, delivery: DeliveryOptions = _AS_OPTIONS
     ) -> None:
         """Use this observer for the subscription, also after its queue returns to this host."""
         self._attached[subscription_id] = observer, delivery
@@ -95,12 +97,12 @@ class ConsumerFactories:
             factory = self._factories[record.consumer][0]
         return None if factory is None else factory(record.stream)
 
-    def delivery(self, record: SubscriptionRecord) -> Delivery:
+    def delivery(self, record: SubscriptionRecord) -> DeliveryOptions:
         """Its options on this host."""
         attached = self._attached.get(record.id)
         return self.registered(record) if attached is None else attached[1]
 
-    def registered(self, record: SubscriptionRecord) -> Delivery:
+    def registered(self, record: SubscriptionRecord) -> DeliveryOptions:
         """The options of its pattern, or of its consumer's factory."""
         if record.pattern is not None:
             known = self._patterns.get(record.pattern)

@@ -42,7 +42,7 @@ from rt.streams.balancer.balancer import Fence
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId, stream_of
 from rt.streams.queue.adapter import QueueGap
 from rt.streams.queue.queue_epoch import StoredEpoch
-from rt.streams.requests.request import Answer, PostedRequest, RequestedStore, RequestedWriter
+from rt.streams.requests.request import PostedRequest, QueueAnswer, RequestedStore, RequestedWriter
 
 Stores: TypeAlias = Callable[[QueueId, Fence], Store]
 """Opens the store of a queue for the owner with this fence, in a thread. One owner at a time."""
@@ -218,7 +218,7 @@ class SubscriptionStore:
             self._paused.value = since_s
             self._edits += 1
 
-    def answer(self, posted: PostedRequest, answer: Answer) -> None:
+    def answer(self, posted: PostedRequest, answer: QueueAnswer) -> None:
         """Answer a request to the owner."""
         self._answers[posted.id] = posted.until_ns, answer.encode()
         self._edits += 1

@@ -19,7 +19,7 @@ from rt.bench.measure import Figure
 from rt.bench.processes import ProcessTable
 from rt.errors import Timeout
 from sequencer.bench.compare.programs import Programs
-from sequencer.bench.compare.system import ClientSettings, Cluster, Facts, Options, system
+from sequencer.bench.compare.system import ClientSettings, Facts, Options, RunningServers, system
 from sequencer.bench.compare.table import Compared
 from sequencer.bench.stage import STILL_S, logs_kept
 from sequencer.bench.traffic import PERCENTS
@@ -121,7 +121,7 @@ class _Flood:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    cluster: Cluster
+    cluster: RunningServers
     programs: Programs
     publisher: Process
     consumer: Process

@@ -13,10 +13,10 @@ from sequencer.bench.compare.system import (
     NODES,
     STREAM,
     ClientSettings,
-    Cluster,
     CollectedValues,
     Facts,
     Options,
+    RunningServers,
     library,
     library_version,
     program,
@@ -35,7 +35,7 @@ class NatsSystem:
         program("nats-server", "nats-server")
         library("nats", "nats-py")
 
-    def start(self, options: Options, programs: Programs) -> Cluster:
+    def start(self, options: Options, programs: Programs) -> RunningServers:
         server = program("nats-server", "nats-server")
         version = version_of([server, "--version"])
         is_synced = options.fsync and can_sync(version)
@@ -62,7 +62,7 @@ class NatsSystem:
             tls="mutual, on all links" if tls else "none",
             consumer="ordered consumer, of any server",
         )
-        return Cluster(facts, tuple(pids), settings, settings)
+        return RunningServers(facts, tuple(pids), settings, settings)
 
     async def open_publisher(self, settings: ClientSettings) -> NatsPublisher:
         nats = library("nats", "nats-py")

@@ -20,10 +20,10 @@ from sequencer.bench.compare.system import (
     NODES,
     STREAM,
     ClientSettings,
-    Cluster,
     CollectedValues,
     Facts,
     Options,
+    RunningServers,
     library,
     library_version,
     program,
@@ -45,12 +45,12 @@ class RabbitSystem:
         program("rabbitmq-server", _DEBIAN_PACKAGE, _SCRIPTS)
         library("rstream", "rstream")
 
-    def start(self, options: Options, programs: Programs) -> Cluster:
+    def start(self, options: Options, programs: Programs) -> RunningServers:
         """The first server listens before the others start, which join it."""
         server = program("rabbitmq-server", _DEBIAN_PACKAGE, _SCRIPTS)
         pair = make_certificates(options.root / "pki", STREAM, ["n1"])["n1"] if options.tls else None
         epmd, *ports = free_ports(1 + 2 * NODES + _REPLICATION_PORTS)
-        files = Files(options.root, epmd, pair)
+        files = ServerFiles(options.root, epmd, pair)
         files.write()
         pids = [programs.start("epmd", [program("epmd", "erlang-base")], files.environment())]
         programs.wait_listening([epmd])
@@ -69,7 +69,7 @@ class RabbitSystem:
             tls="mutual for clients, none between servers" if pair else "none",
             consumer="the stream protocol, at the server that the client chooses",
         )
-        return Cluster(facts, tuple(pids), settings, settings)
+        return RunningServers(facts, tuple(pids), settings, settings)
 
     async def open_publisher(self, settings: ClientSettings) -> RabbitPublisher:
         producer = library("rstream", "rstream").Producer(**_connection(settings))
@@ -121,7 +121,7 @@ class RabbitPublisher:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ServerFiles:
     """The configuration of servers below `root`, which share a port mapper of their own at `epmd_port`."""
 
     root: Path

@@ -20,9 +20,9 @@ from sequencer.bench.compare.system import (
     NODES,
     STREAM,
     ClientSettings,
-    Cluster,
     Facts,
     Options,
+    RunningServers,
     library,
     library_version,
     program,
@@ -40,7 +40,7 @@ class RedisSystem:
         program("redis-server", "redis-server")
         library("redis.asyncio", "redis")
 
-    def start(self, options: Options, programs: Programs) -> Cluster:
+    def start(self, options: Options, programs: Programs) -> RunningServers:
         server = program("redis-server", "redis-server")
         tls = make_certificates(options.root / "pki", STREAM, ["n1"])["n1"] if options.tls else None
         ports = free_ports(NODES)
@@ -63,7 +63,9 @@ class RedisSystem:
             tls="mutual, on all links" if tls else "none",
             consumer="XREAD at a replica",
         )
-        return Cluster(facts, tuple(pids), {"ports": ports, "tls": tls}, {"ports": ports[-1:], "tls": tls})
+        return RunningServers(
+            facts, tuple(pids), {"ports": ports, "tls": tls}, {"ports": ports[-1:], "tls": tls}
+        )
 
     async def open_publisher(self, settings: ClientSettings) -> RedisPublisher:
         for port in settings["ports"][1:]:

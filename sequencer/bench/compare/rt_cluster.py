@@ -8,7 +8,7 @@ from typing import Final
 
 import rt
 from sequencer.bench.compare.programs import Programs
-from sequencer.bench.compare.system import NODES, STREAM, ClientSettings, Cluster, Facts, Options
+from sequencer.bench.compare.system import NODES, STREAM, ClientSettings, Facts, Options, RunningServers
 from sequencer.bench.speed import LEAD_BYTES
 from sequencer.localcluster.clients import client_settings, open_publisher, open_subscriber
 from sequencer.localcluster.nodes import LocalCluster
@@ -20,11 +20,11 @@ class RtSystem:
     def check(self) -> None:
         """Nothing else must be installed."""
 
-    def start(self, options: Options, programs: Programs) -> Cluster:
+    def start(self, options: Options, programs: Programs) -> RunningServers:
         nodes = programs.hold(LocalCluster(options.root, NODES, stream=STREAM))
         nodes.start()
         nodes.wait_ready()
-        return Cluster(
+        return RunningServers(
             Facts(
                 version=f"rt {rt.__version__}",
                 client="rt.Publisher, rt.Subscriber",

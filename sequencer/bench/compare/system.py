@@ -65,7 +65,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class RunningServers:
     """Running servers."""
 
     facts: Facts
@@ -120,7 +120,7 @@ class System(Protocol):
     def check(self) -> None:
         """Raise `NotInstalled` if a program or library is missing."""
 
-    def start(self, options: Options, programs: Programs) -> Cluster:
+    def start(self, options: Options, programs: Programs) -> RunningServers:
         """Start the servers. May return before they accept clients."""
 
     async def open_publisher(self, settings: ClientSettings) -> PipelinedPublisher:

@@ -2,6 +2,9 @@
 
 For the loop's thread; the worker writes files. Invariant (rule 3 of docs/raft.md): only
 entries that a durable snapshot covers are dropped from the log.
+
+A snapshot has the whole state, so it costs as much as the state is large. A large state is written again when
+the log has grown by a share of it: then the cost follows the changes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
 from sequencer.raft.lifecycle.services import NodeServices
 from sequencer.raft.lifecycle.state_transfer import StateFetcher
 from sequencer.raft.model.cluster_state import encode_state
+from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import LogIndex
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotMeta
@@ -23,12 +27,33 @@ from sequencer.raft.storage.worker import BackgroundWorker
 
 HOLD_FACTOR: Final = 8
 """For a connected follower that needs them, the log keeps this many times the usual number of entries."""
+SMALL_STATE_BYTES: Final = 1 << 20
+"""Writing such a state takes a few milliseconds."""
+GROWTH: Final = 4
+"""A large state is written when the log since its last snapshot has a fourth of its bytes."""
+REPLAY_FACTOR: Final = 16
+"""Nor may the log since the last snapshot have more than this many times `keep_entries`. Applying 65,536
+entries takes a node that starts a few seconds."""
+LONGEST_S: Final = 300.0
+"""Time until the next snapshot, if anything changed at all."""
 
 logger = logging.getLogger("sequencer.raft")
 
 
+def has_grown(state_bytes: int, log_bytes: int, entries: int, config: RaftConfig) -> bool:
+    """Whether a snapshot is worth its cost: `log_bytes` in `entries` came since that of `state_bytes`."""
+    return (
+        state_bytes <= SMALL_STATE_BYTES
+        or GROWTH * log_bytes >= state_bytes
+        or log_bytes >= config.keep_bytes
+        or entries >= REPLAY_FACTOR * config.keep_entries
+    )
+
+
 class Snapshotter:
-    """Takes a snapshot every `snapshot_ms` in which something was applied."""
+    """Takes a snapshot when something was applied: after `snapshot_ms` if the log `has_grown`, or after
+    `LONGEST_S`.
+    """
 
     def __init__(
         self,
@@ -37,13 +62,34 @@ class Snapshotter:
         state_fetcher: StateFetcher,
         installer: SnapshotInstaller,
     ) -> None:
-        config = self._config = services.config
+        self._config = services.config
         self._own, self._machine, self._raft = services.own, services.machine, services.raft
         self._log, self._snapshots, self._worker = services.log, services.snapshots, services.worker
         self._epoch_exit, self._state_fetcher, self._installer = epoch_exit, state_fetcher, installer
         self._is_under_way = False
-        self.due = now() + config.snapshot_ms / 1000
+        self._began = now()
+        """When the last snapshot was written; before the first one, when this node started."""
+        self._counted = LogIndex(0, 0)
+        """The snapshot since which `_log_bytes` are counted, up to the entry `_counted_to`."""
+        self._counted_to = self._log_bytes = 0
+
+    @property
+    def due(self) -> float:
         """When to take the next snapshot, if `is_wanted`."""
+        after_s = self._config.snapshot_ms / 1000
+        return self._began + (after_s if self._has_grown() else max(after_s, LONGEST_S))
+
+    def _has_grown(self) -> bool:
+        newest, applied = self._snapshots.newest, self._own.state.applied.index
+        if newest is None or newest.length <= SMALL_STATE_BYTES:
+            return True
+        if newest.place != self._counted:
+            self._counted, self._counted_to, self._log_bytes = newest.place, newest.place.index, 0
+        if applied > self._counted_to >= self._log.base.index:
+            entries = self._log.entries(self._counted_to + 1, applied + 1)
+            self._log_bytes += sum(len(entry.content) for entry in entries)
+            self._counted_to = applied
+        return has_grown(newest.length, self._log_bytes, applied - newest.place.index, self._config)
 
     def is_wanted(self) -> bool:
         """Whether there is something to snapshot, and no snapshot or state is being made or received."""
@@ -91,7 +137,7 @@ class Snapshotter:
 
     def _on_written(self, meta: SnapshotMeta) -> None:
         self._is_under_way = False
-        self.due = now() + self._config.snapshot_ms / 1000
+        self._began = now()
         self.compact(meta.place)
 
     def _on_failed(self, error: BaseException) -> None:
@@ -99,7 +145,7 @@ class Snapshotter:
         if not isinstance(error, DiskFull):
             raise error
         logger.error("snapshot_failed error=%r", str(error))
-        self.due = now() + self._config.snapshot_ms / 1000
+        self._began = now()
 
 
 class SegmentPreparer:

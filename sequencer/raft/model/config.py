@@ -41,7 +41,7 @@ class RaftConfig:
     The shortest election timeout should be ten times the slowest fsync and four heartbeats.
     """
     snapshot_ms: int = 5000
-    """Time between snapshots while something changes."""
+    """Time between snapshots while something changes; the least one for a large state."""
     keep_entries: int = 4096
     """Entries kept before a snapshot, so that a slow follower needs no snapshot."""
     keep_bytes: int = 32 * 2**20

@@ -197,7 +197,7 @@ def _unknown(what: str, where: str, version: int) -> UnknownVersion:
     )
 
 
-class Group(NamedTuple):
+class RecordGroup(NamedTuple):
     """A group whose header verifies. Its records are at `start` to `end`, if the file is that long."""
 
     number: int
@@ -215,7 +215,7 @@ def encode_group_header(seed: int, number: int, offset: int, payload: bytes) -> 
     return b"".join((head[:12], checksum.to_bytes(4, "little"), head[16:]))
 
 
-def group_at(data: Buffer, offset: int, seed: int, *, path: str) -> Group | None:
+def group_at(data: Buffer, offset: int, seed: int, *, path: str) -> RecordGroup | None:
     """The group at `offset`, or None if no header verifies there. Raises `rt.UnknownVersion`."""
     head = bytes(data[offset : offset + GROUP_HEADER_BYTES])
     if len(head) < GROUP_HEADER_BYTES or not head.startswith(GROUP_MAGIC):
@@ -226,10 +226,10 @@ def group_at(data: Buffer, offset: int, seed: int, *, path: str) -> Group | None
     if version != VERSION:
         raise _unknown("Raft log group", f"{path}, offset {offset}", version)
     start = offset + GROUP_HEADER_BYTES
-    return Group(number, start, start + size, of_records)
+    return RecordGroup(number, start, start + size, of_records)
 
 
-def verify_records(payload: memoryview, group: Group, seed: int) -> bool:
+def verify_records(payload: memoryview, group: RecordGroup, seed: int) -> bool:
     """Whether the records match the checksum in the group's header."""
     return crc32c(payload, crc32c(_OFFSET.pack(group.start - GROUP_HEADER_BYTES), seed)) == group.checksum
 

@@ -32,9 +32,9 @@ from sequencer.raft.storage.log_format import (
     SEGMENT_HEADER_BYTES,
     SYNCED_END_BYTES,
     SYNCED_END_FILE,
-    Group,
     LogRecord,
     RaftSegmentHeader,
+    RecordGroup,
     RecordKind,
     SyncedEnd,
     decode_records,
@@ -156,7 +156,7 @@ def _replay_groups(replay: Replay, view: memoryview, content_end: int, path: str
     return None
 
 
-def _problem(replay: Replay, group: Group | None, view: memoryview, seed: int, path: str) -> str | None:
+def _problem(replay: Replay, group: RecordGroup | None, view: memoryview, seed: int, path: str) -> str | None:
     if group is None:
         return "a group header that does not verify"
     if group.number != replay.group:

@@ -26,7 +26,7 @@ LAG_BYTES_MAX: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientConnection:
     """One connection of a publisher or a puller to this node. Times are ns, 0: never."""
 
     identity: Identity
@@ -206,7 +206,7 @@ class NodeSnapshot:
     reset: ResetStatus = NO_RESET
     configured: frozenset[str] = frozenset()
     """Fields of the replicated configuration that this node's settings set. REST cannot change them."""
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ClientConnection, ...] = ()
     silent: tuple[SilentPublisher, ...] = ()
     counts: Counts = Counts()
 

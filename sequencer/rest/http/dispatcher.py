@@ -28,7 +28,7 @@ from sequencer.rest.base.request import JSON, Reply, Request, error_reply, json_
 from sequencer.rest.page import PAGE_FILES
 from sequencer.rest.views.admin_actions import Action, ActionContext
 from sequencer.rest.views.context import RequestContext, Response
-from sequencer.rest.views.endpoints import HTML, Endpoint
+from sequencer.rest.views.endpoints import HTML, RestEndpoint
 
 REQUESTS_MAX: Final = 32
 REQUESTS_PER_IDENTITY_MAX: Final = 8
@@ -48,7 +48,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[RestEndpoint],
         snapshot: Callable[[], NodeSnapshot],
         pool: Executor,
         *,
@@ -64,7 +64,7 @@ class Dispatcher:
         self.busy: Final = Counter[str]()
         """Running requests by identity URI ("" without certificates)."""
         self._snapshot, self._pool, self._stream, self._operations = snapshot, pool, stream, operations
-        self._paths: dict[str, dict[str, Endpoint | Action]] = {}
+        self._paths: dict[str, dict[str, RestEndpoint | Action]] = {}
         for endpoint in endpoints:
             self._paths.setdefault(endpoint.path, {}).update({"GET": endpoint, "HEAD": endpoint})
         for action in actions:
@@ -109,7 +109,7 @@ class Dispatcher:
         with _place(self.busy, identity):
             return await self._read(found, RequestContext(self._snapshot(), identity, query))
 
-    async def _read(self, endpoint: Endpoint, asked: RequestContext) -> Reply:
+    async def _read(self, endpoint: RestEndpoint, asked: RequestContext) -> Reply:
         if endpoint.may_be_large:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._pool, _reply, endpoint, asked)
@@ -128,7 +128,7 @@ class Dispatcher:
         logger.info("rest_completed path=%s by=%s status=%d", action.path, identity.uri, answer.status)
         return Reply(answer.status, _content(answer))
 
-    def _find(self, method: str, path: str) -> Endpoint | Action:
+    def _find(self, method: str, path: str) -> RestEndpoint | Action:
         methods = self._paths.get(path)
         if methods is None:
             raise NoSuchPath("unknown path", where=repr(path)[:200], expected=", ".join(self._named()))
@@ -173,15 +173,15 @@ def _place(busy: Counter[str], identity: Identity | None) -> Iterator[None]:
             del busy[caller]
 
 
-def check_role(found: Endpoint | Action, identity: Identity | None) -> None:
+def check_role(found: RestEndpoint | Action, identity: Identity | None) -> None:
     """Raises `rt.CertificateError` unless the role may use the path. None: the path must be public."""
     if identity is None:
-        assert isinstance(found, Endpoint), found.path
+        assert isinstance(found, RestEndpoint), found.path
         assert found.is_public, found.path
     elif identity.role not in found.roles:
         raise CertificateError(
             "this role may not read this path"
-            if isinstance(found, Endpoint)
+            if isinstance(found, RestEndpoint)
             else "this role may not run this action",
             where=found.path,
             got=identity.uri,
@@ -204,7 +204,7 @@ async def _body(request: Request) -> bytes:
     return await request.body()
 
 
-def _reply(endpoint: Endpoint, asked: RequestContext) -> Reply:
+def _reply(endpoint: RestEndpoint, asked: RequestContext) -> Reply:
     answer = endpoint.view(asked)
     headers = {}
     if endpoint.content_type == HTML:

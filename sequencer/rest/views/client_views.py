@@ -13,7 +13,7 @@ from rt.names import dedup_owner, session_owner
 from rt.units import NS_PER_S, format_time
 from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc, time_or_empty
 from sequencer.rest.base.fields import page
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.views.context import RequestContext, Response, is_own, joined, sees_all
 from sequencer.state.state import End, Session
 
@@ -210,7 +210,7 @@ def clients(asked: RequestContext) -> Response:
     return Response([_client(one, node, ids) for one in page(seen, query)])
 
 
-def _client(client: Client, node: NodeSnapshot, ids: Mapping[bytes, int]) -> ClientReport:
+def _client(client: ClientConnection, node: NodeSnapshot, ids: Mapping[bytes, int]) -> ClientReport:
     if client.session is not None:
         lag = client.position - client.merged
     else:
@@ -236,7 +236,7 @@ def _client(client: Client, node: NodeSnapshot, ids: Mapping[bytes, int]) -> Cli
     )
 
 
-def _directory(client: Client, stream: str, ids: Mapping[bytes, int]) -> str:
+def _directory(client: ClientConnection, stream: str, ids: Mapping[bytes, int]) -> str:
     """The log that is written or read; "" if not known yet."""
     if client.session is None and client.is_of_merged:
         return f"{stream}/merged"

@@ -58,7 +58,7 @@ EVERYBODY: Final[frozenset[Role]] = frozenset(ROLES)
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class RestEndpoint:
     """One path, read with GET or HEAD."""
 
     path: str
@@ -87,8 +87,8 @@ def _docs(_: RequestContext) -> Response:
     return Response(docs_page(ENDPOINTS, ACTIONS))
 
 
-def _page_file(file: PageFile) -> Endpoint:
-    return Endpoint(
+def _page_file(file: PageFile) -> RestEndpoint:
+    return RestEndpoint(
         file.path,
         file.summary,
         lambda _: Response(file.text),
@@ -98,8 +98,8 @@ def _page_file(file: PageFile) -> Endpoint:
     )
 
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    Endpoint(
+ENDPOINTS: Final[tuple[RestEndpoint, ...]] = (
+    RestEndpoint(
         "/log-history",
         "Merged segments, oldest first, trimmed ones included. The same on every node.",
         log_history,
@@ -114,15 +114,15 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         ),
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/latest-out-position",
         "Position of the last merged message.",
         latest_out_position,
         LatestOutPosition,
         EVERYBODY,
     ),
-    Endpoint("/status", "Status of the cluster and of this node.", status, StatusReport),
-    Endpoint(
+    RestEndpoint("/status", "Status of the cluster and of this node.", status, StatusReport),
+    RestEndpoint(
         "/sessions",
         "Sessions of publishers that the cluster knows.",
         sessions,
@@ -134,7 +134,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         ),
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/rt-clients",
         "Publishers and subscribers of this node; ended connections are listed for 24 hours. "
         "Callers other than operators see their own.",
@@ -150,14 +150,14 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         ),
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/cluster-clients",
         "Publishers and subscribers of all nodes, and the node that each is connected to.",
         cluster_clients,
         ClusterClients,
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/dedup-rt-clients",
         "Sessions by shared dedup id, with the next message id to merge. "
         "Callers other than operators see their own.",
@@ -167,7 +167,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         (session_of("name", "Only this dedup id.", is_required=False), LIMIT, OFFSET),
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/holds",
         "Holds of named subscribers. Callers other than operators see their own.",
         holds,
@@ -175,7 +175,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         EVERYBODY,
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/leases",
         "Held leases and their owners.",
         leases,
@@ -183,7 +183,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         parameters=(LIMIT, OFFSET),
         may_be_large=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/lease-tables",
         "Tables that the owners of leases keep in the cluster.",
         lease_tables,
@@ -191,15 +191,15 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         parameters=(LIMIT, OFFSET),
         may_be_large=True,
     ),
-    Endpoint("/configuration", "The replicated configuration.", configuration, ConfigurationReport),
-    Endpoint(
+    RestEndpoint("/configuration", "The replicated configuration.", configuration, ConfigurationReport),
+    RestEndpoint(
         "/reset-status",
         "State of the last reset; 503 while it runs.",
         reset_status,
         ResetReport,
         may_be_503=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/readiness",
         "200 if this node leads or follows with a majority, merges, and lags little.",
         readiness,
@@ -208,7 +208,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         may_be_503=True,
         is_public=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/liveness",
         "200 while the processes of this node work.",
         liveness,
@@ -217,7 +217,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         may_be_503=True,
         is_public=True,
     ),
-    Endpoint(
+    RestEndpoint(
         "/metrics",
         "Metrics for Prometheus.",
         metrics,
@@ -226,7 +226,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         is_public=True,
         may_be_large=True,
     ),
-    Endpoint("/openapi.json", "This API as OpenAPI 3.1.", _openapi, dict[str, Any]),
-    Endpoint("/docs", "This API as a page.", _docs, str, content_type=HTML),
+    RestEndpoint("/openapi.json", "This API as OpenAPI 3.1.", _openapi, dict[str, Any]),
+    RestEndpoint("/docs", "This API as a page.", _docs, str, content_type=HTML),
     *map(_page_file, PAGE_FILES),
 )

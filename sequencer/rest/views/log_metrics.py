@@ -8,7 +8,7 @@ from typing import Final, get_args
 from rt.exposition import Metric, number
 from rt.log.format.segment_table import TrimReason
 from rt.units import NS_PER_S
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot, RetainedSize
+from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot, RetainedSize
 from sequencer.rest.views.alarms import due_segments
 from sequencer.rest.views.push_stalls import StallReason, stalls_of
 from sequencer.state.commands import TRIM_REASONS
@@ -188,5 +188,5 @@ def of_subscribers(node: NodeSnapshot, state: SequencerState, kept: RetainedSize
     )
 
 
-def _latest_s(clients: Iterable[Client]) -> float:
+def _latest_s(clients: Iterable[ClientConnection]) -> float:
     return max((one.lag_ns for one in clients), default=0) / NS_PER_S

@@ -18,7 +18,7 @@ from sequencer.rest.base.request import JSON
 
 if TYPE_CHECKING:
     from sequencer.rest.views.admin_actions import Action
-    from sequencer.rest.views.endpoints import Endpoint
+    from sequencer.rest.views.endpoints import RestEndpoint
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _ERROR: Final = {"$ref": _REFERENCE.format(name="Error")}
@@ -38,7 +38,7 @@ _ACTION_ERRORS: Final = {
 }
 
 
-def document(endpoints: Sequence[Endpoint], actions: Sequence[Action]) -> dict[str, Any]:
+def document(endpoints: Sequence[RestEndpoint], actions: Sequence[Action]) -> dict[str, Any]:
     kinds = [Error, *(one.answer for one in endpoints), *(one.answer for one in actions)]
     _, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {one.path: {"get": _reading(one)} for one in endpoints}
@@ -72,7 +72,7 @@ def _schema(kind: Any) -> Schema:
     return schema
 
 
-def _reading(endpoint: Endpoint) -> dict[str, Any]:
+def _reading(endpoint: RestEndpoint) -> dict[str, Any]:
     schema = _schema(endpoint.answer)
     good = {"description": endpoint.summary, "content": _content(endpoint.content_type, schema)}
     answers = _answers(_ERRORS)
@@ -121,7 +121,7 @@ def _content(content_type: str, schema: Schema) -> dict[str, Any]:
     return {content_type.partition(";")[0]: {"schema": schema}}
 
 
-def _roles(one: Endpoint | Action) -> str:
+def _roles(one: RestEndpoint | Action) -> str:
     roles = ", ".join(sorted(one.roles))
     return f"{roles}; on the health port without a certificate" if getattr(one, "is_public", False) else roles
 
@@ -140,7 +140,7 @@ _STYLE: Final = (
 )
 
 
-def docs_page(endpoints: Sequence[Endpoint], actions: Sequence[Action]) -> str:
+def docs_page(endpoints: Sequence[RestEndpoint], actions: Sequence[Action]) -> str:
     parts = [
         "<!doctype html>",
         f'<html lang="en"><meta charset="utf-8"><title>rt node</title><style>{_STYLE}</style>',
@@ -161,7 +161,7 @@ def docs_page(endpoints: Sequence[Endpoint], actions: Sequence[Action]) -> str:
 
 
 def _section(
-    method: str, one: Endpoint | Action, title: str, rows: Sequence[tuple[str, str]]
+    method: str, one: RestEndpoint | Action, title: str, rows: Sequence[tuple[str, str]]
 ) -> Iterator[str]:
     """The section of one path; `rows` are its parameters or body fields."""
     yield f"<h2>{method} {escape(one.path)}</h2><p>{escape(one.summary)}<br>"

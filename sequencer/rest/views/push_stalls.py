@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 from rt.units import format_time
 from sequencer.ipc.silence import HUNG_S
-from sequencer.rest.base.node_snapshot import Client, NodeSnapshot
+from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.views.cluster_clients import clients_of_cluster
 
 StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
@@ -24,7 +24,7 @@ TOLD_MAX: Final = 5
 """Pushes of one certificate that an alarm names."""
 
 
-def stalls_of(node: NodeSnapshot) -> list[tuple[Client, StallReason]]:
+def stalls_of(node: NodeSnapshot) -> list[tuple[ClientConnection, StallReason]]:
     """None while no leader is known: then every session waits, and that is another alarm.
 
     A push that only this node has lost goes on: another node is connected to it, and tells if it is stuck.
@@ -42,7 +42,7 @@ def stalls_of(node: NodeSnapshot) -> list[tuple[Client, StallReason]]:
     return [(client, reason) for client, reason in found if reason is not None]
 
 
-def _reason(client: Client, is_running: bool) -> StallReason | None:
+def _reason(client: ClientConnection, is_running: bool) -> StallReason | None:
     """`is_running`: the last run of the publisher has no end yet, as far as the cluster knows."""
     if client.session is None:
         return None
@@ -55,7 +55,7 @@ def _reason(client: Client, is_running: bool) -> StallReason | None:
     return "unmerged" if client.unmerged_s >= STALLED_S else None
 
 
-def stall_texts(stalls: Sequence[tuple[Client, StallReason]], node: str) -> Iterator[str]:
+def stall_texts(stalls: Sequence[tuple[ClientConnection, StallReason]], node: str) -> Iterator[str]:
     """The problems and the next steps. One certificate cannot hide those of others behind many of its own."""
     told = Counter[str]()
     for client, reason in stalls:
@@ -71,7 +71,7 @@ def stall_texts(stalls: Sequence[tuple[Client, StallReason]], node: str) -> Iter
             )
 
 
-def _text(client: Client, reason: StallReason, node: str) -> str:
+def _text(client: ClientConnection, reason: StallReason, node: str) -> str:
     """The problem and the next step."""
     session = client.session
     there = "On the publisher's machine: `rt pushes list`."

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from rt.names import check_lease_name
 from sequencer.state.apply_result import Outcome, PostAnswer, RequestPosted
 from sequencer.state.leases.table_rows import MAILBOX, LeaseTable, StagedPart, TableRow, row_bytes
-from sequencer.state.leases.tables import TablePart, no_room
+from sequencer.state.leases.tables import TablePartId, no_room
 from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 CONTENT_BYTES_MAX: Final = 8 << 10
@@ -134,9 +134,9 @@ def _is_over(until_ns: int, at_ns: int) -> bool:
     return not at_ns - KEPT_NS <= until_ns <= at_ns + 2 * TIME_NS_MAX
 
 
-def _part(command: PostRequest) -> TablePart:
+def _part(command: PostRequest) -> TablePartId:
     """As a whole commit counts."""
-    return TablePart(command.lease, "", 0, 0, command.id, 0, is_last=True)
+    return TablePartId(command.lease, "", 0, 0, command.id, 0, is_last=True)
 
 
 def _value(command: PostRequest) -> bytes:

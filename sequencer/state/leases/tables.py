@@ -59,7 +59,7 @@ ATTEMPT_BYTES: Final = 8
 _TOKEN_END: Final = 1 << 63
 
 
-class TablePart(NamedTuple):
+class TablePartId(NamedTuple):
     """Identifies a part of a commit, and its writer."""
 
     lease: str
@@ -88,7 +88,7 @@ class TablePart(NamedTuple):
 class WriteTable:
     """A part of a commit: delete the rows that start with `clears`, then those in `deletes`, then `puts`."""
 
-    by: TablePart
+    by: TablePartId
     clears: tuple[str, ...] = ()
     deletes: tuple[str, ...] = ()
     puts: tuple[TableRow, ...] = ()
@@ -174,7 +174,7 @@ def delete_table(state: SequencerState, command: DeleteTable) -> Outcome:
     return TableDeleted(command.lease)
 
 
-def no_room(state: SequencerState, by: TablePart, part: StagedPart) -> str | None:
+def no_room(state: SequencerState, by: TablePartId, part: StagedPart) -> str | None:
     """Why the part might make the tables too large; None if it cannot.
 
     A commit of one part counts with the bytes that it adds, less those that it deletes by their keys: one

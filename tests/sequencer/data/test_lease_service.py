@@ -27,7 +27,7 @@ from sequencer.data.lease_service import (
 )
 from sequencer.localcluster.loopback import free_port
 from sequencer.state.leases.leases import AcquireLeases
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.state import LEASES_PER_GROUP_MAX, LeaseState, SequencerState
 
 REQUEST = b"Q" * 16
@@ -288,7 +288,7 @@ def test_writes_to_tables_do_not_keep_leases_from_being_renewed() -> None:
         leasing = Node(cluster).leasing
 
         def write(number: int) -> WriteTable:
-            return WriteTable(TablePart("app/x", "h1", 1, 1, bytes([number]) * 16, 0, True))
+            return WriteTable(TablePartId("app/x", "h1", 1, 1, bytes([number]) * 16, 0, True))
 
         calls = [asyncio.ensure_future(leasing.write(write(number))) for number in range(WAITING_MAX)]
         await asyncio.sleep(0)
@@ -309,7 +309,7 @@ def test_a_write_is_proposed_less_and_less_often(monkeypatch: pytest.MonkeyPatch
         cluster = Cluster()
         cluster.held_back = []
         leasing = Node(cluster).leasing
-        by = TablePart("app/x", "h1", 1, 1, REQUEST, 0, True)
+        by = TablePartId("app/x", "h1", 1, 1, REQUEST, 0, True)
         with pytest.raises(Timeout):
             await leasing.write(WriteTable(by))
         assert 1 <= len(cluster.held_back) <= 5

@@ -14,12 +14,14 @@ from raft_bench import (
     Clock,
     Driven,
     Lockstep,
+    config_of,
     disk_id,
     entries_of,
 )
 
 import rt
 from rt.errors import Corrupt, Overloaded
+from sequencer.raft.lifecycle.snapshotter import LONGEST_S, has_grown
 from sequencer.raft.model.cluster_state import INITIAL
 from sequencer.raft.model.entry_codec import (
     PACK_BYTES,
@@ -182,6 +184,55 @@ def test_a_transfer_that_is_not_needed_any_more_does_not_keep_a_node_from_snapsh
         clock.advance(0.1)
         driven.step()
     assert driven.status.snapshot == 4
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("state_bytes", "log_bytes", "entries", "is_due"),
+    [
+        (0, 0, 0, True),
+        (MIB, 1, 1, True),  # A small state is written whatever changed.
+        (MIB + 1, MIB // 4, 1, False),
+        (MIB + 4, MIB // 4 + 1, 1, True),
+        (100 * MIB, 25 * MIB - 1, 1, False),
+        (100 * MIB, 25 * MIB, 1, True),
+        (1000 * MIB, 32 * MIB, 1, True),  # A node that starts replays no more than the log may keep,
+        (100 * MIB, 1, 16 * 4096, True),  # and no more entries than it can apply in seconds.
+        (100 * MIB, 1, 16 * 4096 - 1, False),
+    ],
+)
+def test_a_snapshot_is_worth_its_cost_when_the_log_has_grown_by_a_share_of_the_state(
+    state_bytes: int, log_bytes: int, entries: int, is_due: bool
+) -> None:
+    assert has_grown(state_bytes, log_bytes, entries, config_of("n1", ["n1"])) is is_due
+
+
+def test_a_large_state_is_written_again_when_the_log_has_grown_or_after_a_long_time(clock: Clock) -> None:
+    driven = member(clock, snapshot_ms=100)
+
+    def take(index: int, size: int, wait_s: float = 0.2) -> int | None:
+        """Apply a command of that size, wait, and return what the newest snapshot covers."""
+        prev = INITIAL if index == 2 else LogIndex(index - 1, 2)
+        driven.append(2, prev, entries_of([2], index, b"x" * size), commit=index)
+        for _ in range(2):
+            clock.advance(wait_s)
+            driven.step()
+        return driven.status.snapshot
+
+    assert take(2, MIB // 2) == 2
+    assert take(3, MIB - 100) == 3  # The state was small until now.
+    assert take(4, 100) == 3
+    assert take(5, MIB // 4) == 3
+    assert take(6, MIB // 4) == 6
+    assert take(7, 100) == 6
+    driven = driven.reopened(snapshot_ms=100)
+    driven.append(3, LogIndex(7, 2), entries_of([3], 8), commit=8)
+    for passed_s, covered in ((LONGEST_S / 2, 6), (LONGEST_S, 8)):
+        clock.advance(passed_s)
+        driven.append(3, LogIndex(8, 3), commit=8)  # Meanwhile the leader is heard.
+        assert driven.status.snapshot == covered
 
 
 @pytest.mark.parametrize("keep", ["all", "none", "some"])

@@ -47,7 +47,7 @@ from sequencer.state.leases.leases import (
 )
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.table_rows import TableRow
-from sequencer.state.leases.tables import DeleteTable, TablePart, WriteTable
+from sequencer.state.leases.tables import DeleteTable, TablePartId, WriteTable
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
@@ -107,10 +107,10 @@ EXAMPLES: list[Command] = [
     ReleaseLeases(b"Q" * 16, "h1", (HeldLease("g/queue/q1", 1),)),
     ExpireLeases((IdleLease("g/queue/q1", 1, 0), IdleLease("g/x", 2, 7))),
     WriteTable(
-        TablePart("g/queue/q1", "h1~a", 7, 3, b"Q" * 16, 0, False),
+        TablePartId("g/queue/q1", "h1~a", 7, 3, b"Q" * 16, 0, False),
         *(("a", ""), ("b", "c\0d"), (TableRow("e", b"1"), TableRow("f\0g", b""))),
     ),
-    WriteTable(TablePart("g/queue/q1", "h1", 2**63 - 1, 1, b"Q" * 16, 1, True)),
+    WriteTable(TablePartId("g/queue/q1", "h1", 2**63 - 1, 1, b"Q" * 16, 1, True)),
     SubmitRequest(b"Q" * 16, 1, DeleteTable("g/queue/q1")),
     PostRequest("g/queue/q1", b"Q" * 16, 1_700_000_000_000_000_000, 1_700_000_030_000_000_000, b"{}"),
 ]

@@ -15,7 +15,7 @@ from sequencer.state.apply_result import TableAnswer, TableDeleted, TableWritten
 from sequencer.state.leases import tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, HeldLease, IdleLease, ReleaseLeases
 from sequencer.state.leases.table_rows import PAGES, ROW_BYTES, LeaseTable, PagedRows, TableRow
-from sequencer.state.leases.tables import DeleteTable, TablePart, WriteTable
+from sequencer.state.leases.tables import DeleteTable, TablePartId, WriteTable
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 
@@ -48,7 +48,7 @@ def part(
     lease: str = LEASE,
     **more: Any,
 ) -> WriteTable:
-    by = TablePart(lease, owner, token, commit, request or fresh(), at, is_last)
+    by = TablePartId(lease, owner, token, commit, request or fresh(), at, is_last)
     return WriteTable(by, puts=tuple(TableRow(*row) for row in puts), **more)
 
 

@@ -24,7 +24,7 @@ from sequencer.state.leases.requests import (
     waiting,
 )
 from sequencer.state.leases.table_rows import PagedRows, TableRow
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 
@@ -59,7 +59,7 @@ class Owner:
         table = self.state.tables.get(LEASE)
         commits = 0 if table is None else table.commits
         attempt = next(NUMBERS).to_bytes(8, "big") + bytes(8)
-        by = TablePart(LEASE, "h1", self.token, commits + 1, attempt, 0, is_last=True)
+        by = TablePartId(LEASE, "h1", self.token, commits + 1, attempt, 0, is_last=True)
         deletes = tuple(f"requests\0{one.id.hex()}" for one in answers)
         rows = [TableRow(*row) for row in puts]
         for one in answers:
@@ -195,7 +195,7 @@ def test_in_tables_without_room_requests_are_posted_and_answered_so_that_they_ca
     assert post(state, 3) is NO_ROOM, "there is a limit"
     table = state.tables.get(LEASE)
     assert table is not None
-    by = TablePart(
+    by = TablePartId(
         LEASE, "h1", owner.token, table.commits + 1, (1 << 40).to_bytes(8, "big") + bytes(8), 0, True
     )
     write = WriteTable(by, (), ("place",), (TableRow("other", bytes(900)),))

@@ -43,7 +43,7 @@ from sequencer.state.leases.leases import (
     RenewLeases,
 )
 from sequencer.state.leases.table_rows import LeaseTable, LeaseTables, PagedRows, StagedPart, TableRow
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.session_commands import CloseSession, Forget, OpenSealedRuns, SealedRun
 from sequencer.state.state import (
     CONFIGURABLE,
@@ -371,8 +371,8 @@ def grown() -> SequencerState:
     return state
 
 
-def table_part(commit: int, part: int = 0, *, is_last: bool = True) -> TablePart:
-    return TablePart("g/queue/q1", "h1~a", 1, commit, b"T" * 16, part, is_last)
+def table_part(commit: int, part: int = 0, *, is_last: bool = True) -> TablePartId:
+    return TablePartId("g/queue/q1", "h1~a", 1, commit, b"T" * 16, part, is_last)
 
 
 def was_reset() -> SequencerState:

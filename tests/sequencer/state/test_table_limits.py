@@ -13,7 +13,7 @@ from sequencer.state.apply_result import TableAnswer, TableWritten
 from sequencer.state.leases import tables
 from sequencer.state.leases.leases import AcquireLeases
 from sequencer.state.leases.table_rows import ROW_BYTES, PagedRows, StagedPart, TableRow
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.state import SequencerState
 from sequencer.state.state_codec import decode_state, encode_state, frozen_state
 
@@ -40,7 +40,7 @@ def write(
 ) -> TableAnswer:
     """`request` None: the attempt that may be made now."""
     request = request or max(1, state.leases[lease].attempt).to_bytes(8, "big") + bytes(8)
-    by = TablePart(lease, "h1", state.leases[lease].token, commit, request, at, is_last)
+    by = TablePartId(lease, "h1", state.leases[lease].token, commit, request, at, is_last)
     command = WriteTable(by, puts=tuple(TableRow(*row) for row in puts), **more)
     return must(TableWritten, apply(state, command)).answer
 

@@ -21,7 +21,7 @@ from sequencer.state.command_codec import encode_command
 from sequencer.state.leases import requests
 from sequencer.state.leases.requests import Posted, PostRequest
 from sequencer.state.leases.table_rows import LeaseTable, TableRow
-from sequencer.state.leases.tables import TablePart, WriteTable
+from sequencer.state.leases.tables import TablePartId, WriteTable
 from simulation.history import require
 from simulation.lease_holders import NAMES, Holder
 
@@ -171,7 +171,7 @@ class OwnerRequests:
             puts.append(TableRow(f"answers\0{one.id.hex()}", value))
             deletes.append(f"requests\0{one.id.hex()}")
         attempt = next(self._attempts).to_bytes(8, "big") + self._rng.randbytes(8)
-        by = TablePart(lease, holder.name, desk.token, desk.commits + 1, attempt, 0, is_last=True)
+        by = TablePartId(lease, holder.name, desk.token, desk.commits + 1, attempt, 0, is_last=True)
         desk.pending = WriteTable(by, (), tuple(deletes), tuple(puts))
 
     def _misses(self, commits: int, known: int) -> bool:

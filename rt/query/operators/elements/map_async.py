@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from rt.objects import NotSerializable, PersistedDictionary, PersistedSortedDictionary
-from rt.query.async_calls import AsyncFunction, Call, Outcome, Request
+from rt.query.async_calls import AsyncCall, AsyncFunction, Call, Outcome
 from rt.query.core.observable import Transform, applied
 from rt.query.core.operator import Operator
 from rt.query.core.scheduler import NS_PER_S, Duration
@@ -33,7 +33,7 @@ def map_async(
     """
     check_least("map_async", "concurrency", concurrency, 1)
     timeout_s = None if timeout is None else period_ns("map_async", timeout) / NS_PER_S
-    return applied(MapAsync, Request(function, timeout_s), concurrency, ordered)
+    return applied(MapAsync, AsyncCall(function, timeout_s), concurrency, ordered)
 
 
 class MapAsync(Operator[Any, Any]):
@@ -58,7 +58,7 @@ class MapAsync(Operator[Any, Any]):
     NAME = "map_async"
     SAVED = "_is_done"
 
-    def __init__(self, request: Request, concurrency: int, is_ordered: bool) -> None:
+    def __init__(self, request: AsyncCall, concurrency: int, is_ordered: bool) -> None:
         self._request: Final = request
         self._concurrency: Final = concurrency
         self._is_ordered: Final = is_ordered

@@ -11,7 +11,7 @@ from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.message_batch import MessageBatch
 
 
-class TopicFilter:
+class TopicSelection:
     """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all. `rt.InvalidOption`."""
 
     def __init__(self, patterns: Collection[str] | None) -> None:
