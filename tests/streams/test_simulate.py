@@ -21,11 +21,11 @@ from rt.streams.balancer.queue_leases import QueueLeases
 from rt.streams.queue.mapper import HashRingQueueMapper
 from rt.streams.simulate import placement
 from rt.streams.simulate.clusters import Clusters, HostLeases
-from rt.streams.simulate.options import BALANCERS, Options
+from rt.streams.simulate.options import BALANCERS, SimulationOptions
 from rt.streams.simulate.placement import expected_share, measure
 from rt.streams.simulate.run import simulate
 
-SMALL = Options(clusters=30, hosts=8, streams=2_000, seed=7, failures=4, joins=1, clusters_away=2)
+SMALL = SimulationOptions(clusters=30, hosts=8, streams=2_000, seed=7, failures=4, joins=1, clusters_away=2)
 QUIET = replace(SMALL, failures=0, joins=0, clusters_away=0, rolling_restart=False, cluster_change=False)
 UNKNOWN = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
 ARGUMENTS = (
@@ -210,4 +210,4 @@ def test_a_wrong_option_gives_one_line_and_status_2(
 
 def test_options_are_bounded() -> None:
     with pytest.raises(InvalidOption, match="--streams"):
-        Options(streams=10**9)
+        SimulationOptions(streams=10**9)

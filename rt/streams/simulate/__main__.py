@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from rt.errors import InvalidOption
 from rt.streams.balancer.lease import DEFAULT_TIMES, LeaseTimes
-from rt.streams.simulate.options import BALANCERS, Options
+from rt.streams.simulate.options import BALANCERS, SimulationOptions
 from rt.streams.simulate.report import lines
 from rt.streams.simulate.run import simulate
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     as_json = given.pop("json")
     try:
         times = LeaseTimes(lease_s=given.pop("lease_s"), look_s=given.pop("look_s"))
-        options = Options(times=times, **given)
+        options = SimulationOptions(times=times, **given)
     except InvalidOption as error:
         _say(f"rt.streams.simulate: {error}")
         return USAGE
@@ -55,7 +55,7 @@ def _say(line: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = Options()
+    default = SimulationOptions()
     parser = _Parser(
         prog="rt.streams.simulate",
         description="Simulate clusters, hosts and streams in virtual time, with the balancers of rt.streams.",

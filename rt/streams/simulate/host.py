@@ -16,7 +16,7 @@ from rt.streams.balancer.lease_balancer import LeasedBalancer
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import QueueMapper
 from rt.streams.simulate.clusters import Clusters, HostLeases
-from rt.streams.simulate.options import DRAIN_S, Options
+from rt.streams.simulate.options import DRAIN_S, SimulationOptions
 
 
 class Watcher(Protocol):
@@ -32,7 +32,7 @@ class Host:
         run: int,
         clusters: Clusters,
         watcher: Watcher,
-        options: Options,
+        options: SimulationOptions,
         configured: Collection[str],
     ) -> None:
         self.name, self.run = name, run
@@ -42,7 +42,7 @@ class Host:
         self.balancer = self._balancer(options, configured)
         self.balancer.subscribe(self)
 
-    def _balancer(self, options: Options, configured: Collection[str]) -> LeasedBalancer:
+    def _balancer(self, options: SimulationOptions, configured: Collection[str]) -> LeasedBalancer:
         if options.balancer == "lease":
             return LeaseBalancer(self.leases, times=options.times, rng=self.rng)
         if options.balancer == "ring":

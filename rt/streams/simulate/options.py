@@ -32,7 +32,7 @@ CALM_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """`rt.InvalidOption` for values that do not fit together."""
 
     clusters: int = 1_000
@@ -70,8 +70,8 @@ class Options:
     def serve_again_s(self) -> float:
         """The bound of the time to serve a queue again: its lease, and three rounds. In the first one a host
         sees the free lease. Another host may win it; then a host has the wrong share, and a second round
-        mends that. The third is for a host that must first give a queue up. The balancer `deployment` keeps
-        the queues of a host that is back for that host until it is mature.
+        mends that. The third is for a host that must first give a queue up. With the balancer `deployment`
+        hosts may differ, until all are mature, on which host should have a queue.
         """
         maturity_s = MATURITY_S if self.balancer == "deployment" else 0.0
         return self.times.lease_s + maturity_s + 3 * self.round_s + DRAIN_S

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rt.streams.simulate.options import Options
+from rt.streams.simulate.options import SimulationOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class SimulatedPhase:
     """Times in virtual seconds. `requests_per_s`: requests of all hosts to all clusters, by kind."""
 
     name: str
@@ -44,9 +44,9 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    options: Options
-    phases: tuple[Phase, ...]
+class SimulationReport:
+    options: SimulationOptions
+    phases: tuple[SimulatedPhase, ...]
     streams_per_cluster: Spread
     queues_per_host: Spread
     """At the end."""
@@ -76,7 +76,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
     return round(ordered[max(math.ceil(share * len(ordered)) - 1, 0)], 3) if ordered else None
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: SimulationReport) -> Iterator[str]:
     """The table for people."""
     options = report.options
     yield (

@@ -13,10 +13,10 @@ from rt.streams.queue.mapper import PartitionedQueueMapper
 from rt.streams.simulate import placement, virtual_time
 from rt.streams.simulate.clusters import KINDS, Clusters
 from rt.streams.simulate.host import Host
-from rt.streams.simulate.options import CALM_S, RESTART_S, Options
+from rt.streams.simulate.options import CALM_S, RESTART_S, SimulationOptions
 from rt.streams.simulate.placement import Placement, cluster_names
-from rt.streams.simulate.report import Phase, Report, Spread, percentile
-from rt.streams.simulate.watch import PhaseFigures, Watch
+from rt.streams.simulate.report import SimulatedPhase, SimulationReport, Spread, percentile
+from rt.streams.simulate.watch import PhaseFigures, ServiceWatch
 
 CHECK_S: Final = 1.0
 FAILURES_S: Final = 60.0
@@ -31,11 +31,13 @@ BATCHES: Final = 10
 """A rolling restart stops a tenth of the hosts at once."""
 
 
-def simulate(options: Options, progress: Callable[[str], None] = lambda _: None) -> Report:
+def simulate(
+    options: SimulationOptions, progress: Callable[[str], None] = lambda _: None
+) -> SimulationReport:
     """Run it. The result depends on the options alone."""
     placed = placement.measure(options.clusters, options.streams, options.seed, progress)
 
-    async def main() -> Report:
+    async def main() -> SimulationReport:
         return await Simulation(options, placed, progress).run()
 
     return virtual_time.run(main())
@@ -44,20 +46,22 @@ def simulate(options: Options, progress: Callable[[str], None] = lambda _: None)
 class Simulation:
     """In a loop of virtual time."""
 
-    def __init__(self, options: Options, placed: Placement, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: SimulationOptions, placed: Placement, progress: Callable[[str], None]
+    ) -> None:
         self._options, self._placed, self._progress = options, placed, progress
         self._rng = random.Random(options.seed)
         self._now_s = asyncio.get_running_loop().time
         names = cluster_names(options.clusters)
         self._mapper = PartitionedQueueMapper(names)
         self.clusters = Clusters(names, random.Random(f"{options.seed} delays"), self._now_s)
-        self.watch = Watch(self._now_s, options.serve_again_s, placed.streams_of_more, names)
+        self.watch = ServiceWatch(self._now_s, options.serve_again_s, placed.streams_of_more, names)
         self._configured = [f"host-{index:04}" for index in range(options.hosts + options.joins)]
         self._hosts: dict[str, Host] = {}
         self._runs = Counter[str]()
-        self._phases: list[Phase] = []
+        self._phases: list[SimulatedPhase] = []
 
-    async def run(self) -> Report:
+    async def run(self) -> SimulationReport:
         options = self._options
         checks = asyncio.create_task(self._check())
         async with self._phase("start of all hosts"):
@@ -105,7 +109,7 @@ class Simulation:
         gaps = sorted(figures.gaps_s)
         requests = self.clusters.requests
         self._phases.append(
-            Phase(
+            SimulatedPhase(
                 name=name,
                 lasted_s=round(lasted_s, 3),
                 queues_moved=figures.moves,
@@ -198,12 +202,12 @@ class Simulation:
 
     # The report
 
-    def _report(self) -> Report:
+    def _report(self) -> SimulationReport:
         served = {host.name: [queue.name for queue in host.serving()] for host in self._hosts.values()}
         streams_of = self._placed.streams_of
         names = cluster_names(self._options.clusters)
         expected, bound = placement.expected_share(self._options.clusters, self._options.streams)
-        return Report(
+        return SimulationReport(
             options=self._options,
             phases=tuple(self._phases),
             streams_per_cluster=Spread.of([streams_of[name] for name in names]),

@@ -31,7 +31,7 @@ class PhaseFigures:
     """The times without service, of queues served again."""
 
 
-class Watch:
+class ServiceWatch:
     """`streams_of`: the number of streams of each queue, by name."""
 
     def __init__(
