@@ -17,6 +17,7 @@ NETWORK = ("grpc", "google.protobuf", "rt.v1")
         ("rt.net.tls", NETWORK),
         ("rt.net.dev_pki", NETWORK),
         ("rt.net.grpc_options", NETWORK),
+        ("rt.streams", ("rt.streams.simulate",)),
         ("rt.cli.main", (*NETWORK, "numpy")),
         ("sequencer.node.cli", (*NETWORK, "numpy", "aiohttp")),
         ("sequencer.localcluster.node_main", (*NETWORK, "numpy")),

@@ -66,7 +66,25 @@ def test_parts_that_cover_the_ring_hold_every_queue_once(count: int, cuts: list[
 
 def test_partitions_keep_their_names() -> None:
     mapper = PartitionedQueueMapper(["east", "west"])
-    assert [queue.name for queue in mapper.queues] == ["east", "west"]
+    assert {queue.name for queue in mapper.queues} == {"east", "west"}
+
+
+def test_one_more_partition_moves_streams_only_to_itself_and_their_order_does_not_matter() -> None:
+    names = ["a", "b", "c", "d"]
+    before, turned = PartitionedQueueMapper(names), PartitionedQueueMapper(names[::-1])
+    after, moved = PartitionedQueueMapper([*names, "e"]), 0
+    for stream in (StreamId("n", str(index)) for index in range(500)):
+        assert turned.queue_for(stream) == before.queue_for(stream)
+        if (there := after.queue_for(stream)) != before.queue_for(stream):
+            assert there.name == "e"
+            moved += 1
+    assert moved
+
+
+def test_a_partition_has_the_same_place_on_the_ring_whatever_the_others_are() -> None:
+    few, many = PartitionedQueueMapper(["b", "a"]), PartitionedQueueMapper(["c", "b", "d", "a"])
+    assert set(few.queues) < set(many.queues)
+    assert PartitionedQueueMapper(["east", "west"]).queue_for(StreamId("trades", "AAPL")).name == "west"
 
 
 @pytest.mark.parametrize("count", [0, -1, 65_537, 2**40])

@@ -16,8 +16,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from rt.streams.core.stream_id import RING_BITS, RING_SIZE, QueueId
-from rt.streams.queue.mapper import QueueMapper, RingRange
+from rt.streams.core.stream_id import RING_SIZE, QueueId
+from rt.streams.queue.mapper import QueueMapper, RingRange, ring_points
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,16 +267,11 @@ def ring_parts(host: str, hosts: Collection[str], *, points: int = POINTS) -> Se
     """The parts of the ring that belong to the host. A part ends at one of its points and starts after the
     previous point of any host. The parts of all hosts cover the ring exactly once.
     """
-    places: dict[int, str] = {}
-    for one in sorted(set(hosts), reverse=True):
-        for point in range(points):
-            digest = blake2b(f"{one}\n{point}".encode(), digest_size=RING_BITS // 8).digest()
-            places[int.from_bytes(digest)] = one
-    ordered = sorted(places)
+    ordered = ring_points(hosts, points)
     if not ordered:
         return ()
     return tuple(
         RingRange((before + 1) % RING_SIZE, place + 1)
-        for before, place in pairwise([ordered[-1], *ordered])
-        if places[place] == host
+        for (before, _), (place, owner) in pairwise([ordered[-1], *ordered])
+        if owner == host
     )

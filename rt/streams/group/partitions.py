@@ -16,7 +16,7 @@ from typing import Final
 
 from rt.errors import InvalidOption
 from rt.streams.core.stream_id import QueueId
-from rt.streams.queue.mapper import PartitionedQueueMapper
+from rt.streams.queue.mapper import HashRingQueueMapper
 
 _DIGEST_BYTES: Final = 8
 
@@ -27,7 +27,7 @@ class Partitions:
     def __init__(self, name: str, patterns: Sequence[str], count: int) -> None:
         self.name: Final = name
         self.patterns: Final = tuple(patterns)
-        self.mapper: Final = PartitionedQueueMapper([f"p{index:03}" for index in range(count)])
+        self.mapper: Final = HashRingQueueMapper.of_names([f"p{index:03}" for index in range(count)])
         whole = "\0".join([str(count), *sorted(set(patterns))])
         self._prefix = f"{name}~{blake2b(whole.encode(), digest_size=_DIGEST_BYTES).hexdigest()}."
         self._compiled = [re.compile(translate(pattern)) for pattern in patterns]

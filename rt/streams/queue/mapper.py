@@ -1,24 +1,32 @@
 """Which queue carries a stream.
 
-Invariant: the mapping depends only on the stream's name and the queues. Another number of queues is another
-mapping; events already in a queue are not moved.
+Invariants:
+- The mapping depends only on the stream's name and the queues. Events already in a queue are not moved.
+- Clusters are placed by consistent hashing of their names, in any order: one that is added takes streams from
+  all others and moves no other stream; one that is removed gives its streams to all others.
+- Numbered queues lie at equal distances, so their shares are even. Another number of them is another mapping.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from hashlib import blake2b
 from typing import Final, Protocol
 
 from rt.errors import InvalidOption
 from rt.names import check_name
-from rt.streams.core.stream_id import RING_SIZE, QueueId, StreamId
+from rt.streams.core.stream_id import RING_BITS, RING_SIZE, QueueId, StreamId
 
 QUEUES_MAX: Final = 65_536
 DEFAULT_QUEUES: Final = 8
+POINTS: Final = 256
+"""Points per partition on the ring. The share of a partition then differs from the mean by a sixteenth
+(standard deviation), whatever the number of partitions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,18 @@ class RingRange:
         if self.start < self.end:
             return self.start <= place < self.end
         return self.start == self.end or place >= self.start or place < self.end
+
+
+def ring_points(names: Collection[str], points: int) -> list[tuple[int, str]]:
+    """The places of `points` points of each name, in the order of the ring. If several names draw a place,
+    the smallest one has it.
+    """
+    places: dict[int, str] = {}
+    for name in sorted(set(names), reverse=True):
+        for point in range(points):
+            digest = blake2b(f"{name}\n{point}".encode(), digest_size=RING_BITS // 8).digest()
+            places[int.from_bytes(digest)] = name
+    return sorted(places.items())
 
 
 class QueueMapper(Protocol):
@@ -61,9 +81,15 @@ class HashRingQueueMapper:
     def __init__(self, count: int = DEFAULT_QUEUES, prefix: str = "queue") -> None:
         self._place([f"{prefix}-{index}" for index in range(count)] if count <= QUEUES_MAX else [], count)
 
+    @classmethod
+    def of_names(cls, names: Sequence[str]) -> HashRingQueueMapper:
+        """The same with names of its own, which are different."""
+        mapper = cls.__new__(cls)
+        mapper._place(names, len(names))
+        return mapper
+
     def _place(self, names: Sequence[str], count: int) -> None:
-        if not 1 <= count <= QUEUES_MAX:
-            raise InvalidOption("invalid number of queues", got=count, expected=f"1 to {QUEUES_MAX:,}")
+        _check_count(count)
         portion = 0 if count == 1 else RING_SIZE // count + 1
         self._queues = tuple(
             QueueId(portion * index, check_name(name, kind="queue")) for index, name in enumerate(names)
@@ -87,18 +113,24 @@ class HashRingQueueMapper:
         return tuple(queue for queue in self._queues if queue.ring_position in part)
 
 
-class PartitionedQueueMapper(HashRingQueueMapper):
-    """The same ring, over partitions that have names, such as clusters. A queue has its partition's name.
+class PartitionedQueueMapper:
+    """Consistent hashing over partitions that have names, such as clusters. A queue has its partition's name.
 
-    The order of the partitions places them on the ring. `placement` maps patterns of topics (`*`, `?`, `[…]`)
-    to partitions; the first one that matches a stream counts.
+    A stream belongs to the partition with the first point at or after the stream's hash, around the ring. The
+    order of `partitions` does not matter. `placement` maps patterns of topics (`*`, `?`, `[…]`) to
+    partitions; the first one that matches a stream counts.
     """
 
     def __init__(self, partitions: Sequence[str], placement: Mapping[str, str] | None = None) -> None:
         if len(set(partitions)) != len(partitions):
             raise InvalidOption("a partition is named more than once", got=", ".join(partitions)[:200])
-        self._place(partitions, len(partitions))
-        by_name = {queue.name: queue for queue in self._queues}
+        _check_count(len(partitions))
+        names = [check_name(name, kind="queue") for name in partitions]
+        by_name = {name: QueueId(place, name) for name in names for place, _ in ring_points([name], 1)}
+        self._queues = tuple(sorted(by_name.values()))
+        points = ring_points(names, POINTS)
+        self._positions = [place for place, _ in points]
+        self._owners = [by_name[name] for _, name in points]
         self._placed: list[tuple[re.Pattern[str], QueueId]] = []
         for pattern, name in (placement or {}).items():
             if name not in by_name:
@@ -110,8 +142,21 @@ class PartitionedQueueMapper(HashRingQueueMapper):
                 )
             self._placed.append((re.compile(translate(pattern)), by_name[name]))
 
+    @property
+    def queues(self) -> tuple[QueueId, ...]:
+        return self._queues
+
     def queue_for(self, stream: StreamId) -> QueueId:
         for pattern, queue in self._placed:
             if pattern.fullmatch(stream.topic):
                 return queue
-        return super().queue_for(stream)
+        index = bisect_left(self._positions, stream.ring_hash)
+        return self._owners[index if index < len(self._owners) else 0]
+
+    def queues_in(self, part: RingRange) -> tuple[QueueId, ...]:
+        return tuple(queue for queue in self._queues if queue.ring_position in part)
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= QUEUES_MAX:
+        raise InvalidOption("invalid number of queues", got=count, expected=f"1 to {QUEUES_MAX:,}")
