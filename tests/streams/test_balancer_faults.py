@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from memory_leases import LeaseTable, MemoryLeases
-from virtual_time import run
 
 from rt.errors import CertificateError
 from rt.streams.balancer.balancer import Fence
@@ -16,6 +15,7 @@ from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, OwnedLease
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
+from rt.streams.simulate.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
 LONG_S = 1e6

@@ -12,7 +12,6 @@ from balancing_hosts import kill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_leases import LeaseTable, MemoryLeases
-from virtual_time import run
 
 from rt.errors import Closed, InvalidOption
 from rt.streams.balancer.balancer import Fence
@@ -21,6 +20,7 @@ from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, Own
 from rt.streams.balancer.lease_balancer import LeasedBalancer
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import HashRingQueueMapper
+from rt.streams.simulate.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=12.0, look_s=2.0, give_up_s=8.0)
 SETTLED_S = 60.0

@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-import virtual_time
 from stream_consumers import Collector, until
 
 from rt.streams.core.errors import ConsumerGone
@@ -20,6 +19,7 @@ from rt.streams.observer import StreamObserver
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.simulate import virtual_time
 from rt.streams.stores import memory_stores
 from rt.streams.stream import Subscription
 

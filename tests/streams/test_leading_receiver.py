@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
+from rt.streams.simulate import virtual_time
 
 A = StreamId("n", "a")
 

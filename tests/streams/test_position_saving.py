@@ -5,7 +5,6 @@ import itertools
 from typing import Any
 
 import pytest
-import virtual_time
 from stream_consumers import Collector, until
 
 from rt.objects import MemoryStore
@@ -15,6 +14,7 @@ from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, Str
 from rt.streams.delivery.options import StreamOptions
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
+from rt.streams.simulate import virtual_time
 from rt.streams.subscriptions.subscription_store import SubscriptionStore
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from balancing_hosts import kill
 from memory_leases import LeaseTable, MemoryLeases
-from virtual_time import run
 
 from rt.errors import CertificateError, InvalidOption
 from rt.streams.balancer.balancer import Fence
@@ -19,6 +18,7 @@ from rt.streams.balancer.lease import LeaseAnswer, LeaseHolder, LeaseResult, Own
 from rt.streams.balancer.queue_leases import QueueLeases
 from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import PartitionedQueueMapper
+from rt.streams.simulate.virtual_time import run
 
 TIMES = LeaseTimes(lease_s=9.0, look_s=0.5, give_up_s=5.0)
 NAMES = ["c1", "c2", "c3", "c4"]

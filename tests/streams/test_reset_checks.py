@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import virtual_time
 from stream_consumers import Collector, until
 
 import rt
@@ -21,6 +20,7 @@ from rt.streams import (
     memory_stores,
 )
 from rt.streams.queue.queue_epoch import QueueEpoch
+from rt.streams.simulate import virtual_time
 
 AT = 200
 """Where the forced reset takes the log back to."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 from memory_leases import LeaseTable, MemoryLeases
-from virtual_time import run
 
 from rt.errors import InvalidOption
 from rt.streams.balancer.lease import LeaseAnswer, LeaseProvider, LeaseResult
@@ -24,6 +23,7 @@ from rt.streams.simulate.clusters import Clusters, HostLeases
 from rt.streams.simulate.options import BALANCERS, SimulationOptions
 from rt.streams.simulate.placement import expected_share, measure
 from rt.streams.simulate.run import simulate
+from rt.streams.simulate.virtual_time import run
 
 SMALL = SimulationOptions(clusters=30, hosts=8, streams=2_000, seed=7, failures=4, joins=1, clusters_away=2)
 QUIET = replace(SMALL, failures=0, joins=0, clusters_away=0, rolling_restart=False, cluster_change=False)

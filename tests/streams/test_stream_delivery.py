@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import virtual_time
 from stream_consumers import Collector, until
 
 from rt.errors import Closed, InvalidOption, Overloaded
@@ -27,6 +26,7 @@ from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.simulate import virtual_time
 from rt.streams.stores import memory_stores
 from rt.streams.stream import Subscription
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_leases import LeaseTable, MemoryLeases
@@ -25,6 +24,7 @@ from rt.streams.delivery.options import StreamOptions
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.simulate import virtual_time
 from rt.streams.stores import directory_stores, memory_stores
 from rt.streams.subscriptions.subscription_store import Stores, SubscriptionRecord, SubscriptionStore
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from memory_leases import LeaseTable, MemoryLeases
-from virtual_time import run as run_virtual
 
 from rt.errors import CertificateError, InvalidName, Overloaded
 from rt.names import NAME_BYTES_MAX, SESSION_NAME_BYTES_MAX
@@ -19,6 +18,7 @@ from rt.streams.balancer.balancers import LeaseBalancer, LeaseTimes
 from rt.streams.balancer.cluster_leases import ClusterLeases
 from rt.streams.balancer.lease import LeaseHolder, LeaseProvider, LeaseResult, OwnedLease
 from rt.streams.queue.mapper import HashRingQueueMapper, PartitionedQueueMapper
+from rt.streams.simulate.virtual_time import run as run_virtual
 from sequencer.data.lease_manager import LeaseManager
 from sequencer.data.lease_service import LeaseService
 from sequencer.leader.lease_expiry import POLL_NS, LeaseExpiry

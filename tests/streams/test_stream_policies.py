@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import virtual_time
 from stream_consumers import Collector, until
 
 from rt.errors import InvalidOption, MessageTooLarge
@@ -31,6 +30,7 @@ from rt.streams.core.delivery import PoisonPolicy
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.dead_letters import decode_letter, stream_of_letters
 from rt.streams.queue.adapter import HistoryReader, QueueGap, QueueRead
+from rt.streams.simulate import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

@@ -4,7 +4,6 @@ import asyncio
 import math
 from typing import Any
 
-import virtual_time
 from stream_consumers import Collector, until
 
 from rt.streams.core.metrics import STUCK_CALLS_MAX
@@ -13,6 +12,7 @@ from rt.streams.delivery.options import StreamOptions
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.generator import GeneratorQueues
 from rt.streams.queue.memory import MemoryQueues
+from rt.streams.simulate import virtual_time
 
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from merged_logs import Feeds
@@ -38,6 +37,7 @@ from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.delivery import PoisonPolicy
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.event_selection import EventSelection
+from rt.streams.simulate import virtual_time
 
 ONE = StreamId("n", "one")
 

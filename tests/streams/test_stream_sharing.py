@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import virtual_time
 from memory_leases import LeaseTable, MemoryLeases
 from stream_consumers import Collector, until
 
@@ -17,6 +16,7 @@ from rt.streams import (
     memory_stores,
 )
 from rt.streams.balancer.balancers import LeaseTimes
+from rt.streams.simulate import virtual_time
 
 EVENTS = 400
 TIMES = LeaseTimes(lease_s=6.0, look_s=0.5, give_up_s=5.0)

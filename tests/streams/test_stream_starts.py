@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import virtual_time
 from merged_logs import Feeds
 from range_nodes import range_nodes
 from stream_consumers import Collector
@@ -34,6 +33,7 @@ from rt.streams.cluster.cluster import Cluster
 from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.queue.adapter import QueueGap
+from rt.streams.simulate import virtual_time
 from rt.streams.subscriptions.subscription_store import Stores, SubscriptionStore
 
 KEYS = 4

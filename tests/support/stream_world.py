@@ -15,8 +15,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import virtual_time
-
 from rt.errors import Overloaded, RtError, StorageFailed
 from rt.objects import CommitUnknown, MemoryStore
 from rt.streams.balancer.balancer import Fence, FixedBalancer
@@ -27,6 +25,7 @@ from rt.streams.observer import StreamGap, StreamObserver
 from rt.streams.provider import StreamProvider
 from rt.streams.queue.adapter import QueueGap, QueueRead, StreamDirection
 from rt.streams.queue.mapper import HashRingQueueMapper
+from rt.streams.simulate import virtual_time
 from rt.streams.stream import Subscription
 
 KEYS = "abc"

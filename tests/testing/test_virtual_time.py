@@ -4,7 +4,8 @@ import asyncio
 import time
 
 import pytest
-import virtual_time
+
+from rt.streams.simulate import virtual_time
 
 
 def test_an_hour_passes_in_no_time_and_in_order() -> None:
