@@ -139,6 +139,13 @@ def by_value() -> Iterator[None]:
         cloudpickle.unregister_pickle_by_value(each)
 
 
+@pytest.fixture(autouse=True)
+def other_tests_have_the_source() -> Iterator[None]:
+    """Groups of other tests in this process have the same ids."""
+    yield
+    operator_examples.INPUTS.clear()
+
+
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> str:
     events = [(event.at_s, key, event) for key, (query, marbles) in QUERIES.items() for event in hot(marbles)]
