@@ -13,6 +13,8 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from rt.errors import InvalidOption
+
 DATA: Final = "data"
 METADATA: Final = "metadata"
 ITEMS: Final = "items"
@@ -26,6 +28,13 @@ class CheckpointKind(enum.Enum):
 
     DIFFERENTIAL = "differential"
     """The save writes what changed since the save before it."""
+
+
+def check_kind(kind: CheckpointKind) -> CheckpointKind:
+    """`rt.InvalidOption` for a name of a kind: it would be taken for DIFFERENTIAL."""
+    if not isinstance(kind, CheckpointKind):
+        raise InvalidOption(f"the kind of a checkpoint must be a CheckpointKind, got {kind!r}")
+    return kind
 
 
 class Owners(Protocol):
