@@ -22,7 +22,7 @@ from rt.query.async_calls import AsyncCalls
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.edge import OutputEdge
 from rt.query.checkpoint.input_edge import InputEdge, OnBadTime, OnGap
-from rt.query.core.clock import TURN, LateValue, QueryClock, SourceTime, is_worth_logging
+from rt.query.core.clock import TIME_END_NS, TURN, LateValue, QueryClock, SourceTime, is_worth_logging
 from rt.query.core.errors import (
     Backlogged,
     BadTime,
@@ -310,7 +310,7 @@ class EdgeTable:
                 time_ns = index(time.time_of(value))
             except Exception as error:
                 raise BadTime(name, sequence_id, value, error) from error
-            if time_ns < 0:  # The clock starts at 0, so all windows of such a value would be closed.
+            if not 0 <= time_ns < TIME_END_NS:
                 raise BadTime(name, sequence_id, value, time_ns)
             if time.max_jump_ns is not None and time.is_beyond(time_ns):
                 self._refuse(value, time_ns, time)
