@@ -13,6 +13,8 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from rt.errors import InvalidOption
+
 DATA: Final = "data"
 METADATA: Final = "metadata"
 ITEMS: Final = "items"
@@ -26,6 +28,15 @@ class CheckpointKind(enum.Enum):
 
     DIFFERENTIAL = "differential"
     """The save writes what changed since the save before it."""
+
+
+def checked_kind(kind: object) -> CheckpointKind:
+    """`InvalidOption` for anything else: "full" would be taken for differential."""
+    if isinstance(kind, CheckpointKind):
+        return kind
+    raise InvalidOption(
+        "invalid kind of a checkpoint", got=repr(kind)[:100], expected="a member of CheckpointKind"
+    )
 
 
 class Owners(Protocol):
@@ -115,7 +126,7 @@ class Store(Protocol):
         """A reader that is valid until the store is closed."""
 
     def begin(self, kind: CheckpointKind) -> StateWriter:
-        """Open a writer; `OutOfTurn` if another is open."""
+        """Open a writer; `OutOfTurn` if another is open, `InvalidOption` for another kind."""
 
     def claim(self, root: str) -> Claim:
         """Reserve a tree of categories for one owner, until its release or the end of the process.

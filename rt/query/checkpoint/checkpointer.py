@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from rt.errors import InvalidOption
 from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
+from rt.objects.core.store import checked_kind
 from rt.query.checkpoint.catalog import ROOT, QueryCatalog
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.transaction_log import LogEntry
@@ -59,9 +59,7 @@ class Checkpointer:
 
         `EdgeTable.acknowledge` must follow, when no lock is held.
         """
-        if not isinstance(kind, CheckpointKind):
-            raise InvalidOption(f"the kind of a checkpoint must be a CheckpointKind, got {kind!r}")
-        writer = self._store.begin(kind)
+        writer = self._store.begin(checked_kind(kind))
         with self._lock.next():
             edges_saved = self._save(writer)
             uncertain = set(self.uncertain)
