@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rt.errors import Closed
 from rt.objects.claims import Claims, TreeClaim, is_in_tree
 from rt.objects.core.errors import OutOfTurn
-from rt.objects.core.store import CheckpointKind
+from rt.objects.core.store import CheckpointKind, checked_kind
 
 _Content = dict[str, dict[str, bytes]]
 
@@ -39,7 +39,7 @@ class MemoryStore:
         self._require_open()
         if self._writer is not None:
             raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
-        self._writer = MemoryWriter(self, kind)
+        self._writer = MemoryWriter(self, checked_kind(kind))
         return self._writer
 
     def claim(self, root: str) -> TreeClaim:

@@ -22,7 +22,7 @@ from rt.errors import InvalidOption, UnknownVersion
 from rt.objects.core.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
 from rt.objects.core.persisted import Kind, Persisted, StoredRows
 from rt.objects.core.serializers import Of, Serializers
-from rt.objects.core.store import CheckpointKind, ObjectRows, StateReader, StateWriter, Store, check_kind
+from rt.objects.core.store import CheckpointKind, ObjectRows, StateReader, StateWriter, Store
 from rt.objects.registry import CLASSES, Registry, check_id, require_kind
 
 VERSION: Final = 1
@@ -220,7 +220,6 @@ class PersistedObjectSpace(Registry):
             raise
 
     def _check_order(self, writer: StateWriter, reader: StateReader) -> None:
-        check_kind(writer.kind)
         if self._flight is not None:
             raise OutOfTurn(
                 "the outcome of the last save is missing", hint="Call on_saved or on_save_failed first."

@@ -9,7 +9,7 @@ from typing import Final
 from rt.objects.claims import Claims, TreeClaim
 from rt.objects.core.errors import OutOfTurn, StateDamaged
 from rt.objects.core.row_checksums import category_checksum, row_checksum
-from rt.objects.core.store import CheckpointKind
+from rt.objects.core.store import CheckpointKind, checked_kind
 from rt.objects.sqlite_database import Fence, SqliteDatabase, resolve
 from rt.objects.sqlite_file import RESTORE, verify
 from rt.option_checks import check_path
@@ -51,7 +51,7 @@ class SqliteStore:
         self._database.require_usable()
         if self._writer is not None and self._writer.is_open:
             raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
-        self._writer = SqliteWriter(self._database, self._claims, kind)
+        self._writer = SqliteWriter(self._database, self._claims, checked_kind(kind))
         return self._writer
 
     def claim(self, root: str) -> TreeClaim:

@@ -787,17 +787,6 @@ def test_a_custom_type_can_be_registered(store: MemoryStore, make_serializer: Ca
     assert again.get_dictionary("names", keys=Point) == {Point(3, 4): b"there"}
 
 
-@pytest.mark.parametrize("kind", ["full", None])
-def test_an_invalid_kind_of_save_is_refused_and_changes_nothing(store: MemoryStore, kind: Any) -> None:
-    space = new(store)
-    space.create_value("it", 1)
-    with pytest.raises(rt.InvalidOption, match="CheckpointKind"):
-        space.checkpoint(store, kind)
-    assert store.content() == {}
-    space.checkpoint(store, FULL)
-    assert new(store).get_value("it").value == 1
-
-
 def test_only_types_registered_for_pickling_are_unpickled(store: MemoryStore) -> None:
     space = new(store)
     space.create_value("it", Point(1, 2), of=PickleSerializer("pickled", Point))

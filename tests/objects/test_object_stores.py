@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rt
+from rt.errors import InvalidOption
 from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, SqliteStore, Store
 from rt.objects.core.store import StateReader
 
@@ -176,6 +178,13 @@ def test_there_is_one_writer_at_a_time(store: Store) -> None:
     first.commit()
     store.begin(DIFFERENTIAL).rollback()
     assert content(store.reader()) == {"a": {"1": b"one"}}
+
+
+@pytest.mark.parametrize("kind", ["full", "FULL", None, 1])
+def test_another_kind_of_checkpoint_is_refused_and_leaves_no_writer(store: Store, kind: Any) -> None:
+    with pytest.raises(InvalidOption, match="CheckpointKind"):
+        store.begin(kind)
+    store.begin(DIFFERENTIAL).rollback()
 
 
 @pytest.mark.parametrize("method", ["put_many", "delete_many"])

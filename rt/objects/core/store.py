@@ -30,11 +30,13 @@ class CheckpointKind(enum.Enum):
     """The save writes what changed since the save before it."""
 
 
-def check_kind(kind: CheckpointKind) -> CheckpointKind:
-    """`rt.InvalidOption` for a name of a kind: it would be taken for DIFFERENTIAL."""
-    if not isinstance(kind, CheckpointKind):
-        raise InvalidOption(f"the kind of a checkpoint must be a CheckpointKind, got {kind!r}")
-    return kind
+def checked_kind(kind: object) -> CheckpointKind:
+    """`InvalidOption` for anything else: "full" would be taken for differential."""
+    if isinstance(kind, CheckpointKind):
+        return kind
+    raise InvalidOption(
+        "invalid kind of a checkpoint", got=repr(kind)[:100], expected="a member of CheckpointKind"
+    )
 
 
 class Owners(Protocol):
@@ -124,7 +126,7 @@ class Store(Protocol):
         """A reader that is valid until the store is closed."""
 
     def begin(self, kind: CheckpointKind) -> StateWriter:
-        """Open a writer; `OutOfTurn` if another is open."""
+        """Open a writer; `OutOfTurn` if another is open, `InvalidOption` for another kind."""
 
     def claim(self, root: str) -> Claim:
         """Reserve a tree of categories for one owner, until its release or the end of the process.

@@ -8,7 +8,7 @@ from typing import Final, LiteralString
 from rt.objects.claims import Claims, TreeClaim
 from rt.objects.core.errors import OutOfTurn
 from rt.objects.core.row_checksums import category_checksum
-from rt.objects.core.store import CheckpointKind
+from rt.objects.core.store import CheckpointKind, checked_kind
 from rt.objects.postgres import statements
 from rt.objects.postgres.address import parse_url
 from rt.objects.postgres.arrays import ByteaArray
@@ -105,7 +105,7 @@ class PostgresStore:
         self._database.require_usable()
         if self._writer is not None and self._writer.is_open:
             raise OutOfTurn("another writer is open", hint="Commit it or roll it back first.")
-        self._writer = PostgresWriter(self._database, self._claims, kind)
+        self._writer = PostgresWriter(self._database, self._claims, checked_kind(kind))
         return self._writer
 
     def claim(self, root: str) -> TreeClaim:

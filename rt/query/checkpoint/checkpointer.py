@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from rt.objects import CheckpointKind, CommitUnknown, StateWriter, Store
-from rt.objects.core.store import check_kind
+from rt.objects.core.store import checked_kind
 from rt.query.checkpoint.catalog import ROOT, QueryCatalog
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.transaction_log import LogEntry
@@ -59,7 +59,7 @@ class Checkpointer:
 
         `EdgeTable.acknowledge` must follow, when no lock is held.
         """
-        writer = self._store.begin(check_kind(kind))
+        writer = self._store.begin(checked_kind(kind))
         with self._lock.next():
             edges_saved = self._save(writer)
             uncertain = set(self.uncertain)
