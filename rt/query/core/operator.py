@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rt.errors import UnknownVersion
 from rt.objects import ANY
 from rt.query.core.errors import StateMismatch, call_all, raise_first
-from rt.query.core.inlets import Inlet, Watched
-from rt.query.core.observable import Observable, Observer
+from rt.query.core.observable import Inlet, Observable, Observer, Watched
 from rt.query.core.row_json import plain
 from rt.query.core.scoped_objects import ScopedObjects
 from rt.query.core.subject import Subject
