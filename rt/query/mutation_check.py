@@ -13,8 +13,8 @@ from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
 
 from rt.query.core.errors import ValueChanged
-from rt.query.core.observable import Observable, Observer
-from rt.query.core.operator import Operator, Watched, operator_of
+from rt.query.core.observable import Observable, Observer, Watched
+from rt.query.core.operator import Operator, operator_of
 
 REMEMBERED: Final = 64
 """How many values are looked at: of them every change is found."""

@@ -13,7 +13,7 @@ from query_engines import Numbers
 from rt.cli.commands.queries import queries
 from rt.cli.main import cli
 from rt.objects import MemoryStore
-from rt.query import Factories, Observable, QueryEngine, Source
+from rt.query import Factories, Observable, QueryEngine, Source, VirtualScheduler
 from rt.query import operators as ops
 from rt.query.monitoring.status_server import serve_status
 
@@ -28,6 +28,11 @@ def inverse() -> Observable[Any]:
 @factories("reader")
 def reader() -> Observable[Any]:
     return Source("shared")
+
+
+@factories("counts")
+def counts() -> Observable[Any]:
+    return Source("numbers").pipe(ops.tumbling_window(5, ops.Fold.count()))
 
 
 @pytest.fixture
@@ -83,9 +88,9 @@ def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:
         assert code == 1
         assert "one: stage ended ended: ZeroDivisionError" in text
         cells = [line.split() for line in text.splitlines()]
-        header = ["host", "engine", "stage", "state", "events", "results", "skipped", "queries", "checkpoint"]
-        place = cells.index(header)
-        assert cells[place + 1][1:8] == ["one", "shared", "running", "5", "4", "1", "2"]
+        header = ["host", "engine", "stage", "state", "events", "results", "skipped", "late", "queries"]
+        place = next(at for at, row in enumerate(cells) if row[:9] == header)
+        assert cells[place + 1][1:9] == ["one", "shared", "running", "5", "4", "1", "0", "2"]
         rows = [json.loads(line) for line in run("list", "--json", f"127.0.0.1:{port}")[1].splitlines()]
         assert [(row["kind"], row.get("id") or row["name"]) for row in rows] == [
             ("query", "q"),
@@ -96,6 +101,25 @@ def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:
         text = run("show", "q", f"127.0.0.1:{port}")[1]
         assert "stage       shared running, events 5, results 4, skipped 1" in text
         assert "source      numbers: processed up to 4" in text
+    engine.unload()
+
+
+def test_late_values_and_the_event_time_of_a_source_are_shown() -> None:
+    engine = QueryEngine(MemoryStore(), factories, VirtualScheduler())
+    times = [1, 12, 3, -1, 900]
+    source, timing = Numbers(), {"max_jump_s": 60, "late": "late", "on_bad_time": lambda error: None}
+    engine.add_sink("late")
+    engine.add_source("numbers", source, time_of=lambda number: times[number] * 10**9, **timing)
+    engine.recover()
+    engine.start("q", "counts")
+    with serve_status({"one": engine}, port=0) as port:
+        assert "event time  no value yet, late 0," in run("show", "q", f"127.0.0.1:{port}")[1]
+        feed(engine, 5)
+        cells = [line.split() for line in run("list", f"127.0.0.1:{port}")[1].splitlines()]
+        assert cells[1][cells[0].index("late") - 1] == "1"  # There is no sink.
+        text = run("show", "q", f"127.0.0.1:{port}")[1]
+        assert "events      5, results 1, skipped 0, late 1" in text
+        assert "event time  1970-01-01T00:00:12.000Z, late 1, refused 1, without a time 1" in text
     engine.unload()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from cut_connections import Cut, CuttingProxy
-from postgres_server import PostgresServer, missing
+from postgres_server import USER, PostgresServer, missing
 
 import rt
 from rt.objects import (
@@ -234,6 +235,28 @@ def test_a_server_that_is_down_is_reported_and_comes_back(server: PostgresServer
         assert rows(store) == {"1": b"one"}
         put(store, "1", b"three")
         assert rows(store) == {"1": b"three"}
+
+
+def test_the_store_goes_on_at_the_standby_that_takes_over(server: PostgresServer, schema: str) -> None:
+    with contextlib.closing(PostgresServer(primary=server)) as standby:
+        hosts = f"host={server.directory},{standby.directory}&port={server.port},{standby.port}"
+        url = f"postgresql://{USER}@/postgres?{hosts}&target_session_attrs=read-write"
+        with PostgresStore(url, schema=schema, fence=3) as store:
+            space = PersistedObjectSpace()
+            space.load(store.reader())
+            value = space.get_or_create_value("number", 1)
+            space.checkpoint(store)
+            server.kill()
+            value.value = 2
+            with pytest.raises(StoreUnavailable, match="read-only"):
+                space.checkpoint(store)
+            standby.run("SELECT pg_promote()")
+            space.checkpoint(store)
+            assert store.last_commit == 2
+        with PostgresStore(url, schema=schema, fence=4) as store:
+            space = PersistedObjectSpace()
+            space.load(store.reader())
+            assert space.get_value("number").value == 2
 
 
 def test_a_server_without_free_connections_is_reported(server: PostgresServer, schema: str) -> None:

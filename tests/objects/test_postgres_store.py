@@ -33,6 +33,7 @@ from rt.objects import (
 )
 from rt.objects.postgres import schema as schema_module
 from rt.objects.postgres.address import parse_url
+from rt.objects.postgres.connections import ServerConnection
 from rt.objects.postgres.row_pages import PAGE_BYTES
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
@@ -265,6 +266,29 @@ def test_a_missing_table_is_reported(store: PostgresStore, postgres: PostgresSer
     postgres.run(f"DROP TABLE {schema}.rows")
     with pytest.raises(StateDamaged, match="42P01"):
         store.reader().get("a", "1")
+
+
+@pytest.mark.parametrize("use", [PostgresStore, check_postgres])
+def test_a_pooler_that_gives_the_connection_of_another_store_is_refused(
+    store: PostgresStore, postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, use: Any
+) -> None:
+    """As PgBouncer does between two transactions, unless it is in session mode."""
+    put(store, "a", {"1": b"one"})
+    other = f"{schema}b"
+    PostgresStore(postgres.url, schema=other).close()
+    run = ServerConnection.run
+
+    def pooled(self: ServerConnection, statement: Any, values: Any = None) -> Any:
+        if statement.startswith("BEGIN "):
+            run(self, "SELECT set_config('search_path', %s, false)", [schema])
+        return run(self, statement, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ServerConnection, "run", pooled)
+        with pytest.raises(rt.StorageError, match=rf"other settings.*got {schema}, .*session mode"):
+            use(postgres.url, schema=other)
+    put(store, "a", {"2": b"two"})
+    assert content(store) == {"a": {"1": b"one", "2": b"two"}}
 
 
 # Versions

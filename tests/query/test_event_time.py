@@ -92,7 +92,7 @@ def test_a_late_value_without_a_late_output_is_logged(caplog: pytest.LogCaptureF
     run = TimedRun(counts(A), {"a": values(1, 12, 3)})
     send_all(run, "aaa")
     lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("value_late")]
-    assert lines == ["value_late query=query operator=sliding_window late_ms=9000 output=None total=1"]
+    assert lines == ["value_late query=query operator=tumbling_window late_ms=9000 output=None total=1"]
 
 
 def test_the_clock_is_the_least_watermark() -> None:

@@ -21,9 +21,10 @@ from rt.query import (
     Source,
     WrongState,
 )
-from rt.query.checkpoint.edge import Release
+from rt.query.checkpoint.edge import OutputEdge, Release
+from rt.query.operators import flat_map, take, where
 from rt.query.operators import map as mapped
-from rt.query.operators import take, where
+from rt.query.operators.creation import of
 
 COUNT = 400
 ROUNDS = 60
@@ -34,6 +35,8 @@ factories.add("doubled", lambda: Source("in").pipe(mapped(lambda x: 2 * x)))
 factories.add("next", lambda end: Source("back").pipe(mapped(lambda x: x + 1), where(lambda x: x < end)))
 factories.add("seen", lambda: Source("back").pipe(mapped(lambda x: x)))
 factories.add("passed", lambda: Source("in").pipe(mapped(lambda x: x)))
+factories.add("many", lambda count: Source("in").pipe(flat_map(lambda x: of(*[x] * count))))
+factories.add("from", lambda source: Source(source).pipe(mapped(lambda x: x)))
 factories.add("one", lambda: Source("in").pipe(take(1)))
 
 
@@ -160,6 +163,52 @@ def test_an_output_that_is_the_source_of_its_own_engine(release: Release) -> Non
     threads.run_until(sink.done)
     assert sink.values == list(range(ROUNDS))
     engine.unload()
+
+
+def fan_out(values: int, limit: int) -> tuple[QueryEngine, Numbers, OutputEdge]:
+    """An engine that reads two outputs of its own, `first` and `second`, each with this limit."""
+    engine, numbers = QueryEngine(MemoryStore(), factories), Numbers()
+    engine.add_source("in", numbers)
+    for name in ("first", "second"):
+        engine.add_source(name, engine.add_sink(name, limit=limit))
+    output = engine.add_sink("out")
+    engine.recover()
+    engine.start("many", "many", {"count": values}, sink="first")
+    return engine, numbers, output
+
+
+def pump_all(engine: QueryEngine, numbers: Numbers, output: OutputEdge, end: int) -> tuple[list[Any], int]:
+    """Send the numbers below `end`. Returns what the queries emit, and the most that `second` has kept."""
+    sink, most = Sink(), 0
+    output.subscribe(sink).start(RESUME)
+    for _ in range(100):
+        with contextlib.suppress(Backlogged):
+            numbers.pump(end)
+        engine.run_due()
+        engine.deliver()
+        most = max(most, engine.sinks["second"])
+        engine.checkpoint()
+    engine.unload()
+    assert numbers.next == end
+    return sink.values, most
+
+
+def test_two_full_outputs_that_their_engine_reads_do_not_wait_for_each_other() -> None:
+    engine, numbers, output = fan_out(values=1, limit=2)
+    engine.start("too", "many", {"count": 1}, sink="second")
+    for source in ("first", "second"):
+        engine.start(f"{source}-seen", "from", {"source": source}, sink="out")
+    values, _ = pump_all(engine, numbers, output, end=5)
+    assert sorted(values) == sorted(2 * list(range(5)))
+
+
+def test_a_full_output_does_not_wait_for_the_one_from_which_it_gets_its_values() -> None:
+    engine, numbers, output = fan_out(values=9, limit=2)
+    engine.start("on", "from", {"source": "first"}, sink="second")
+    engine.start("seen", "from", {"source": "second"}, sink="out")
+    values, most = pump_all(engine, numbers, output, end=3)
+    assert values == [each for each in range(3) for _ in range(9)]
+    assert most == 2, "the first output was read although the second one was full"
 
 
 class Locking:

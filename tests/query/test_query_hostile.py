@@ -234,7 +234,7 @@ def test_many_timers_at_one_time_fire_in_turns_before_the_next_value(count: int)
 
 
 def test_a_value_without_a_time_is_refused_with_its_place() -> None:
-    for bad in (ValueError("no"), None, "soon"):
+    for bad in (ValueError("no"), None, "soon", 1 << 63):
 
         def time_of(value: int, bad: Any = bad) -> Any:
             if value == 2:

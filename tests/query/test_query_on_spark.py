@@ -70,7 +70,7 @@ REFUSED = {
         grouped(ops.flat_map(lambda group: group.pipe(ops.with_latest_from(Source("rates"))))),
         "'rates'",
     ),
-    "a window of the whole stream": (IN.pipe(ops.tumbling_window(5, ops.Fold.count())), "sliding_window"),
+    "a window of the whole stream": (IN.pipe(ops.tumbling_window(5, ops.Fold.count())), "tumbling_window"),
     "a window over all groups": (grouped(ops.merge_all(), ops.window_with_time(5)), "window_with_time"),
     "only the last group": (grouped(ops.switch_latest()), "switch_map"),
     "one group after the other": (grouped(ops.concat_map(lambda group: group)), "flat_map"),

@@ -27,6 +27,7 @@ from rt.query import (
     VirtualScheduler,
 )
 from rt.query import operators as ops
+from rt.query.core.clock import EventTime
 from rt.query.core.reliable import RESUME
 from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.metrics import metrics_of
@@ -410,6 +411,56 @@ def test_the_metrics_are_valid_and_complete() -> None:
     few = exposition(metrics_of("e", engine.status(), per_query=False))
     assert "rt_query_" not in few
     assert "rt_queries_dead_letters_total" in few
+
+
+def timed(store: Any, source: Numbers) -> QueryEngine:
+    engine = QueryEngine(store, factories, VirtualScheduler())
+    engine.add_sink("late")
+    timing: Any = {"max_jump_s": 50, "late": "late", "on_bad_time": lambda error: None}
+    engine.add_source("times", source, time_of=lambda value: TIMES[value], **timing)
+    engine.add_source("others", Numbers())
+    engine.add_stage("tens", Source("times").pipe(ops.tumbling_window(10, ops.Fold.count())))
+    engine.recover()
+    return engine
+
+
+TIMES = [each * 10**9 for each in (100, 120, 105, 115, 900, -1, 1 << 40)]
+
+
+@factories("window")
+def window() -> Observable[Any]:
+    return Source("times").pipe(ops.tumbling_window(5, ops.Fold.count()))
+
+
+def test_late_refused_and_skipped_values_and_the_times_of_sources_are_in_the_status_and_the_metrics() -> None:
+    store, source = MemoryStore(), Numbers()
+    engine = timed(store, source)
+    (times, others) = engine.status().sources
+    assert (times.event_time, others.event_time) == (EventTime(None, False, 0, 0), None)
+    engine.start("q", "window")
+    source.pump(7)
+    for is_again in (False, True):
+        if is_again:
+            engine.checkpoint()
+            engine.unload()
+            engine = timed(store, Numbers(source.acknowledged))
+        status = engine.status()
+        assert status.sources[0].event_time == EventTime(120 * 10**9, False, 2, 1)
+        assert status.sources[0].skipped == (0 if is_again else 2)
+        assert (query(engine).late, status.stages[0].late) == (2, 2)
+        text = exposition(metrics_of("e", status))
+        for sample in (
+            'rt_queries_source_event_time_seconds{engine="e",source="times"} 120.0',
+            'rt_queries_source_late_total{engine="e",source="times"} 2',
+            'rt_queries_source_refused_total{engine="e",source="times"} 1',
+            'rt_queries_source_idle{engine="e",source="times"} 0',
+            'rt_queries_late_values_total{engine="e"} 4',
+            'rt_queries_stage_late_values_total{engine="e",stage="tens"} 2',
+            'rt_query_late_values_total{engine="e",query="q"} 2',
+        ):
+            assert sample + "\n" in text, sample
+        assert 'source_late_total{engine="e",source="others"}' not in text
+    engine.unload()
 
 
 def test_the_metrics_of_stages_are_shown_also_without_those_of_queries() -> None:

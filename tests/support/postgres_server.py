@@ -56,17 +56,26 @@ class PostgresServer:
     """A server that runs. `stop` and `start` it, or `kill` it.
 
     `environment`: of its processes. One that tests share must not have the mark by which a test kills what it
-    started.
+    started. `primary`: it is a standby of this server. That server's commits wait for it.
     """
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, environment: dict[str, str] | None = None, *, primary: PostgresServer | None = None
+    ) -> None:
         self._environment: Final = environment or dict(os.environ)
         self.directory: Final = Path(tempfile.mkdtemp(prefix="rtpg", dir="/tmp"))
         self.port: Final = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._initialize()
+            if primary is None:
+                self._initialize()
+            else:
+                self._copy(primary)
             self.start()
+            if primary is not None:
+                primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                primary.run("SELECT pg_reload_conf()")
+                primary.wait("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'")
         except BaseException:
             self.close()
             raise
@@ -157,6 +166,18 @@ class PostgresServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def _copy(self, primary: PostgresServer) -> None:
+        if (account := _account()) is not None and os.getuid() == 0:
+            os.chown(self.directory, account.pw_uid, account.pw_gid)
+        source = f"host={primary.directory} port={primary.port} user={USER}"
+        options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        subprocess.run(
+            [_program("pg_basebackup"), "-D", str(self.directory / "data"), "-d", source, *options],
+            check=True,
+            cwd=self.directory,
+            **_as_user(),
+        )
 
     def _initialize(self) -> None:
         secret = self.directory / "password"

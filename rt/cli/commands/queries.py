@@ -15,13 +15,14 @@ from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, format_age, format_size, table
 from rt.cli.options import FiniteRange, json_option, option
 from rt.errors import RtError
+from rt.units import format_time
 
 _BYTES_MAX: Final = 64 * 2**20
 _ERROR_MAX: Final = 200
 _NAMES: Final = ("host", "engine", "query", "state", "sink")
-_NUMBERS: Final = ("events", "results", "skipped", "lag", "checkpoint")
+_NUMBERS: Final = ("events", "results", "skipped", "late", "lag", "checkpoint")
 _STAGE_NAMES: Final = ("host", "engine", "stage", "state")
-_STAGE_NUMBERS: Final = ("events", "results", "skipped", "queries", "checkpoint")
+_STAGE_NUMBERS: Final = ("events", "results", "skipped", "late", "queries", "checkpoint")
 _WORKING: Final = frozenset({"running", "checkpointing"})
 
 _hosts_argument = click.argument("hosts", nargs=-1, required=True, metavar="HOST:PORT...")
@@ -80,7 +81,7 @@ def list_lines(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             escape(query["id"]),
             "blocked" if query["blocked_by"] else query["state"],
             escape(query["sink"] or ""),
-            *(_number(query[name]) for name in ("events", "results", "skipped", "lag")),
+            *(_number(query[name]) for name in ("events", "results", "skipped", "late", "lag")),
             format_size(query["checkpoint_bytes"]),
         ]
         for engine in engines
@@ -93,7 +94,7 @@ def list_lines(engines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             escape(engine["name"]),
             escape(stage["name"]),
             stage["state"],
-            *(_number(stage[name]) for name in ("events", "results", "skipped", "queries")),
+            *(_number(stage[name]) for name in ("events", "results", "skipped", "late", "queries")),
             format_size(stage["checkpoint_bytes"]),
         ]
         for engine in engines
@@ -111,18 +112,19 @@ def query_lines(engine: Mapping[str, Any], query: Mapping[str, Any], now_ns: int
     yield f"query       {escape(query['id'])} of engine {escape(engine['name'])} at {escape(engine['host'])}"
     yield f"state       {query['state']}{'  ' if query['error'] else ''}{escape(query['error'])}"
     yield f"factory     {escape(query['factory'])}, on error: {query['on_error']}"
-    yield f"events      {query['events']:,}, results {query['results']:,}, skipped {query['skipped']:,}"
+    yield f"events      {_counts(query)}"
     for stage in status["stages"]:
         if stage["name"] in query["stages"]:
             error = f": {stage['error'][:_ERROR_MAX]}" if stage["error"] else ""
             yield (
                 f"stage       {escape(stage['name'])} {stage['state']}{escape(error)}, "
-                f"events {stage['events']:,}, results {stage['results']:,}, skipped {stage['skipped']:,}"
+                f"events {_counts(stage)}"
             )
     for source in status["sources"]:
         if source["name"] in query["sources"]:
             end = "" if source["lag"] is None else f", {source['lag']:,} behind the end"
             yield f"source      {escape(source['name'])}: processed up to {source['watermark']:,}{end}"
+            yield from _time_lines(source)
     for output in status["outputs"]:
         if output["name"] in (query["sink"], *query["blocked_by"]):
             full = ": full, all sources wait" if output["is_full"] else ""
@@ -142,6 +144,23 @@ def query_lines(engine: Mapping[str, Any], query: Mapping[str, Any], now_ns: int
             place = "a timer" if letter["source"] is None else f"{letter['source']} {letter['sequence_id']}"
             value = f"  {letter['value']}" if letter.get("value") else ""
             yield escape(f"skipped     {place} by {letter['operator']}: {letter['error']}{value}")
+
+
+def _counts(of: Mapping[str, Any]) -> str:
+    return f"{of['events']:,}, results {of['results']:,}, skipped {of['skipped']:,}, late {of['late']:,}"
+
+
+def _time_lines(source: Mapping[str, Any]) -> Iterator[str]:
+    """The event time of a source; nothing without `time_of`."""
+    if (time := source["event_time"]) is not None:
+        place = (
+            "no value yet" if time["watermark_ns"] is None else format_time(time["watermark_ns"], digits=3)
+        )
+        idle = ", idle" if time["is_idle"] else ""
+        yield (
+            f"event time  {place}{idle}, late {time['late']:,}, refused {time['refused']:,}, "
+            f"without a time {source['skipped']:,}"
+        )
 
 
 def _number(value: float | None) -> str:
@@ -174,7 +193,7 @@ def queries() -> None:
 @json_option
 @click.pass_context
 def list_queries(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: bool) -> None:
-    """List the queries: state, events, results, skipped values, lag, size of the last checkpoint.
+    """List the queries: state, events, results, skipped and late values, lag, size of the last checkpoint.
 
     The stages that queries share follow, each with the number of queries that read it. With --json each
     object has a "kind", "query" or "stage".

@@ -106,7 +106,20 @@ def fenced(label: str, got: int, expected: int) -> Fenced:
 
 
 def stored_version(connection: ServerConnection, schema: str, label: str) -> int | None:
-    """The version in the schema; None if it has no tables. `rt.FormatError`, `rt.UnknownVersion`."""
+    """The version in the schema; None if it has no tables. `rt.FormatError`, `rt.UnknownVersion`.
+
+    `rt.StorageError` if a pooler has given the connection away since it was opened: statements would reach
+    the tables of another store.
+    """
+    _, ((path,),) = connection.run("SELECT current_setting('search_path')")
+    if path != f'"{schema}"':
+        raise StorageError(
+            "the connection to the server has other settings now",
+            where=label,
+            got=path,
+            expected=schema,
+            hint="A pooler such as PgBouncer must be in session mode (pool_mode=session).",
+        )
     _, found = connection.run(
         "SELECT c.relname, has_schema_privilege(n.oid, 'USAGE')"
         " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"

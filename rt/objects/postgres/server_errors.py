@@ -12,6 +12,7 @@ from rt.objects.core.errors import StateDamaged, StoreUnavailable
 from rt.objects.postgres.address import ServerAddress
 
 RESTORE: Final = "Restore the schema from a backup (pg_dump). It was not changed."
+_MISSING: Final = f"If a pooler such as PgBouncer is not in session mode, correct that. Otherwise: {RESTORE}"
 
 _REFUSED: Final = re.compile(
     r"password|authentication|pg_hba|does not exist|certificate|SSL|root\.crt|role .* not permitted"
@@ -19,11 +20,12 @@ _REFUSED: Final = re.compile(
 """In the text of a failed connection, which has no SQLSTATE: trying again does not help."""
 
 _UNAVAILABLE: Final = {
+    "08P01": "Try again. A pooler such as PgBouncer must be in session mode.",
     "25006": "The server is a standby: add target_session_attrs=read-write and all hosts to the URL.",
     "25P03": "The program was paused, or the network was slow, inside a commit. Try again.",
     "53200": "The server has no memory left. Try again later.",
     "53300": "The server has no connection left: raise its max_connections, or lower connections_max.",
-    "55P03": "Another owner is inside a commit. Try again.",
+    "55P03": "Another owner is inside a commit, or a commit waits for a standby. Try again.",
     "57014": "The statement took longer than timeout_s: raise it, or find out why the server is slow.",
 }
 _TRY_AGAIN: Final = "Try again when the server answers. Committed data is safe."
@@ -37,8 +39,10 @@ def translate(error: psycopg.Error, address: ServerAddress, doing: str) -> RtErr
         return DiskFull(f"the server's disk is full while {doing}", where=where, got=got, hint=hint)
     if code in _UNAVAILABLE:
         return StoreUnavailable(f"no answer while {doing}", where=where, got=got, hint=_UNAVAILABLE[code])
-    if code in {"XX001", "XX002", "42P01", "42703"}:
+    if code in {"XX001", "XX002"}:
         return StateDamaged(f"damage found while {doing}", where=where, got=got, hint=RESTORE)
+    if code in {"42P01", "42703"}:
+        return StateDamaged(f"a table is missing while {doing}", where=where, got=got, hint=_MISSING)
     if code.startswith("28") or code in {"3D000", "42501"}:
         hint = "Correct the user, the password or the user's rights on the schema."
         return StorageError(f"the server refuses access while {doing}", where=where, got=got, hint=hint)

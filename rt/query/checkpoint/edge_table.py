@@ -1,6 +1,10 @@
 """The sources and sinks of an engine, by name. `edge` describes one of them.
 
-Invariant: a value is accepted only if no output and no operator is full, and the queries' time has started.
+Invariants:
+- A value is accepted only if no output and no operator is full, and the queries' time has started.
+- A value of an output, which the engine reads itself, is also accepted while this output is full, or an
+  earlier one that the engine reads too. So of several such outputs the last full one is always read: they
+  never wait for each other.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from rt.query.async_calls import AsyncCalls
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.edge import OutputEdge
 from rt.query.checkpoint.input_edge import InputEdge, OnBadTime, OnGap
-from rt.query.core.clock import TURN, LateValue, QueryClock, SourceTime, is_worth_logging
+from rt.query.core.clock import TIME_END_NS, TURN, LateValue, QueryClock, SourceTime, is_worth_logging
 from rt.query.core.errors import (
     Backlogged,
     BadTime,
@@ -283,7 +287,7 @@ class EdgeTable:
     ) -> bool:
         """Called before each value: refuse it, or set the clock. True: no query must process it."""
         for each in self.outputs.values():
-            if each.is_full and each is not source:  # A full output must still be read.
+            if each.is_full and self._must_wait(source, each):
                 raise Backlogged(
                     "an output is full",
                     where=self._full_outputs(),
@@ -306,7 +310,7 @@ class EdgeTable:
                 time_ns = index(time.time_of(value))
             except Exception as error:
                 raise BadTime(name, sequence_id, value, error) from error
-            if time_ns < 0:  # The clock starts at 0, so all windows of such a value would be closed.
+            if not 0 <= time_ns < TIME_END_NS:
                 raise BadTime(name, sequence_id, value, time_ns)
             if time.max_jump_ns is not None and time.is_beyond(time_ns):
                 self._refuse(value, time_ns, time)
@@ -325,6 +329,16 @@ class EdgeTable:
         if time is not None and time_ns is not None:
             self._clock.process(time, time_ns)
         return False
+
+    def _must_wait(self, source: object, full: OutputEdge) -> bool:
+        """Whether the values of the source are refused while this output is full."""
+        if full is source:
+            return False
+        order = list(self.outputs.values())
+        if not isinstance(source, OutputEdge) or source not in order:
+            return True
+        is_read = any(each.source is full for each in self.inputs.values())
+        return not is_read or order.index(full) > order.index(source)
 
     def _refuse(self, value: Any, time_ns: int, time: SourceTime) -> None:
         """Send a value that is too far ahead to the late output; `ClockJump` if there is none."""

@@ -29,7 +29,7 @@ class EventTimes:
     def late_values(self) -> dict[str, int]:
         """By query: the number of values that its windows and joins left out because they were late."""
         with self._lock.next():
-            return dict(self._runtime.late)
+            return {query_id: count for query_id, count in self._runtime.late.items() if count}
 
     def check_idle(self, now_s: float) -> None:
         """Find the sources that sent nothing for their `idle_s`. `now_s`: the time of a monotonic clock.

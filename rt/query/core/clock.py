@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from rt.query.core.source import ValueFeed
 
 
+TIME_END_NS: Final = 1 << 63
+"""Times are from 0 to before this, in the year 2262: those of messages. The clock starts at 0, so that all
+windows of an earlier value would be closed. A later one is a time in another unit.
+"""
+
+
 class LateValue(TypedDict):
     """What a late output gets. `clock_ns`: the queries' time when the value came.
 

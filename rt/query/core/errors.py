@@ -115,7 +115,7 @@ class ClockJump(QueryError):
 
 
 class BadTime(QueryError, ValueError):
-    """`time_of` raised for a value, or returned no time since 1970. The value was not accepted."""
+    """`time_of` raised for a value, or returned no time from 1970 to 2262. The value was not accepted."""
 
     grpc_status = "INVALID_ARGUMENT"
 
@@ -124,7 +124,7 @@ class BadTime(QueryError, ValueError):
             "time_of has no time for a value",
             where=f"source {source!r}, sequence id {sequence_id}",
             got=repr(got)[:200],
-            expected="ns since the Unix epoch, as an int of 0 or more",
+            expected="ns since the Unix epoch, as an int of 0 or more, below 2^63",
             hint="Mend time_of, or pass on_bad_time to skip such values.",
         )
         self.source = source

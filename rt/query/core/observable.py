@@ -1,4 +1,4 @@
-"""Descriptions of queries, and the observer protocol.
+"""Descriptions of queries, and observers: the protocol, and those that stand between two operators.
 
 An `Observable` is a description: nothing runs until an operator group builds it, any number of times. Values
 inside a query have no ids; input edges remove them, output edges assign new ones.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from rt.query.core.operator import Operator
@@ -79,3 +79,43 @@ class Applied(Observable[Any]):
 def applied(kind: Callable[..., Operator[Any, Any]], *arguments: Any) -> Transform:
     """A transform that adds the operator `kind(*arguments)` after an observable."""
     return lambda source: Applied(lambda: kind(*arguments), (source,))
+
+
+class Watched:
+    """Stands in for an observer, `out`."""
+
+    def __init__(self, out: Observer[Any]) -> None:
+        self.out: Final = out
+
+    def on_next(self, value: Any, /) -> None:
+        self.out.on_next(value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self.out.on_error(error)
+
+    def on_completed(self) -> None:
+        self.out.on_completed()
+
+
+class Inlet:
+    """Receives one of several sources, or an inner subscription."""
+
+    __slots__ = ("_key", "operator")
+
+    def __init__(self, operator: Operator[Any, Any], key: str) -> None:
+        self.operator = operator
+        self._key = key
+
+    def on_next(self, value: Any, /) -> None:
+        if not self.operator.is_disposed:
+            self.operator.on_inner_next(self._key, value)
+
+    def on_error(self, error: Exception, /) -> None:
+        self.operator.close_child(self._key)
+        if not self.operator.is_disposed:
+            self.operator.on_inner_error(self._key, error)
+
+    def on_completed(self) -> None:
+        self.operator.close_child(self._key)
+        if not self.operator.is_disposed:
+            self.operator.on_inner_completed(self._key)

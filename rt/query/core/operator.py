@@ -25,12 +25,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rt.errors import UnknownVersion
 from rt.objects import ANY
 from rt.query.core.errors import StateMismatch, call_all, raise_first
-from rt.query.core.observable import Observable, Observer
+from rt.query.core.observable import Inlet, Observable, Observer, Watched
 from rt.query.core.row_json import plain
 from rt.query.core.scoped_objects import ScopedObjects
 from rt.query.core.subject import Subject
@@ -126,9 +126,6 @@ class Operator(Generic[A, B]):
 
     def on_dispose(self) -> None:
         """Detach from things outside. The base class ends objects, timers, inner subscriptions and inputs."""
-
-    def on_state_saved(self) -> None:
-        """A checkpoint with this operator's state is durable."""
 
     def save_state(self) -> Any:
         """A small value that JSON restores unchanged (see `rt.objects.ANY`), for `load_state`."""
@@ -392,55 +389,11 @@ class Operator(Generic[A, B]):
             steps.append(self.on_dispose)
         call_all(steps)
 
-    def saved(self) -> None:
-        if not self.is_disposed:
-            self.on_state_saved()
-
 
 def operator_of(observer: Observer[Any] | None) -> Operator[Any, Any] | None:
     """The operator that handles what is sent to `observer`; None if it is not one's."""
     while isinstance(observer, Watched):
         observer = observer.out
     if isinstance(observer, Inlet):
-        return observer._operator
+        return observer.operator
     return observer if isinstance(observer, Operator) else None
-
-
-class Watched:
-    """Stands in for an observer, `out`."""
-
-    def __init__(self, out: Observer[Any]) -> None:
-        self.out: Final = out
-
-    def on_next(self, value: Any, /) -> None:
-        self.out.on_next(value)
-
-    def on_error(self, error: Exception, /) -> None:
-        self.out.on_error(error)
-
-    def on_completed(self) -> None:
-        self.out.on_completed()
-
-
-class Inlet:
-    """Receives one of several sources, or an inner subscription."""
-
-    __slots__ = ("_key", "_operator")
-
-    def __init__(self, operator: Operator[Any, Any], key: str) -> None:
-        self._operator = operator
-        self._key = key
-
-    def on_next(self, value: Any, /) -> None:
-        if not self._operator.is_disposed:
-            self._operator.on_inner_next(self._key, value)
-
-    def on_error(self, error: Exception, /) -> None:
-        self._operator.close_child(self._key)
-        if not self._operator.is_disposed:
-            self._operator.on_inner_error(self._key, error)
-
-    def on_completed(self) -> None:
-        self._operator.close_child(self._key)
-        if not self._operator.is_disposed:
-            self._operator.on_inner_completed(self._key)

@@ -307,11 +307,6 @@ class OperatorGroup:
             row["feeds"] = list(self._inner_feeds)
         return encode(row)
 
-    def saved(self) -> None:
-        """A checkpoint with this row is durable."""
-        for operator in self._operators:
-            operator.saved()
-
     def _child(self, index: int, key: str) -> OperatorGroup:
         return OperatorGroup(self.runtime, f"{self.id}/{index}.{key}", self.root)
 

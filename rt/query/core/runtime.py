@@ -210,11 +210,10 @@ class QueryRuntime:
         self._dirty, self._deleted = {}, {}
 
     def saved(self) -> None:
+        """The save was committed."""
         assert self._flight is not None
-        flight, self._flight = self._flight, None
+        self._flight = None
         self.space.on_saved()
-        for each in flight.written.values():
-            each.guard(each.saved)
 
     def save_failed(self, *, unknown_outcome: bool) -> None:
         """The save was not committed, or its outcome is unknown."""

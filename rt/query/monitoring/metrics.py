@@ -42,6 +42,12 @@ def _engine(engine: str, status: EngineStatus) -> Iterator[Metric]:
         "values",
     )
     yield one(
+        "rt_queries_late_values_total",
+        "Values that windows and joins of the running queries and stages left out because they were late.",
+        sum(each.late for each in queries) + sum(each.late for each in status.stages),
+        "values",
+    )
+    yield one(
         "rt_queries_clock_lag_seconds",
         "How far the queries' clock, which follows the values, is "
         "behind the system's. No sample without `time_of`.",
@@ -61,11 +67,10 @@ def _engine(engine: str, status: EngineStatus) -> Iterator[Metric]:
     yield one("rt_queries_checkpoint_seconds", "Time of the last checkpoint.", checkpoints.seconds)
     yield one("rt_queries_checkpoint_bytes", "Bytes that the last checkpoint wrote.", checkpoints.bytes)
     yield one("rt_queries_checkpoint_rows", "Rows that the last checkpoint wrote.", checkpoints.rows)
-    ended = None if checkpoints.ended_ns is None else checkpoints.ended_ns / 10**9
     yield one(
         "rt_queries_checkpoint_timestamp_seconds",
         "Unix time of the last checkpoint. No sample before it.",
-        ended,
+        _seconds(checkpoints.ended_ns),
     )
 
 
@@ -95,6 +100,36 @@ def _edges(engine: str, status: EngineStatus) -> Iterator[Metric]:
         "Ids between the watermark and the end of the source. No sample if the source does not know its end.",
         lambda each: each.lag,
         "ids",
+    )
+    yield source(
+        "rt_queries_source_skipped_total",
+        "Values without a time that were skipped, since the engine was made.",
+        lambda each: each.skipped,
+        "values",
+    )
+    yield source(
+        "rt_queries_source_event_time_seconds",
+        "Unix time of its watermark of event time. No sample without `time_of`, or before its first value.",
+        lambda each: None if (time := each.event_time) is None else _seconds(time.watermark_ns),
+    )
+    yield source(
+        "rt_queries_source_idle",
+        "1 while the queries' clock does not wait for the source, because it sent nothing for `idle_s`. "
+        "No sample without `time_of`.",
+        lambda each: None if each.event_time is None else each.event_time.is_idle,
+        CONDITION,
+    )
+    yield source(
+        "rt_queries_source_late_total",
+        "Values with a time before the queries' clock, in all runs. No sample without `time_of`.",
+        lambda each: None if each.event_time is None else each.event_time.late,
+        "values",
+    )
+    yield source(
+        "rt_queries_source_refused_total",
+        "Values beyond `max_jump_s`, which reached no query, in all runs. No sample without `time_of`.",
+        lambda each: None if each.event_time is None else each.event_time.refused,
+        "values",
     )
     yield output(
         "rt_queries_output_kept",
@@ -140,6 +175,12 @@ def _stages(engine: str, status: EngineStatus) -> Iterator[Metric]:
         "values",
     )
     yield stage(
+        "rt_queries_stage_late_values_total",
+        "Values that its windows and joins left out because they were late, since the stage began.",
+        lambda each: each.late,
+        "values",
+    )
+    yield stage(
         "rt_queries_stage_queries",
         "Running queries that read the stage.",
         lambda each: each.queries,
@@ -179,6 +220,12 @@ def _queries(engine: str, status: EngineStatus) -> Iterator[Metric]:
         "values",
     )
     yield query(
+        "rt_query_late_values_total",
+        "Values that its windows and joins left out because they were late, since it was started.",
+        lambda each: each.late,
+        "values",
+    )
+    yield query(
         "rt_query_lag",
         "Ids that its sources have ahead of it. No sample if one does not know.",
         lambda each: each.lag,
@@ -193,3 +240,7 @@ def _queries(engine: str, status: EngineStatus) -> Iterator[Metric]:
 
 def _known(found: dict[tuple[str, str], _NUMBER]) -> Mapping[tuple[str, ...], float]:
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _seconds(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 10**9

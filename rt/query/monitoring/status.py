@@ -15,7 +15,7 @@ from rt.query.checkpoint.factories import StoredQuery
 from rt.query.checkpoint.input_edge import InputEdge
 from rt.query.checkpoint.stage_feed import StageFeed
 from rt.query.checkpoint.stage_table import stage_of
-from rt.query.core.clock import QueryClock
+from rt.query.core.clock import EventTime, QueryClock
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import NS_PER_S
@@ -32,7 +32,8 @@ class SourceStatus:
     """`watermark`: id of the last value that all queries processed. `events`: their number in all runs.
 
     `end`: the id of the next value that will arrive at the source, if the source knows it. `lag`: how many
-    ids are between the two.
+    ids are between the two. `skipped`: values without a time that were skipped in this run. `event_time`:
+    None without `time_of`.
     """
 
     name: str
@@ -41,6 +42,8 @@ class SourceStatus:
     end: int | None
     lag: int | None
     has_ended: bool
+    skipped: int
+    event_time: EventTime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +60,10 @@ class OutputStatus:
 class QueryStatus:
     """`events`: values that its sources sent since it was started. `results`: emitted in this run.
 
-    `sources`: also those of the `stages` that it reads. `skipped`: dead letters since it was started. `lag`:
-    ids that its sources have ahead of it; None if a source does not know. `checkpoint_bytes`: see
-    `CheckpointStats`. `blocked_by`: full outputs, and full operators of any query as `map_async@<address>`.
+    `sources`: also those of the `stages` that it reads. `skipped`: dead letters since it was started. `late`:
+    values that its windows and joins left out because they were late. `lag`: ids that its sources have ahead
+    of it; None if a source does not know. `checkpoint_bytes`: see `CheckpointStats`. `blocked_by`: full
+    outputs, and full operators of any query as `map_async@<address>`.
     """
 
     id: str
@@ -74,6 +78,7 @@ class QueryStatus:
     events: int
     results: int
     skipped: int
+    late: int
     watermarks: dict[str, int]
     lag: int | None
     checkpoint_bytes: int
@@ -84,8 +89,8 @@ class QueryStatus:
 class StageStatus:
     """`events`: values that its sources sent since it began. `results`: emitted in this run.
 
-    `sources`, `stages`, `skipped`, `checkpoint_bytes`: as of a query. `queries`: number of running queries
-    that read it. "not running": it is stored, but was not added.
+    `sources`, `stages`, `skipped`, `late`, `checkpoint_bytes`: as of a query. `queries`: number of running
+    queries that read it. "not running": it is stored, but was not added.
     """
 
     name: str
@@ -96,6 +101,7 @@ class StageStatus:
     events: int
     results: int
     skipped: int
+    late: int
     queries: int
     checkpoint_bytes: int
 
@@ -147,16 +153,15 @@ class EngineMonitor:
             outputs = tuple(_output_status(name, each) for name, each in self._edges.outputs.items())
             stages = self._stages()
             full_operators = self._edges.full_operators
-            dead_letters = self._letters.count
+            dead_letters, late = self._letters.count, self._runtime.late.copy()
+            event_times = self._clock.event_times
             now_ns = self._clock.now_ns if self._clock.follows_values else None
         stats = self._store.stats
         full = (*(each.name for each in outputs if each.is_full), *full_operators)
-        sources = {name: _source_status(name, each) for name, each in inputs.items()}
+        sources = {name: _source_status(name, each, event_times.get(name)) for name, each in inputs.items()}
         feeds = _Feeds(sources, {name: each.group for name, each in stages.items()})
         queries = [
-            _query_status(
-                query_id, each, roots.get(query_id), feeds, stats.query_bytes.get(query_id, 0), full
-            )
+            _query_status(query_id, each, roots.get(query_id), feeds, stats, late[query_id], full)
             for query_id, each in stored.items()
         ]
         readers = Counter(name for each in queries if each.state == "running" for name in each.stages)
@@ -165,7 +170,9 @@ class EngineMonitor:
             None if now_ns is None else (self._clock_ns() - now_ns) / NS_PER_S,
             tuple(sources.values()),
             outputs,
-            tuple(_stage_status(name, each, feeds, readers[name], stats) for name, each in stages.items()),
+            tuple(
+                _stage_status(name, each, feeds, readers[name], stats, late) for name, each in stages.items()
+            ),
             tuple(queries),
             stats,
             dead_letters,
@@ -186,11 +193,12 @@ class EngineMonitor:
         return {**unknown, **found}
 
 
-def _source_status(name: str, edge: InputEdge) -> SourceStatus:
+def _source_status(name: str, edge: InputEdge, event_time: EventTime | None) -> SourceStatus:
     watermark, has_ended = edge.feed.watermark, edge.feed.has_ended
     end = watermark + 1 if has_ended else getattr(edge.source, "end", None)
     lag = None if end is None else max(0, end - watermark - 1)
-    return SourceStatus(name, watermark, edge.feed.count, end, lag, has_ended)
+    events, skipped = edge.feed.count, edge.skipped
+    return SourceStatus(name, watermark, events, end, lag, has_ended, skipped, event_time)
 
 
 def _output_status(name: str, edge: OutputEdge) -> OutputStatus:
@@ -202,7 +210,8 @@ def _query_status(
     stored: StoredQuery,
     root: OperatorGroup | None,
     feeds: _Feeds,
-    checkpoint_bytes: int,
+    stats: CheckpointStats,
+    late: int,
     full: tuple[str, ...],
 ) -> QueryStatus:
     sources = feeds.sources_of(root)
@@ -222,9 +231,10 @@ def _query_status(
         events=_events(sources, stored.counts),
         results=output.count if isinstance(output, QueryOutput) else 0,
         skipped=stored.skipped,
+        late=late,
         watermarks={each.name: each.watermark for each in sources},
         lag=None if None in lags else sum(each for each in lags if each is not None),
-        checkpoint_bytes=checkpoint_bytes,
+        checkpoint_bytes=stats.query_bytes.get(query_id, 0),
         blocked_by=full if state == "running" else (),
     )
 
@@ -238,7 +248,7 @@ class _Stage(NamedTuple):
 
 
 def _stage_status(
-    name: str, stage: _Stage, feeds: _Feeds, queries: int, stats: CheckpointStats
+    name: str, stage: _Stage, feeds: _Feeds, queries: int, stats: CheckpointStats, late: Mapping[str, int]
 ) -> StageStatus:
     sources = feeds.sources_of(stage.group)
     ended = None if stage.row["end"] is None else "".join(stage.row["end"][1:])
@@ -251,6 +261,7 @@ def _stage_status(
         events=_events(sources, stage.row["counts"]),
         results=stage.sent,
         skipped=stage.row["skipped"],
+        late=0 if stage.group is None else late.get(stage.group.id, 0),
         queries=queries,
         checkpoint_bytes=0 if stage.group is None else stats.query_bytes.get(stage.group.id, 0),
     )

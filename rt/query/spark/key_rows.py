@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from rt.log.scan.message_batch import Message
+from rt.query.core.clock import TIME_END_NS
 from rt.query.core.errors import BadTime
 from rt.query.spark.job import MESSAGE, SparkJob
 
@@ -55,6 +56,6 @@ def message_of(row: Sequence[Any]) -> Message:
 
 
 def _checked(time_ns: Any, source: str, message: Message) -> int:
-    if type(time_ns) is not int or time_ns < 0:
+    if type(time_ns) is not int or not 0 <= time_ns < TIME_END_NS:
         raise BadTime(source, message.position, message, time_ns)
     return time_ns

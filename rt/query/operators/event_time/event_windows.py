@@ -42,15 +42,9 @@ def tumbling_window(
     within `allowed_lateness` emits the result again, with the next `revision`. Later values are counted and
     sent to the sink `late`, as `LateValue`. Saves the open windows, in the object space.
     """
-    return sliding_window(
-        size,
-        size,
-        fold,
-        key_mapper=key_mapper,
-        offset=offset,
-        allowed_lateness=allowed_lateness,
-        late=late,
-    )
+    size_ns = period_ns("tumbling_window", size)
+    options = fold, key_mapper, duration_ns(allowed_lateness), late
+    return applied(TumblingWindows, size_ns, size_ns, duration_ns(offset), *options)
 
 
 def sliding_window(
@@ -75,7 +69,7 @@ def sliding_window(
             f"sliding_window: size must be at most {_OVERLAP_MAX} steps, got {size} and a step of {step}"
         )
     options = fold, key_mapper, duration_ns(allowed_lateness), late
-    return applied(FixedWindows, size_ns, step_ns, duration_ns(offset), *options)
+    return applied(SlidingWindows, size_ns, step_ns, duration_ns(offset), *options)
 
 
 def session_window(
@@ -227,7 +221,7 @@ class EventWindows(TimeOperator):
         heapq.heappush(self._heap, (due_ns, self._pushed, window))
 
 
-class FixedWindows(EventWindows):
+class SlidingWindows(EventWindows):
     __slots__ = ("_offset_ns", "_size_ns", "_step_ns")
     NAME = "sliding_window"
 
@@ -262,6 +256,13 @@ class FixedWindows(EventWindows):
         for each in changed:
             if not self.is_disposed:
                 self.put(*each)
+
+
+class TumblingWindows(SlidingWindows):
+    """Its own class for its name, in logs and dead letters."""
+
+    __slots__ = ()
+    NAME = "tumbling_window"
 
 
 class SessionWindows(EventWindows):
