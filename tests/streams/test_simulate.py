@@ -24,6 +24,7 @@ from rt.streams.simulate.options import BALANCERS, SimulationOptions
 from rt.streams.simulate.placement import expected_share, measure
 from rt.streams.simulate.run import simulate
 from rt.streams.simulate.virtual_time import run
+from rt.streams.simulate.watch import ServiceWatch
 
 SMALL = SimulationOptions(clusters=30, hosts=8, streams=2_000, seed=7, failures=4, joins=1, clusters_away=2)
 QUIET = replace(SMALL, failures=0, joins=0, clusters_away=0, rolling_restart=False, cluster_change=False)
@@ -84,6 +85,15 @@ def test_the_share_that_moves_to_an_added_cluster_is_one_of_all_clusters(cluster
     assert abs(placed.moved / 5_000 - share) <= bound < share
     assert placed.moved_elsewhere == 0
     assert sum(placed.streams_of.values()) == sum(placed.streams_of_more.values()) == 5_000
+
+
+def test_a_check_that_fails_by_itself_fails_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no such host")
+
+    monkeypatch.setattr(ServiceWatch, "check", fail)
+    with pytest.raises(LookupError, match="no such host"):
+        simulate(QUIET)
 
 
 def test_queues_at_equal_distances_would_move_half_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,9 @@ class Simulation:
             async with self._phase("it is removed"):
                 await self._change_clusters(options.clusters)
         checks.cancel()
+        await asyncio.wait([checks])
+        if not checks.cancelled():
+            checks.result()  # It has failed.
         report = self._report()
         await _all(host.stop() for host in self._hosts.values())
         return report
