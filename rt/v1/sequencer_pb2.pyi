@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group", "write_table", "delete_table", "post_request")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group", "write_table", "delete_table", "post_request", "request_members", "cancel_members", "settle_members")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,9 @@ class Command(_message.Message):
     WRITE_TABLE_FIELD_NUMBER: _ClassVar[int]
     DELETE_TABLE_FIELD_NUMBER: _ClassVar[int]
     POST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     merge: Merge
     open: Open
@@ -63,7 +66,10 @@ class Command(_message.Message):
     write_table: WriteTable
     delete_table: DeleteTable
     post_request: PostRequest
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ..., write_table: _Optional[_Union[WriteTable, _Mapping]] = ..., delete_table: _Optional[_Union[DeleteTable, _Mapping]] = ..., post_request: _Optional[_Union[PostRequest, _Mapping]] = ...) -> None: ...
+    request_members: RequestMembers
+    cancel_members: CancelMembers
+    settle_members: SettleMembers
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ..., write_table: _Optional[_Union[WriteTable, _Mapping]] = ..., delete_table: _Optional[_Union[DeleteTable, _Mapping]] = ..., post_request: _Optional[_Union[PostRequest, _Mapping]] = ..., request_members: _Optional[_Union[RequestMembers, _Mapping]] = ..., cancel_members: _Optional[_Union[CancelMembers, _Mapping]] = ..., settle_members: _Optional[_Union[SettleMembers, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -399,6 +405,28 @@ class PostRequest(_message.Message):
     content: bytes
     def __init__(self, lease: _Optional[str] = ..., id: _Optional[bytes] = ..., at_ns: _Optional[int] = ..., until_ns: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
 
+class RequestMembers(_message.Message):
+    __slots__ = ("adds", "address", "removes")
+    ADDS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REMOVES_FIELD_NUMBER: _ClassVar[int]
+    adds: str
+    address: str
+    removes: str
+    def __init__(self, adds: _Optional[str] = ..., address: _Optional[str] = ..., removes: _Optional[str] = ...) -> None: ...
+
+class CancelMembers(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SettleMembers(_message.Message):
+    __slots__ = ("number", "why")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    why: str
+    def __init__(self, number: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
 class Reset(_message.Message):
     __slots__ = ("is_hard", "epoch", "at_ns", "request", "forced_by")
     IS_HARD_FIELD_NUMBER: _ClassVar[int]
@@ -414,7 +442,7 @@ class Reset(_message.Message):
     def __init__(self, is_hard: _Optional[bool] = ..., epoch: _Optional[int] = ..., at_ns: _Optional[int] = ..., request: _Optional[bytes] = ..., forced_by: _Optional[str] = ...) -> None: ...
 
 class SequencerState(_message.Message):
-    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "released", "closed", "forgotten", "runs_cut_short", "tables", "pages")
+    __slots__ = ("version", "cluster", "configuration", "instruction", "sequenced_ns", "position", "merged", "sessions", "watermarks", "segments", "next_session_id", "disks", "joins", "holds", "last_reset", "cleared", "asked", "decided_ns", "force", "leases", "lease_token", "released", "closed", "forgotten", "runs_cut_short", "tables", "pages", "member_requests", "member_request", "settled_members")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +470,9 @@ class SequencerState(_message.Message):
     RUNS_CUT_SHORT_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     cluster: bytes
     configuration: Configure
@@ -469,7 +500,22 @@ class SequencerState(_message.Message):
     runs_cut_short: int
     tables: _containers.RepeatedCompositeFieldContainer[LeaseTable]
     pages: _containers.RepeatedCompositeFieldContainer[TablePage]
-    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., released: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LeaseTable, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[TablePage, _Mapping]]] = ...) -> None: ...
+    member_requests: int
+    member_request: MemberRequest
+    settled_members: SettleMembers
+    def __init__(self, version: _Optional[int] = ..., cluster: _Optional[bytes] = ..., configuration: _Optional[_Union[Configure, _Mapping]] = ..., instruction: _Optional[int] = ..., sequenced_ns: _Optional[int] = ..., position: _Optional[int] = ..., merged: _Optional[_Union[MergedEnd, _Mapping]] = ..., sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., watermarks: _Optional[_Iterable[_Union[Watermark, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[MergedSegment, _Mapping]]] = ..., next_session_id: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[NodeDisk, _Mapping]]] = ..., joins: _Optional[int] = ..., holds: _Optional[_Iterable[_Union[Hold, _Mapping]]] = ..., last_reset: _Optional[_Union[Reset, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ..., asked: _Optional[_Iterable[_Union[Ask, _Mapping]]] = ..., decided_ns: _Optional[int] = ..., force: _Optional[_Union[Force, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., lease_token: _Optional[int] = ..., released: _Optional[_Iterable[bytes]] = ..., closed: _Optional[_Iterable[int]] = ..., forgotten: _Optional[bytes] = ..., runs_cut_short: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[LeaseTable, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[TablePage, _Mapping]]] = ..., member_requests: _Optional[int] = ..., member_request: _Optional[_Union[MemberRequest, _Mapping]] = ..., settled_members: _Optional[_Union[SettleMembers, _Mapping]] = ...) -> None: ...
+
+class MemberRequest(_message.Message):
+    __slots__ = ("number", "adds", "address", "removes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ADDS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REMOVES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    adds: str
+    address: str
+    removes: str
+    def __init__(self, number: _Optional[int] = ..., adds: _Optional[str] = ..., address: _Optional[str] = ..., removes: _Optional[str] = ...) -> None: ...
 
 class LeaseTable(_message.Message):
     __slots__ = ("lease", "commits", "request", "staged_token", "staged_request", "staged")
@@ -842,7 +888,7 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients", "address", "members_wait")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -852,6 +898,8 @@ class Summary(_message.Message):
     STEP_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_SILENT_S_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_WAIT_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     merged: MergedReport
     disk_bytes: int
@@ -861,7 +909,9 @@ class Summary(_message.Message):
     step_total: int
     data_silent_s: float
     clients: ConnectedClients
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ...) -> None: ...
+    address: str
+    members_wait: str
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., address: _Optional[str] = ..., members_wait: _Optional[str] = ...) -> None: ...
 
 class ConnectedClients(_message.Message):
     __slots__ = ("clients", "left_out")
@@ -978,7 +1028,7 @@ class Applied(_message.Message):
     def __init__(self, index: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class Standing(_message.Message):
-    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id", "leader_gap_s", "is_resetting")
+    __slots__ = ("node", "leader", "term", "role", "epoch", "is_caught_up", "nodes", "epoch_id", "leader_gap_s", "is_resetting", "members_version")
     NODE_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -989,6 +1039,7 @@ class Standing(_message.Message):
     EPOCH_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_GAP_S_FIELD_NUMBER: _ClassVar[int]
     IS_RESETTING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     node: str
     leader: str
     term: int
@@ -999,10 +1050,11 @@ class Standing(_message.Message):
     epoch_id: int
     leader_gap_s: float
     is_resetting: bool
-    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ..., is_resetting: _Optional[bool] = ...) -> None: ...
+    members_version: int
+    def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ..., is_resetting: _Optional[bool] = ..., members_version: _Optional[int] = ...) -> None: ...
 
 class NodeStanding(_message.Message):
-    __slots__ = ("name", "address", "is_connected", "is_counted", "summary", "summary_age_s", "clock_offset_s")
+    __slots__ = ("name", "address", "is_connected", "is_counted", "summary", "summary_age_s", "clock_offset_s", "is_learner")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -1010,6 +1062,7 @@ class NodeStanding(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_AGE_S_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
+    IS_LEARNER_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     is_connected: bool
@@ -1017,4 +1070,5 @@ class NodeStanding(_message.Message):
     summary: Summary
     summary_age_s: float
     clock_offset_s: float
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., summary_age_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ...) -> None: ...
+    is_learner: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., summary_age_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ..., is_learner: _Optional[bool] = ...) -> None: ...

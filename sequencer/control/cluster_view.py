@@ -19,7 +19,9 @@ OFFSETS: Final = 10
 
 
 class ClusterView:
-    """The summaries that the nodes sent. `addresses`: the data address of each node."""
+    """The summaries that the nodes sent. `addresses`: the configured gRPC address of each node, until it
+    reports one.
+    """
 
     def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
         self._name, self._addresses = name, addresses
@@ -52,7 +54,8 @@ class ClusterView:
         for member in status.members:
             one = standing.nodes.add(
                 name=member.name,
-                address=self._addresses[member.name],
+                address=self._addresses.get(member.name, ""),
+                is_learner=not member.votes,
                 is_connected=member.is_connected,
                 is_counted=bool(member.is_counted),
             )
@@ -60,6 +63,7 @@ class ClusterView:
                 continue
             summary, heard_ns = self._summaries[member.name]
             one.summary.CopyFrom(summary)
+            one.address = summary.address or one.address
             one.summary_age_s = max(now_ns - heard_ns, 0) / 1e9
             one.clock_offset_s = 0.0 if member.is_self else max(self._offsets_ns[member.name]) / 1e9
             if not member.is_connected or now_ns - heard_ns >= UNREACHABLE_NS:

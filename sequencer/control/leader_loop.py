@@ -1,6 +1,7 @@
 """Passes the events of the consensus thread's loop to a `Leader` while this node leads.
 
-Each term, and each restored state, gets a new `Leader`. Only the consensus thread calls this.
+Each term, each restored state and each list of members gets a new `Leader`. Only the consensus thread calls
+this.
 """
 
 from __future__ import annotations
@@ -12,44 +13,65 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.state_machine import SequencerStateMachine
 from sequencer.leader.leader import Leader
-from sequencer.leader.proposals import ProposalPort
+from sequencer.leader.member_steps import MemberStep
+from sequencer.leader.proposals import LeaderProposals, ProposalPort
 from sequencer.raft.model.api import Leadership
+from sequencer.raft.model.members import Members
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
+from sequencer.state.membership import SettleMembers
 
 
 class LeaderLoop:
-    """`members` is the number of nodes, `configured` the replicated settings in this node's configuration."""
+    """`members`: the first list. `configured`: the replicated settings in this node's configuration."""
 
     def __init__(
         self,
-        members: int,
+        name: str,
+        members: Members,
         machine: SequencerStateMachine,
         messenger: PeerMessenger,
         call_soon: Callable[[Callable[[], None]], None],
         configured: Mapping[str, int],
     ) -> None:
-        self._members, self._machine, self._messenger = members, machine, messenger
+        self._name, self._members = name, members
+        self._machine, self._messenger = machine, messenger
         self._call_soon, self._configured = call_soon, configured
         self._leader: Leader | None = None
+        self._proposals: LeaderProposals | None = None
+        """Of this term."""
         self._term = 0
         self._is_due = False
 
     def on_leadership(self, leadership: Leadership, proposer: ProposalPort) -> None:
         if not leadership.is_here:
-            self._leader = None
+            self._leader = self._proposals = None
         elif self._leader is None or leadership.term != self._term:
-            self._leader = Leader(
-                self._machine.state,
-                self._members,
-                proposer,
-                ask_again=self._messenger.request_full_report,
-                now_ns=time.monotonic_ns,
-                send_fetch=self._messenger.request_fetch,
-                on_divergence=self._messenger.report_divergence,
-                configured=self._configured,
-            )
+            self._proposals = LeaderProposals(proposer, time.monotonic_ns)
+            self._leader = self._make(self._proposals)
         self._term = leadership.term
+
+    def on_members(self, members: Members) -> None:
+        """Another list of members is committed. Majorities are others now, so planning starts anew."""
+        self._members = members
+        if self._leader is None or self._proposals is None:
+            return
+        self._leader = self._make(self._proposals)
+        for name in self._leader.member_steps.voters:
+            self._messenger.request_full_report(name)
+
+    def _make(self, proposals: LeaderProposals) -> Leader:
+        return Leader(
+            self._machine.state,
+            self._members,
+            proposals,
+            ask_again=self._messenger.request_full_report,
+            now_ns=time.monotonic_ns,
+            send_fetch=self._messenger.request_fetch,
+            on_divergence=self._messenger.report_divergence,
+            configured=self._configured,
+            own=self._name,
+        )
 
     def on_restored(self) -> None:
         """The state was replaced: its `Leader` must not plan. The next leadership makes another one."""
@@ -69,9 +91,26 @@ class LeaderLoop:
                 self._is_due = True
                 self._call_soon(self._plan)
 
-    def tick(self) -> None:
+    def on_merged(self, node: str, instruction: int) -> None:
+        """A node, maybe a learner, has merged durably up to an instruction."""
         if self._leader is not None:
-            self._leader.tick()
+            self._leader.member_steps.on_merged(node, instruction)
+
+    def tick(self) -> MemberStep | None:
+        """Returns the next step of a change of the members, if this node leads and there is one."""
+        if self._leader is None:
+            return None
+        self._leader.tick()
+        return self._leader.next_member_step()
+
+    def settle_members(self, settled: SettleMembers) -> None:
+        if self._leader is not None:
+            self._leader.settle_members(settled)
+
+    @property
+    def waits_for(self) -> str:
+        """What a change of the members waits for, if this node leads; empty: nothing."""
+        return "" if self._leader is None else self._leader.member_steps.waits_for
 
     def _plan(self) -> None:
         self._is_due = False

@@ -39,7 +39,9 @@ class PeerMessenger:
         on_diverged: Callable[[Diverged], None],
     ) -> None:
         """`on_full_report_requested`: the leader needs a full report. `on_diverged`: this node must stop."""
-        self._name, self._peers, self._send, self._call_soon = name, peers, send, call_soon
+        self._name, self._send, self._call_soon = name, send, call_soon
+        self.peers = peers
+        """The other members, learners too."""
         self._on_report, self._on_full_report_requested = on_report, on_full_report_requested
         self._on_fetch, self._on_summary, self._on_diverged = on_fetch, on_summary, on_diverged
         self.leader: str | None = None
@@ -58,7 +60,7 @@ class PeerMessenger:
     def send_summary(self, summary: pb.Summary) -> None:
         """Send to every node, also to this one."""
         self._on_summary(self._name, summary)
-        for peer in self._peers:
+        for peer in self.peers:
             self._send_message(peer, pb.Told(summary=summary))
 
     # From a leader that is here

@@ -25,6 +25,7 @@ from sequencer.config.config import NodeConfig
 from sequencer.config.startup_phase import DATA_HUNG, NodePhases, Phase
 from sequencer.control.cluster_view import ClusterView, data_phase, raft_log_view, summarize
 from sequencer.control.leader_loop import LeaderLoop
+from sequencer.control.member_changer import MemberChanger
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.reporter import Reporter
 from sequencer.control.state_machine import SequencerStateMachine
@@ -33,6 +34,7 @@ from sequencer.ipc.silence import HUNG_S, SilenceDetector
 from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver
+from sequencer.raft.model.members import Member, Members
 from sequencer.raft.raft import Raft, end_process
 from sequencer.state.apply_result import ClusterReset, Forgotten, Outcome, RangesMerged
 from sequencer.state.command_codec import encode_command, reset_of
@@ -75,6 +77,9 @@ class ControlProcess:
         self._cluster_view = ClusterView(
             config.name, {name: member.data for name, member in config.members.items()}
         )
+        self._members: Members = {
+            name: Member(member.raft, votes=True) for name, member in config.members.items()
+        }
         self._messenger = PeerMessenger(
             config.name,
             config.peers,
@@ -83,15 +88,14 @@ class ControlProcess:
             on_report=self._on_report,
             on_full_report_requested=self._on_full_report_requested,
             on_fetch=self._on_fetch,
-            on_summary=lambda node, said: self._cluster_view.on_summary(
-                node, said, time.monotonic_ns(), time.time_ns()
-            ),
+            on_summary=self._on_summary,
             on_diverged=on_failure,
         )
         self._reporter = Reporter(self._messenger, self._tick_by, lambda: self._has_joined)
         self._leader_loop = LeaderLoop(
-            len(config.members), self._machine, self._messenger, self._call_soon, config.replicated
+            config.name, self._members, self._machine, self._messenger, self._call_soon, config.replicated
         )
+        self._member_changer = MemberChanger(self._leader_loop.settle_members)
         self._server = ControlServer(config.control_socket, self._on_data)
         self._stopping = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_made = threading.Event()
@@ -109,6 +113,7 @@ class ControlProcess:
             listen=(config.listen, config.raft_port),
             on_leadership=self._on_leadership,
             on_app_message=self._messenger.on_message,
+            on_members=self._on_members,
             on_failure=on_failure,
             on_epoch_over=on_epoch_over,
         )
@@ -249,7 +254,19 @@ class ControlProcess:
             self._reporter.report_all()
         self._send_cluster_view()
 
+    def _on_members(self, members: Members) -> None:
+        """Another list of members is committed, or this process knows its first one."""
+        self._is_made.wait()
+        self._members = members
+        self._messenger.peers = sorted(members.keys() - {self._config.name})
+        self._leader_loop.on_members(members)
+        self._send_cluster_view()
+
     # From nodes, also from this one
+
+    def _on_summary(self, node: str, summary: pb.Summary) -> None:
+        self._cluster_view.on_summary(node, summary, time.monotonic_ns(), time.time_ns())
+        self._leader_loop.on_merged(node, summary.merged.instruction)
 
     def _on_report(self, node: str, report: pb.Report) -> None:
         self._leader_loop.on_report(node, report)
@@ -274,13 +291,19 @@ class ControlProcess:
             phase = self._phase(now_ns)
             if silent_s >= HUNG_S:
                 phase = Phase(DATA_HUNG)
-            self._messenger.send_summary(
-                summarize(self._reporter.holdings.data_status, time.time_ns(), phase, data_silent_s=silent_s)
+            summary = summarize(
+                self._reporter.holdings.data_status, time.time_ns(), phase, data_silent_s=silent_s
             )
+            summary.address = self._config.members[self._config.name].data
+            summary.members_wait = self._member_changer.refused or self._leader_loop.waits_for
+            self._messenger.send_summary(summary)
             self._send_cluster_view()
-        self._leader_loop.tick()
+        step, request = self._leader_loop.tick(), self._machine.state.member_request
         self._tick_due_ns = min(self._reporter.due_ns, self._summary_due_ns)
-        if self._disk and not self._has_joined:
+        if request is not None:
+            self._member_changer.carry_out(step, request.number, self._consensus)
+            self._tick_due_ns = now_ns + TICK_NS
+        if self._disk and not self._has_joined and self._votes:
             self._join(now_ns)
             self._tick_due_ns = now_ns + TICK_NS
 
@@ -290,6 +313,12 @@ class ControlProcess:
 
     def _tick_by(self, due_ns: int) -> None:
         self._tick_due_ns = min(self._tick_due_ns, due_ns)
+
+    @property
+    def _votes(self) -> bool:
+        """Whether this node is a voter. A learner accepts no sessions, and is in no majority."""
+        own = self._members.get(self._config.name)
+        return own is not None and own.votes
 
     @property
     def _has_joined(self) -> bool:

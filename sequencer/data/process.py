@@ -55,6 +55,7 @@ from sequencer.sessions.disk_id import open_disk_id
 from sequencer.sessions.idle_replicas import IdleReplicas
 from sequencer.sessions.ingest import SessionIngest
 from sequencer.sessions.opener import Opener
+from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_fetch import PeerFetcher
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.sessions.sync_timing import TimedGroupCommit
@@ -105,11 +106,12 @@ class DataProcess:
         self.ingest = SessionIngest(
             follower, replicas, len(config.members), self._propose, lambda: self.link.is_up
         )
-        self.repair = RepairService(config, tls, pool, follower, replicas, tasks.fail)
+        peers = self._peers = PeerAddresses(config)
+        self.repair = RepairService(config, tls, peers, pool, follower, replicas, tasks.fail)
         repairer = self.repair.repairer
         self.merged_log = MergedLog(config, pool, replicas, self.reports, repairer, tasks.fail)
         self.catch_up = CatchUp(
-            config, tls, pool, follower, replicas, self.merged_log, repairer.corrupt_files, tasks.fail
+            config, tls, peers, pool, follower, replicas, self.merged_log, repairer.corrupt_files, tasks.fail
         )
         self.opener = Opener(
             follower, replicas, self.reports, spawn=tasks.spawn, on_corrupt=repairer.on_corrupt
@@ -123,7 +125,7 @@ class DataProcess:
             lambda: self.merged_log.released,
             self.merged_log.on_replica_removed,
         )
-        self.fetcher = PeerFetcher(config, tls, follower, replicas, self.opener.opened)
+        self.fetcher = PeerFetcher(config, tls, peers, follower, replicas, self.opener.opened)
         self.commands = CommandClient(follower, self._propose)
         self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
@@ -271,9 +273,9 @@ class DataProcess:
             return
         self.follower.on_message(message)
         if message.HasField("standing"):
-            nodes = message.standing.nodes
-            self.merged_log.on_merged({one.name: one.summary.merged.instruction for one in nodes})
-            self.ingest.on_changed()
+            self._peers.update(message.standing)
+            self.merged_log.on_view(message.standing)
+            self.ingest.on_view(message.standing)
             self.resets.on_changed()
         elif message.HasField("reset_refused"):
             self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)

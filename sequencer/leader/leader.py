@@ -1,7 +1,8 @@
 """The leader: receives reports, plans, and proposes commands.
 
+Only reports of voters count, except for how far a learner has merged. Only the consensus thread calls it.
 Invariant: only a leader that has applied all commands of earlier terms plans. Its plans are dropped as soon
-as a command is applied with another result than planned. Only the consensus thread calls it.
+as a command is applied with another result than planned.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence, DivergenceDetector
 from sequencer.leader.idle_sessions import IdleSessions, OldSessions
 from sequencer.leader.lease_expiry import LeaseExpiry
+from sequencer.leader.member_steps import MemberStep, MemberSteps
 from sequencer.leader.merge_planner import Speculation, plan_merge, plan_roll
 from sequencer.leader.node_reports import FRESH_NS, NodeReports
 from sequencer.leader.peer_fetch_planner import FetchRequest, PeerFetchPlanner
-from sequencer.leader.proposals import REPEAT_NS, LeaderProposals, ProposalPort
+from sequencer.leader.proposals import REPEAT_NS, LeaderProposals
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, unpack_boundaries
 from sequencer.leader.retention_planner import RetentionPlanner
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
+from sequencer.raft.model.members import Members
 from sequencer.state.apply_result import (
     CommandRejected,
     DiskJoined,
@@ -34,6 +37,7 @@ from sequencer.state.apply_result import (
     RequestWaits,
 )
 from sequencer.state.commands import Command, DecideRequest, MergeInstruction
+from sequencer.state.membership import SettleMembers
 from sequencer.state.operator_requests import to_decide
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import SessionEnd
@@ -53,30 +57,37 @@ logger = logging.getLogger("sequencer")
 
 
 class Leader:
-    """One node's leadership in one term. `now_ns` is a monotonic clock, `clock_ns` a wall clock."""
+    """One node's leadership in one term and with one list of members. `now_ns` is a monotonic clock."""
 
     def __init__(
         self,
         state: SequencerState,
-        members: int,
-        proposer: ProposalPort,
+        members: Members,
+        proposals: LeaderProposals,
         ask_again: Callable[[str], None],
         now_ns: Callable[[], int],
         send_fetch: Callable[[FetchRequest], None] = lambda _: None,
         on_divergence: Callable[[Divergence], None] = lambda _: None,
         configured: Mapping[str, int] = MappingProxyType({}),
+        own: str = "",
     ) -> None:
-        """`on_divergence` gets nodes that must stop. `configured`: this node's replicated settings."""
-        self.tracker = ReplicationTracker(members)
+        """`own`: this node. `proposals`: those of the term; some may be in flight since an earlier list.
+
+        `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
+        """
+        voters = sum(member.votes for member in members.values())
+        self.tracker = ReplicationTracker(voters)
+        self.member_steps = MemberSteps(state, members, own, self.tracker)
         self._state, self._now_ns = state, now_ns
-        self._proposals = LeaderProposals(proposer, now_ns)
+        self._proposals = proposals
+        proposals.must_replan = proposals.in_flight > 0
         self._nodes = NodeReports(ask_again, now_ns)
         self._speculation = Speculation(state)
-        self._divergences, self._on_divergence = DivergenceDetector(members), on_divergence
+        self._divergences, self._on_divergence = DivergenceDetector(voters), on_divergence
         self._closer = SessionCloser(state, self.tracker, now_ns())
         self._restoration = DiskRestoration(state, self.tracker)
         self._fetch_planner, self._send_fetch = PeerFetchPlanner(state, self.tracker), send_fetch
-        self._retention = RetentionPlanner(state, members, configured, now_ns())
+        self._retention = RetentionPlanner(state, voters, configured, now_ns())
         self._lease_expiry = LeaseExpiry(state)
         self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
         self._asks = False
@@ -86,6 +97,8 @@ class Leader:
 
     def on_report(self, name: str, report: pb.Report) -> None:
         """Handle a node's report. One with a `rt.FormatError` is ignored, and a full report requested."""
+        if name not in self.member_steps.voters:
+            return
         if report.is_full:
             if name in self._nodes:
                 self.tracker.forget_node(name)
@@ -100,6 +113,7 @@ class Leader:
             for found in self._divergences.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_divergence(found)
         node.merged = report.merged
+        self.member_steps.on_merged(name, report.merged.instruction)
         try:
             for one in report.segments:
                 self._on_segment(name, node.heard_ns, one)
@@ -217,6 +231,15 @@ class Leader:
         for request in self._fetch_planner.plan(self._nodes.heard_since(now_ns - 2 * FRESH_NS), now_ns):
             self._send_fetch(request)
         self.plan()
+
+    def next_member_step(self) -> MemberStep | None:
+        """What to do next for a change of the members. The caller proposes it, and asks again."""
+        if self._proposals.must_replan:
+            return None  # What is in flight may have been planned with another list of members.
+        return self.member_steps.next_step(self._nodes.joins, self._now_ns(), self._speculation.instruction)
+
+    def settle_members(self, step: SettleMembers) -> None:
+        self._proposals.repeat(step)
 
     def _take_news(self) -> None:
         if self.tracker.news:

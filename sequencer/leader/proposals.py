@@ -23,13 +23,22 @@ from sequencer.state.commands import (
     TrimSegments,
 )
 from sequencer.state.leases.leases import ExpireLeases
+from sequencer.state.membership import SettleMembers
 from sequencer.state.session_commands import CloseRun, FenceRun, Forget
 
 REPEAT_NS: Final = 3 * 10**9
 """A command that may have been lost is not proposed again before this time."""
 
 RepeatedCommand = (
-    FenceRun | CloseRun | RestoreDisk | TrimSegments | Configure | DecideRequest | ExpireLeases | Forget
+    FenceRun
+    | CloseRun
+    | RestoreDisk
+    | TrimSegments
+    | Configure
+    | DecideRequest
+    | ExpireLeases
+    | Forget
+    | SettleMembers
 )
 
 logger = logging.getLogger("sequencer")
@@ -106,5 +115,7 @@ def _key_of(command: RepeatedCommand) -> Hashable:
             return RestoreDisk, command.disk
         case DecideRequest():
             return DecideRequest, command.id
+        case SettleMembers():
+            return SettleMembers, command.number
         case _:
             return (type(command),)

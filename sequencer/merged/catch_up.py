@@ -30,6 +30,7 @@ from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair_queue import CorruptFiles
 from sequencer.sessions.input_planner import RANGES_BYTES_MAX, SessionRange, is_due, peers_ahead, plan_ranges
+from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_pull import catch_up, fetch_range, merged_end
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.write_plan import BlockWrite
@@ -61,6 +62,7 @@ class CatchUp:
         self,
         config: NodeConfig,
         tls: TLS,
+        peers: PeerAddresses,
         pool: Executor,
         follower: StateFollower,
         replicas: SessionReplicas,
@@ -70,7 +72,7 @@ class CatchUp:
     ) -> None:
         """`corrupt_files`: the files under repair. `on_failed` gets the error that must end the process."""
         self._directory, self._stream, self._tls = config.merged_directory, config.stream, tls
-        self._endpoints = [config.members[peer].data for peer in config.peers]
+        self._peers = peers
         self._pool, self._follower, self._replicas = pool, follower, replicas
         self._merged_log, self._corrupt_files = merged_log, corrupt_files
         self._on_failed = on_failed
@@ -94,7 +96,7 @@ class CatchUp:
                     continue
                 if merger.damage is not None:
                     await self._open_repaired(merger, merger.damage)
-                elif self._endpoints and (merger.gap is not None or self._is_due(merger.missing)):
+                elif self._peers.all() and (merger.gap is not None or self._is_due(merger.missing)):
                     await self._help(merger)
         finally:
             for channel in self._channels.values():
@@ -187,7 +189,7 @@ class CatchUp:
             return 0
         last, line = self._holders.get(session.id), line_of(self._follower.epoch)
         async with self._fetches:
-            for endpoint in sorted(self._endpoints, key=lambda one: one != last):
+            for endpoint in sorted(self._peers.all(), key=lambda one: one != last):
                 try:
                     channel = self._channel(endpoint)
                     fetched = await fetch_range(channel, self._stream, wanted, session.incarnation, line)
@@ -201,7 +203,7 @@ class CatchUp:
 
     async def _merged_ends(self) -> dict[str, int]:
         """The merged ends of the peers that answer."""
-        return dict(one for one in await asyncio.gather(*map(self._merged_end, self._endpoints)) if one)
+        return dict(one for one in await asyncio.gather(*map(self._merged_end, self._peers.all())) if one)
 
     async def _merged_end(self, endpoint: str) -> tuple[str, int] | None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import takewhile
 from typing import Final
@@ -18,6 +18,7 @@ from replicator.protocol.messages import LogOffset
 from rt.errors import Corrupt, DiskFull, RtError
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
+from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
 from sequencer.ipc.data_reports import DataReports, MergeProgress
 from sequencer.merged.fetched_ranges import FetchedRanges
@@ -54,7 +55,7 @@ class MergedLog:
         self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._consumed = ConsumedRanges()
-        self._retention = SessionRetention(config.name, len(config.members))
+        self._retention = SessionRetention(config.name, config.members)
         self._released = 0
         """Input up to this instruction was released."""
         self.fetched = FetchedRanges()
@@ -122,9 +123,10 @@ class MergedLog:
             return None
         return self._retention.released(merger.durable.instruction)
 
-    def on_merged(self, merged: Mapping[str, int]) -> None:
-        """Record, by node, the last instruction that it reported as merged durably."""
-        self._retention.on_merged(merged)
+    def on_view(self, view: pb.Standing) -> None:
+        """Record which nodes vote, and the last instruction that each reported as merged durably."""
+        self._retention.on_voters(one.name for one in view.nodes if not one.is_learner)
+        self._retention.on_merged({one.name: one.summary.merged.instruction for one in view.nodes})
 
     def on_replica_removed(self, session_id: int) -> None:
         if self.merger is not None:

@@ -30,6 +30,7 @@ from sequencer.merged.scrubber import Scrubber, ScrubTarget
 from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment
 from sequencer.sessions.disk_id import forget_disk_id
 from sequencer.sessions.merge_progress import consumed_place
+from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import SequencerState
@@ -45,6 +46,7 @@ class RepairService:
         self,
         config: NodeConfig,
         tls: TLS,
+        peers: PeerAddresses,
         pool: Executor,
         follower: StateFollower,
         replicas: SessionReplicas,
@@ -52,7 +54,7 @@ class RepairService:
     ) -> None:
         self._config, self._tls, self._follower, self._replicas = config, tls, follower, replicas
         self._on_failed = on_failed
-        self._endpoints = [config.members[peer].data for peer in config.peers]
+        self._peers = peers
         self._merged = os.path.abspath(config.merged_directory)
         self._sessions = os.path.abspath(config.sessions_directory)
         beside = os.path.dirname(self._merged)
@@ -108,7 +110,7 @@ class RepairService:
     async def _fetch(self, directory: str, segment: SegmentId, aside: str, end: int) -> None:
         """Copy a good replica of a segment from a peer; the `Fetch` of the repairer."""
         state = self._follower.state
-        if state is None or not self._endpoints:
+        if state is None or not self._peers.all():
             raise Unreachable("there is no peer to fetch good bytes from", where=directory)
         if directory == self._merged:
             await self._fetch_merged(state, segment, aside, end)
@@ -124,7 +126,9 @@ class RepairService:
         identity = LogIdentity(LogKind.MERGED, state.cluster, self._config.stream)
         try:
             line = line_of(self._follower.epoch)
-            await fetch_segment(aside, identity, segment, positions[0], end, self._endpoints, self._tls, line)
+            await fetch_segment(
+                aside, identity, segment, positions[0], end, self._peers.all(), self._tls, line
+            )
         except Diverged as error:  # Between the peers.
             raise Unreachable("peers do not agree on that segment", where=segment, got=error) from error
 
@@ -135,7 +139,7 @@ class RepairService:
         known = None if session is None else session.run_of(segment.run)
         if session is None or known is None:
             raise Unreachable("its run is merged, and no node keeps it", where=directory, got=segment)
-        opened, peers = Run(known.run, known.run_id), (self._config.stream, self._endpoints, self._tls)
+        opened, peers = Run(known.run, known.run_id), (self._config.stream, self._peers.all(), self._tls)
         line = line_of(self._follower.epoch)
         await fetch_replica(self._replicas, aside, session, opened, segment, end, *peers, line)
 

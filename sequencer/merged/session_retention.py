@@ -10,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 
-def low_watermark(merged: Iterable[int], members: int) -> int:
-    """The last instruction that a majority of `members` nodes has merged durably.
+def low_watermark(merged: Iterable[int], voters: int) -> int:
+    """The last instruction that a majority of `voters` nodes has merged durably.
 
-    `merged` has the last one of each node that reported. Other nodes count as having merged nothing.
+    `merged` has the last one of each voter that reported. Other voters count as having merged nothing.
     """
     known = sorted(merged, reverse=True)
-    majority = members // 2 + 1
+    majority = voters // 2 + 1
     return known[majority - 1] if len(known) >= majority else 0
 
 
 class SessionRetention:
-    """The instruction up to which this node, one of `members`, need not keep the input."""
+    """The instruction up to which this node need not keep the input. `voters`: the first list of them."""
 
-    def __init__(self, node: str, members: int) -> None:
-        self._node, self._members = node, members
+    def __init__(self, node: str, voters: Iterable[str]) -> None:
+        self._node, self._voters = node, frozenset(voters)
         self._merged: dict[str, int] = {}
         self._low = 0
+
+    def on_voters(self, voters: Iterable[str]) -> None:
+        self._voters = frozenset(voters)
 
     def on_merged(self, merged: Mapping[str, int]) -> None:
         """Record, by node, the last instruction that it reported as merged durably."""
@@ -36,5 +39,6 @@ class SessionRetention:
     def released(self, own: int) -> int:
         """The last instruction whose input may be trimmed, now that this node has merged `own` durably."""
         self._merged[self._node] = max(own, self._merged.get(self._node, 0))
-        self._low = max(self._low, low_watermark(self._merged.values(), self._members))
+        merged = [self._merged[node] for node in self._voters if node in self._merged]
+        self._low = max(self._low, low_watermark(merged, len(self._voters)))
         return min(own, self._low)

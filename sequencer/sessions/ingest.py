@@ -22,6 +22,7 @@ from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError
 from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
+from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.replica import SessionReplica
 from sequencer.sessions.replicas import SessionReplicas
@@ -82,6 +83,11 @@ class SessionIngest:
     @property
     def cluster(self) -> bytes:
         return self.state.cluster
+
+    def on_view(self, view: pb.Standing) -> None:
+        """The cluster view changed."""
+        self._members = sum(not one.is_learner for one in view.nodes) or self._members
+        self.on_changed()
 
     def on_changed(self) -> None:
         """The cluster view, the link to control, or the whole state changed."""

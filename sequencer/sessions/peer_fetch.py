@@ -22,6 +22,7 @@ from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
 from sequencer.ipc.state_follower import StateFollower
+from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_pull import fetch_session
 from sequencer.sessions.replica import SessionReplica
 from sequencer.sessions.replicas import SessionReplicas
@@ -46,12 +47,12 @@ class PeerFetcher:
         self,
         config: NodeConfig,
         tls: TLS,
+        peers: PeerAddresses,
         follower: StateFollower,
         replicas: SessionReplicas,
         opened: Callable[[int], Awaitable[SessionReplica | None]],
     ) -> None:
-        self._stream, self._members, self._tls = config.stream, config.members, tls
-        self._endpoints = [config.members[peer].data for peer in config.peers]
+        self._stream, self._tls, self._peers = config.stream, tls, peers
         self._follower, self._replicas, self._opened = follower, replicas, opened
         self._fetching: set[int] = set()
         """Open sessions that are being fetched from a peer."""
@@ -72,11 +73,11 @@ class PeerFetcher:
     async def complete(self, session_id: int, end: LogOffset) -> None:
         """Fetch what is missing here of a run that ends at `end`, however long that takes."""
         at = 0
-        while self._endpoints and (opened := self._run_of(session_id, end.run)) is not None:
+        while (endpoints := self._peers.all()) and (opened := self._run_of(session_id, end.run)) is not None:
             replica = await self._opened(session_id)
             if replica is None or (end.segment == (end.run, 0) and end.offset <= SEGMENT_HEADER_BYTES):
                 return
-            endpoint = self._endpoints[at % len(self._endpoints)]
+            endpoint = endpoints[at % len(endpoints)]
             at += 1
             try:
                 with replica.in_use():
@@ -131,10 +132,10 @@ class PeerFetcher:
             self._fetching.discard(wanted.session_id)
 
     async def _fetch_open(self, wanted: pb.Fetch) -> None:
-        opened, member = self._open_run(wanted), self._members.get(wanted.holder)
-        replica = None if opened is None or member is None else await self._opened(wanted.session_id)
+        opened, endpoint = self._open_run(wanted), self._peers.get(wanted.holder)
+        replica = None if opened is None or endpoint is None else await self._opened(wanted.session_id)
         session = self._follower.session(wanted.session_id)
-        if replica is None or session is None or opened is None or member is None or replica.has_stream:
+        if replica is None or session is None or opened is None or endpoint is None or replica.has_stream:
             return
 
         def check() -> None:
@@ -148,7 +149,7 @@ class PeerFetcher:
                 await self._replicas.skip_to(replica, session, LogOffset(opened.run, 0, 0), None)
             if place is None or place < end:
                 logger.info("fetch_started session=%s peer=%s up_to=%s", session.name, wanted.holder, end)
-                source = self._stream, self._channel(member.data)
+                source = self._stream, self._channel(endpoint)
                 async with self._fetches:
                     await self._fetch_and_follow(replica, Run(opened.run, opened.run_id), end, *source, check)
 

@@ -38,6 +38,14 @@ from sequencer.state.leases import leases, requests, tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
+from sequencer.state.membership import (
+    CancelMembers,
+    RequestMembers,
+    SettleMembers,
+    cancel_members,
+    request_members,
+    settle_members,
+)
 from sequencer.state.merge import merge, roll
 from sequencer.state.operator_requests import ask, decide
 from sequencer.state.resets import reset
@@ -112,6 +120,12 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return tables.delete_table(state, command)
         case PostRequest():
             return requests.post_request(state, command)
+        case RequestMembers():
+            return request_members(state, command)
+        case CancelMembers():
+            return cancel_members(state, command)
+        case SettleMembers():
+            return settle_members(state, command)
         case SubmitRequest():
             return ask(state, command)
         case DecideRequest():
@@ -138,7 +152,7 @@ def _join(state: SequencerState, command: JoinDisk) -> Outcome:
     if known is not None and known.id == command.disk:
         return CommandRejected(f"the disk of {command.node} has joined")
     state.joins += 1
-    # A node's first disk lost nothing, and neither did a disk before which nothing was open or merged.
+    # A member's first disk lost nothing, and neither did a disk before which nothing was open or merged.
     is_whole = known is None or not (state.instruction or state.open_count)
     state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole)
     return DiskJoined(command.node)

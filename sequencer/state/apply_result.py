@@ -7,13 +7,26 @@ from enum import Enum
 from typing import TypeAlias
 
 from rt.log.format.segment_table import TrimReason
-from sequencer.state.state import End
+from sequencer.state.state import End, MemberRequest
 from sequencer.state.write_plan import WritePlan
 
 
 @dataclass(frozen=True, slots=True)
 class RangesMerged:
     plan: WritePlan
+
+
+@dataclass(frozen=True, slots=True)
+class MembersRequested:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class MembersSettled:
+    """`why`: why the request was not carried out whole; empty: it was."""
+
+    request: MemberRequest
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +229,8 @@ Outcome: TypeAlias = (
     | SilenceLimited
     | Forgotten
     | DiskJoined
+    | MembersRequested
+    | MembersSettled
     | DiskRestored
     | SegmentsTrimmed
     | HoldMoved

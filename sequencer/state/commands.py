@@ -16,6 +16,7 @@ from rt.names import check_hold_name, check_name
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
+from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
@@ -204,7 +205,16 @@ class ResetGroup:
             raise ValueError(f"a group at position {self.position}, {self.at_ns} ns")
 
 
-Operation: TypeAlias = Configure | TrimSegments | ReleaseHold | ResetGroup | DeleteTable | CloseSession
+Operation: TypeAlias = (
+    Configure
+    | TrimSegments
+    | ReleaseHold
+    | ResetGroup
+    | DeleteTable
+    | CloseSession
+    | RequestMembers
+    | CancelMembers
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +281,7 @@ Command: TypeAlias = (
     | Roll
     | JoinDisk
     | RestoreDisk
+    | SettleMembers
     | HoldPosition
     | Forget
     | LimitSilence

@@ -204,6 +204,31 @@ class LeaseState(NamedTuple):
     """Earlier attempts of the owner to change the lease's table are refused. A new owner starts at 0."""
 
 
+class MemberRequest(NamedTuple):
+    """An operator's change of the members that is being carried out."""
+
+    number: int
+    adds: str
+    """The new node; empty: none."""
+    address: str
+    """host:port of its Raft."""
+    removes: str
+    """The node that goes; empty: none."""
+
+    @property
+    def brief(self) -> str:
+        if self.adds and self.removes:
+            return f"replace {self.removes} by {self.adds}"
+        return f"add {self.adds}" if self.adds else f"remove {self.removes}"
+
+
+class SettledMembers(NamedTuple):
+    """The last change of the members that ended. `why`: why it was not carried out whole; empty: it was."""
+
+    number: int
+    why: str
+
+
 class LastReset(NamedTuple):
     """The reset that started the current epoch."""
 
@@ -320,6 +345,12 @@ class SequencerState:
     """The incarnations whose records were deleted."""
     runs_cut_short: int = 0
     """Of all sessions, also of deleted records."""
+    feature_level: int = 1
+    """See `sequencer.state.feature_level`."""
+    member_requests: int = 0
+    """Number of changes of the members that were ever requested."""
+    member_request: MemberRequest | None = None
+    settled_members: SettledMembers | None = None
     by_name: dict[str, int] = field(init=False, default_factory=dict)
     """The id of the newest incarnation of each name. Derived from `sessions`, like the next four."""
     by_incarnation: dict[tuple[str, bytes], int] = field(init=False, default_factory=dict)

@@ -154,6 +154,7 @@ _STATE: Final = MessageCodec(
             **{one.name: value for one, value in message.configuration.ListFields()}
         ),
     ),
+    feature_level=FieldCodec(lambda _: {}, lambda message: message.version),
     merged=MessageCodec(
         MergedEnd,
         pb.MergedEnd,

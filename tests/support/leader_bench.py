@@ -11,7 +11,9 @@ from sequencing import Writing, new_state
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence
 from sequencer.leader.leader import MINUTE_NS, Leader
+from sequencer.leader.proposals import LeaderProposals
 from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
+from sequencer.raft.model.members import Member, Members
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome, RangesMerged
 from sequencer.state.command_codec import decode_command
@@ -21,6 +23,10 @@ from sequencer.state.state import SequencerState
 SECOND_NS = 10**9
 HOUR_NS = 60 * MINUTE_NS
 CLOCK_NS = 1_700_000_000 * 10**9
+
+
+def voters(*names: str) -> Members:
+    return {name: Member(f"{name}:1", votes=True) for name in names}
 
 
 @dataclass(slots=True)
@@ -33,6 +39,7 @@ class Bench:
     differences: list[Divergence] = field(default_factory=list)
     error: Exception | None = None
     configured: dict[str, int] = field(default_factory=dict)
+    members: Members = field(default_factory=lambda: voters("a", "b", "c"))
     now_ns: int = 10**12
     outcomes: list[tuple[Command, Outcome]] = field(default_factory=list)
     sequences: dict[str, int] = field(default_factory=dict)
@@ -46,12 +53,13 @@ class Bench:
         self.sequences.clear()
         self.leader = Leader(
             self.state,
-            3,
-            self,
+            self.members,
+            LeaderProposals(self, lambda: self.now_ns),
             self.asked.append,
             lambda: self.now_ns,
             on_divergence=self.differences.append,
             configured=self.configured,
+            own="a",
         )
 
     def propose(self, command: bytes) -> Future[int]:

@@ -37,6 +37,7 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, Configure, JoinDisk, MergeInstruction, MergeRange, RestoreDisk
+from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.state import End
 from sequencer.state.state_codec import decode_state, encode_state
@@ -91,7 +92,7 @@ class Node:
     """The last instruction in its merged log."""
     durable: int = 0
     """The last one that a power cut leaves there."""
-    retention: SessionRetention = field(default_factory=lambda: SessionRetention("", 1))
+    retention: SessionRetention = field(default_factory=lambda: SessionRetention("", ()))
 
     def take(self, place: tuple[int, int], start: End, end: End) -> None:
         """Store session bytes."""
@@ -153,7 +154,7 @@ class World:
         self.merged: dict[str, int] = {}
         """The last instruction that each node reported to have merged durably."""
         for node in self.nodes:
-            node.retention = SessionRetention(node.name, len(self.nodes))
+            node.retention = SessionRetention(node.name, [one.name for one in self.nodes])
         self.is_harsh = rng.random() < 0.3 if is_harsh is None else is_harsh
         twins = rng.random() < 0.4
         for index in range(rng.randint(1, 4)):
@@ -249,7 +250,7 @@ class World:
         node.disk += 1
         node.lost, node.holds = node.holds, {}
         node.parts, node.merged, node.durable = {}, 0, 0
-        node.retention = SessionRetention(node.name, len(self.nodes))
+        node.retention = SessionRetention(node.name, [one.name for one in self.nodes])
         node.announced.clear()
         node.fenced = dict.fromkeys(node.fenced, End(0, 64, 0))
         node.is_anew = True
@@ -561,7 +562,8 @@ class World:
             case RestoreDisk(), DiskRestored():
                 self._check_restored(command)
             case _:
-                assert isinstance(command, FenceRun | Configure)
+                harmless = FenceRun | Configure | RequestMembers | CancelMembers | SettleMembers
+                assert isinstance(command, harmless)
 
     def _note_opening(self, command: OpenRun, opened: RunOpened) -> None:
         directory = next(one for one in self.directories if one.incarnation == command.incarnation)
@@ -636,6 +638,12 @@ class World:
 
     def step(self) -> None:
         self.now_ns += 1_000_000
+        actions = self.actions()
+        ((action, _),) = self.rng.choices(actions, [weight for _, weight in actions])
+        action()
+
+    def actions(self) -> list[tuple[Callable[[], None], int]]:
+        """What may happen next, each with its weight."""
         actions: list[tuple[Callable[[], None], int]] = [
             (self.append, 12),
             (self.push, 30),
@@ -655,8 +663,7 @@ class World:
         ]
         if len(self.directories) < 7:
             actions.append((self.lose_directory, 1))
-        ((action, _),) = self.rng.choices(actions, [weight for _, weight in actions])
-        action()
+        return actions
 
     def heal(self) -> None:
         """All nodes come up, everybody says everything, until nothing is left to do."""

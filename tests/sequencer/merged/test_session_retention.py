@@ -21,7 +21,7 @@ def test_the_low_watermark_is_the_furthest_instruction_that_a_majority_has(data,
 @given(st.data(), MEMBERS)
 def test_nothing_is_released_that_the_node_or_a_majority_has_not_merged(data, members: int) -> None:
     names = [f"n{at}" for at in range(members)]
-    retention, truth, released = SessionRetention("n0", members), dict.fromkeys(names, 0), 0
+    retention, truth, released = SessionRetention("n0", names), dict.fromkeys(names, 0), 0
     for _ in range(data.draw(st.integers(1, 30))):
         name = data.draw(st.sampled_from(names))
         truth[name] += data.draw(st.integers(0, 3))
@@ -34,12 +34,32 @@ def test_nothing_is_released_that_the_node_or_a_majority_has_not_merged(data, me
 
 @pytest.mark.parametrize(("members", "released"), [(1, 7), (3, 0), (5, 0)])
 def test_a_node_that_has_heard_of_no_other_one_keeps_all_unless_it_is_alone(members, released) -> None:
-    assert SessionRetention("n0", members).released(7) == released
+    assert SessionRetention("n0", [f"n{at}" for at in range(members)]).released(7) == released
 
 
 def test_what_others_had_stays_true_when_they_say_less() -> None:
-    retention = SessionRetention("n0", 3)
+    retention = SessionRetention("n0", ("n0", "n1", "n2"))
     retention.on_merged({"n1": 5})
     assert retention.released(6) == 5
     retention.on_merged({"n1": 0, "n2": 0})
     assert retention.released(6) == 5
+
+
+def test_only_the_voters_of_now_count() -> None:
+    retention = SessionRetention("n0", ("n0", "n1", "n2"))
+    retention.on_merged({"n1": 5, "n3": 6})
+    assert retention.released(6) == 5, "n3 is a learner"
+    retention.on_voters(("n0", "n1", "n2", "n3", "n4"))
+    retention.on_merged({"n1": 6})
+    assert retention.released(7) == 6, "three of five"
+    retention.on_voters(("n0", "n2", "n4"))
+    retention.on_merged({"n1": 9})
+    assert retention.released(9) == 6, "n1 was removed"
+
+
+def test_a_learner_releases_what_a_majority_of_the_others_has() -> None:
+    retention = SessionRetention("n3", ("n0", "n1", "n2"))
+    retention.on_merged({"n0": 4})
+    assert retention.released(9) == 0
+    retention.on_merged({"n1": 5})
+    assert retention.released(9) == 4

@@ -10,12 +10,14 @@ from sequencing import Writing, do_fence, do_merge, do_open, must, new_state, op
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import Leader
 from sequencer.leader.peer_fetch_planner import QUIET_NS, FetchRequest, PeerFetchPlanner
+from sequencer.leader.proposals import LeaderProposals
 from sequencer.leader.replication_tracker import (
     BatchBoundary,
     ReplicationTracker,
     SegmentKey,
     pack_boundaries,
 )
+from sequencer.raft.model.members import Member
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
 from sequencer.state.session_commands import OpenSealedRuns, SealedRun
@@ -153,7 +155,9 @@ class Nowhere:
 
 def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
     told: list[FetchRequest] = []
-    leader = Leader(stage.state, len(NODES), Nowhere(), lambda _: None, lambda: stage.now_ns, told.append)
+    members = {node: Member(f"{node}:1", votes=True) for node in NODES}
+    proposals = LeaderProposals(Nowhere(), lambda: stage.now_ns)
+    leader = Leader(stage.state, members, proposals, lambda _: None, lambda: stage.now_ns, told.append)
     for node in NODES:
         report = pb.Report(boot=b"boot", is_full=True)
         if node == "n3":
