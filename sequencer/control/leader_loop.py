@@ -6,7 +6,7 @@ Each term, and each restored state, gets a new `Leader`. Only the consensus thre
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
@@ -16,10 +16,14 @@ from sequencer.leader.proposals import ProposalPort
 from sequencer.raft.model.api import Leadership
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
+from sequencer.state.feature_level import MemberLevel
 
 
 class LeaderLoop:
-    """`members` is the number of nodes, `configured` the replicated settings in this node's configuration."""
+    """`members` is the number of nodes, `configured` the replicated settings in this node's configuration.
+
+    `member_levels` returns what each member reported of its program, at a time of the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -28,9 +32,11 @@ class LeaderLoop:
         messenger: PeerMessenger,
         call_soon: Callable[[Callable[[], None]], None],
         configured: Mapping[str, int],
+        member_levels: Callable[[int], Sequence[MemberLevel]],
     ) -> None:
         self._members, self._machine, self._messenger = members, machine, messenger
         self._call_soon, self._configured = call_soon, configured
+        self._member_levels = member_levels
         self._leader: Leader | None = None
         self._term = 0
         self._is_due = False
@@ -48,6 +54,7 @@ class LeaderLoop:
                 send_fetch=self._messenger.request_fetch,
                 on_divergence=self._messenger.report_divergence,
                 configured=self._configured,
+                member_levels=self._member_levels,
             )
         self._term = leadership.term
 

@@ -192,6 +192,11 @@ class ConfigurationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureLevelRaised:
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommandRejected:
     """Nothing was changed.
 
@@ -230,5 +235,6 @@ Outcome: TypeAlias = (
     | RequestLapsed
     | ClusterReset
     | ConfigurationChanged
+    | FeatureLevelRaised
     | CommandRejected
 )

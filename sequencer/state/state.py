@@ -320,6 +320,8 @@ class SequencerState:
     """The incarnations whose records were deleted."""
     runs_cut_short: int = 0
     """Of all sessions, also of deleted records."""
+    feature_level: int = 1
+    """See `sequencer.state.feature_level`."""
     by_name: dict[str, int] = field(init=False, default_factory=dict)
     """The id of the newest incarnation of each name. Derived from `sessions`, like the next four."""
     by_incarnation: dict[tuple[str, bytes], int] = field(init=False, default_factory=dict)
