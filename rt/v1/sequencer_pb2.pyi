@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group", "write_table", "delete_table", "post_request", "request_members", "cancel_members", "settle_members")
+    __slots__ = ("version", "merge", "open", "fence", "close", "roll", "configure", "join", "restore", "trim", "hold", "release", "reset", "ask", "decide", "acquire_leases", "renew_leases", "release_leases", "expire_leases", "close_session", "forget", "open_sealed", "limit_silence", "reset_group", "write_table", "delete_table", "post_request", "raise_feature_level", "request_members", "cancel_members", "settle_members")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class Command(_message.Message):
     WRITE_TABLE_FIELD_NUMBER: _ClassVar[int]
     DELETE_TABLE_FIELD_NUMBER: _ClassVar[int]
     POST_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RAISE_FEATURE_LEVEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     SETTLE_MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -66,10 +67,11 @@ class Command(_message.Message):
     write_table: WriteTable
     delete_table: DeleteTable
     post_request: PostRequest
+    raise_feature_level: RaiseFeatureLevel
     request_members: RequestMembers
     cancel_members: CancelMembers
     settle_members: SettleMembers
-    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ..., write_table: _Optional[_Union[WriteTable, _Mapping]] = ..., delete_table: _Optional[_Union[DeleteTable, _Mapping]] = ..., post_request: _Optional[_Union[PostRequest, _Mapping]] = ..., request_members: _Optional[_Union[RequestMembers, _Mapping]] = ..., cancel_members: _Optional[_Union[CancelMembers, _Mapping]] = ..., settle_members: _Optional[_Union[SettleMembers, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., merge: _Optional[_Union[Merge, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., configure: _Optional[_Union[Configure, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., trim: _Optional[_Union[Trim, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., decide: _Optional[_Union[Decide, _Mapping]] = ..., acquire_leases: _Optional[_Union[AcquireLeases, _Mapping]] = ..., renew_leases: _Optional[_Union[RenewLeases, _Mapping]] = ..., release_leases: _Optional[_Union[ReleaseLeases, _Mapping]] = ..., expire_leases: _Optional[_Union[ExpireLeases, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., open_sealed: _Optional[_Union[OpenSealed, _Mapping]] = ..., limit_silence: _Optional[_Union[LimitSilence, _Mapping]] = ..., reset_group: _Optional[_Union[ResetGroup, _Mapping]] = ..., write_table: _Optional[_Union[WriteTable, _Mapping]] = ..., delete_table: _Optional[_Union[DeleteTable, _Mapping]] = ..., post_request: _Optional[_Union[PostRequest, _Mapping]] = ..., raise_feature_level: _Optional[_Union[RaiseFeatureLevel, _Mapping]] = ..., request_members: _Optional[_Union[RequestMembers, _Mapping]] = ..., cancel_members: _Optional[_Union[CancelMembers, _Mapping]] = ..., settle_members: _Optional[_Union[SettleMembers, _Mapping]] = ...) -> None: ...
 
 class Merge(_message.Message):
     __slots__ = ("number", "sequenced_ns", "ranges")
@@ -298,12 +300,20 @@ class Ask(_message.Message):
     def __init__(self, id: _Optional[bytes] = ..., until_ns: _Optional[int] = ..., command: _Optional[bytes] = ...) -> None: ...
 
 class Decide(_message.Message):
-    __slots__ = ("id", "at_ns")
+    __slots__ = ("id", "at_ns", "refused")
     ID_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     at_ns: int
-    def __init__(self, id: _Optional[bytes] = ..., at_ns: _Optional[int] = ...) -> None: ...
+    refused: str
+    def __init__(self, id: _Optional[bytes] = ..., at_ns: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class RaiseFeatureLevel(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class AcquireLeases(_message.Message):
     __slots__ = ("request", "owner", "duration_ms", "names")
@@ -888,7 +898,7 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients", "address", "members_wait")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients", "feature_level_latest", "rt_version", "address", "members_wait")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -898,6 +908,8 @@ class Summary(_message.Message):
     STEP_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_SILENT_S_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LEVEL_LATEST_FIELD_NUMBER: _ClassVar[int]
+    RT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_WAIT_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
@@ -909,9 +921,11 @@ class Summary(_message.Message):
     step_total: int
     data_silent_s: float
     clients: ConnectedClients
+    feature_level_latest: int
+    rt_version: str
     address: str
     members_wait: str
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., address: _Optional[str] = ..., members_wait: _Optional[str] = ...) -> None: ...
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., feature_level_latest: _Optional[int] = ..., rt_version: _Optional[str] = ..., address: _Optional[str] = ..., members_wait: _Optional[str] = ...) -> None: ...
 
 class ConnectedClients(_message.Message):
     __slots__ = ("clients", "left_out")

@@ -54,6 +54,9 @@ class BenchState:
     def digest(self) -> bytes:
         return self.index.to_bytes(8, "little")
 
+    def check(self, state: bytes) -> None:
+        """It is of one version."""
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.index, self._parts = index, [state] if state else []
         if index >= self._awaited:

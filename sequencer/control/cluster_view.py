@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
+import rt
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import UNREACHABLE, Phase, RaftLogView
 from sequencer.control.reporter import DataStatus
 from sequencer.ipc.silence import HUNG_S
 from sequencer.raft.model.api import Leadership, Status
+from sequencer.state.feature_level import LATEST, MemberLevel, member_level
 
 UNREACHABLE_NS: Final = 5 * 10**9
 """A node that sent no summary for this long is unreachable, even if it is connected."""
@@ -33,6 +35,15 @@ class ClusterView:
         """`now_ns` is of the monotonic clock, `clock_ns` of the wall clock that nodes compare."""
         self._summaries[node] = summary, now_ns
         self._offsets_ns.setdefault(node, deque(maxlen=OFFSETS)).append(summary.clock_ns - clock_ns)
+
+    def member_levels(self, now_ns: int) -> list[MemberLevel]:
+        """What each member reported of its program. `now_ns` is of the monotonic clock."""
+        nothing = pb.Summary(), now_ns - UNREACHABLE_NS
+        return [
+            member_level(name, summary, is_current=now_ns - heard_ns < UNREACHABLE_NS)
+            for name in self._addresses
+            for summary, heard_ns in [self._summaries.get(name, nothing)]
+        ]
 
     def to_proto(
         self, status: Status, leadership: Leadership, now_ns: int, *, accepts_sessions: bool
@@ -101,4 +112,6 @@ def summarize(
         disk_free_bytes=data_status.disk_free_bytes,
         data_silent_s=data_silent_s,
         clients=None if data_silent_s >= HUNG_S else data_status.clients,
+        feature_level_latest=LATEST,
+        rt_version=rt.__version__,
     )

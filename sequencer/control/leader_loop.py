@@ -7,7 +7,7 @@ this.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
@@ -19,11 +19,15 @@ from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.members import Members
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
+from sequencer.state.feature_level import MemberLevel
 from sequencer.state.membership import SettleMembers
 
 
 class LeaderLoop:
-    """`members`: the first list. `configured`: the replicated settings in this node's configuration."""
+    """`members`: the first list. `configured`: the replicated settings in this node's configuration.
+
+    `member_levels` returns what each member reported of its program, at a time of the monotonic clock.
+    """
 
     def __init__(
         self,
@@ -33,10 +37,12 @@ class LeaderLoop:
         messenger: PeerMessenger,
         call_soon: Callable[[Callable[[], None]], None],
         configured: Mapping[str, int],
+        member_levels: Callable[[int], Sequence[MemberLevel]],
     ) -> None:
         self._name, self._members = name, members
         self._machine, self._messenger = machine, messenger
         self._call_soon, self._configured = call_soon, configured
+        self._member_levels = member_levels
         self._leader: Leader | None = None
         self._proposals: LeaderProposals | None = None
         """Of this term."""
@@ -71,6 +77,7 @@ class LeaderLoop:
             on_divergence=self._messenger.report_divergence,
             configured=self._configured,
             own=self._name,
+            member_levels=self._member_levels,
         )
 
     def on_restored(self) -> None:

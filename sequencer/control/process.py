@@ -73,7 +73,7 @@ class ControlProcess:
         self._data_silence = SilenceDetector()
         self._summary_due_ns = self._join_due_ns = self._tick_due_ns = 0
         self._phases = NodePhases()
-        self._machine = SequencerStateMachine(self._on_applied, self._on_restored)
+        self._machine = SequencerStateMachine(self._on_applied, self._on_restored, config.raft_directory)
         self._cluster_view = ClusterView(
             config.name, {name: member.data for name, member in config.members.items()}
         )
@@ -93,7 +93,13 @@ class ControlProcess:
         )
         self._reporter = Reporter(self._messenger, self._tick_by, lambda: self._has_joined)
         self._leader_loop = LeaderLoop(
-            config.name, self._members, self._machine, self._messenger, self._call_soon, config.replicated
+            config.name,
+            self._members,
+            self._machine,
+            self._messenger,
+            self._call_soon,
+            config.replicated,
+            self._cluster_view.member_levels,
         )
         self._member_changer = MemberChanger(self._leader_loop.settle_members)
         self._server = ControlServer(config.control_socket, self._on_data)

@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rt.errors import FormatError
+from rt.errors import FormatError, UnknownVersion
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, CommandRejected, Outcome, RangesMerged
 from sequencer.state.command_codec import decode_command
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState
-from sequencer.state.state_codec import decode_state, encode_state, frozen_state
+from sequencer.state.state_codec import check_version, decode_state, encode_state, frozen_state
 from sequencer.state.write_plan import WritePlan, decode_write_plan, encode_write_plan
 
 _LENGTH: Final = struct.Struct("<I")
@@ -53,22 +53,27 @@ class TailEntry:
 
 
 class SequencerStateMachine:
-    """`on_applied` and `on_restored` are called after every change."""
+    """`on_applied` and `on_restored` are called after every change. `directory`: of its log and snapshots."""
 
     def __init__(
         self,
         on_applied: Callable[[int, bytes, Command, Outcome], None],
         on_restored: Callable[[], None],
+        directory: str = "",
     ) -> None:
         self.index = 0
         self.state = SequencerState(b"")
         self.tail: deque[TailEntry] = deque()
         """Plans after this node's durable merged end, oldest first."""
-        self._on_applied, self._on_restored = on_applied, on_restored
+        self._on_applied, self._on_restored, self._directory = on_applied, on_restored, directory
 
     def apply(self, index: int, command: bytes) -> None:
-        decoded = decode_command(command)
-        outcome = apply(self.state, decoded)
+        try:
+            decoded = decode_command(command)
+            outcome = apply(self.state, decoded)
+        except UnknownVersion as error:
+            error.where = f"command {index} of the Raft log in {self._directory}"
+            raise
         self.index = index
         if isinstance(outcome, RangesMerged):
             plan = outcome.plan
@@ -96,11 +101,19 @@ class SequencerStateMachine:
         """See `StateMachine.digest`. It excludes the tail, which differs between nodes."""
         return hashlib.sha256(encode_state(self.state)).digest()
 
+    def check(self, state: bytes) -> None:
+        if state:
+            check_version(state[_LENGTH.size : _LENGTH.size + 2])
+
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:
         self.index = index
         self.tail.clear()
         if state:
-            self.state = self._decode(state)
+            try:
+                self.state = self._decode(state)
+            except UnknownVersion as error:
+                error.where = f"the newest snapshot in {self._directory}"
+                raise
         else:
             self.state = SequencerState(cluster)
         self._on_restored()

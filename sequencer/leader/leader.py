@@ -8,7 +8,7 @@ as a command is applied with another result than planned.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -36,7 +36,9 @@ from sequencer.state.apply_result import (
     RangesMerged,
     RequestWaits,
 )
-from sequencer.state.commands import Command, DecideRequest, MergeInstruction
+from sequencer.state.command_codec import raised_level
+from sequencer.state.commands import REFUSED_MAX, Command, DecideRequest, MergeInstruction
+from sequencer.state.feature_level import FeatureLevelRefused, MemberLevel, check_raise
 from sequencer.state.membership import SettleMembers
 from sequencer.state.operator_requests import to_decide
 from sequencer.state.state import SequencerState
@@ -70,15 +72,17 @@ class Leader:
         on_divergence: Callable[[Divergence], None] = lambda _: None,
         configured: Mapping[str, int] = MappingProxyType({}),
         own: str = "",
+        member_levels: Callable[[int], Sequence[MemberLevel]] = lambda _: (),
     ) -> None:
         """`own`: this node. `proposals`: those of the term; some may be in flight since an earlier list.
 
         `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
+        `member_levels` returns what each member reported of its program, at a time of `now_ns`.
         """
         voters = sum(member.votes for member in members.values())
         self.tracker = ReplicationTracker(voters)
         self.member_steps = MemberSteps(state, members, own, self.tracker)
-        self._state, self._now_ns = state, now_ns
+        self._state, self._now_ns, self._member_levels = state, now_ns, member_levels
         self._proposals = proposals
         proposals.must_replan = proposals.in_flight > 0
         self._nodes = NodeReports(ask_again, now_ns)
@@ -269,7 +273,18 @@ class Leader:
             return  # Without reports of a majority the time is unknown.
         now_ns = max(now_ns, self._state.decided_ns, 1)
         for request in to_decide(self._state, now_ns):
-            self._proposals.repeat(DecideRequest(request, now_ns))
+            self._proposals.repeat(DecideRequest(request, now_ns, self._refusal(request)))
+
+    def _refusal(self, request: bytes) -> str:
+        """Why this waiting or decided request must not be executed; empty if it may."""
+        level = raised_level(self._state.asked[request].command)
+        if level is None:
+            return ""
+        try:
+            check_raise(level, self._state.feature_level, self._member_levels(self._now_ns()))
+        except FeatureLevelRefused as error:
+            return str(error)[:REFUSED_MAX]
+        return ""
 
     def _plan_roll(self) -> None:
         """Seal an old merged segment, so that its data can expire."""

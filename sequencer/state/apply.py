@@ -1,7 +1,8 @@
 """Applies committed commands to the state.
 
 Pure, total, and equal on every node. A command that is stale or impossible changes nothing and returns why,
-except that a decided request of an operator is recorded. Invariants:
+except that a decided request of an operator is recorded. A feature level that this program does not know
+raises `rt.UnknownVersion`, which stops the node. Invariants:
 - Positions are dense, and a message is merged once, in its session's order.
 - All bytes of a merged file follow from the commands and the state alone.
 """
@@ -16,6 +17,7 @@ from sequencer.state.apply_result import (
     ConfigurationChanged,
     DiskJoined,
     DiskRestored,
+    FeatureLevelRaised,
     Outcome,
     RequestLapsed,
 )
@@ -26,6 +28,7 @@ from sequencer.state.commands import (
     HoldPosition,
     JoinDisk,
     MergeInstruction,
+    RaiseFeatureLevel,
     ReleaseHold,
     ResetCluster,
     ResetGroup,
@@ -34,6 +37,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.feature_level import check_known
 from sequencer.state.leases import leases, requests, tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
@@ -94,6 +98,8 @@ def apply(state: SequencerState, command: Command) -> Outcome:
             return roll(state, command)
         case Configure():
             return _configure(state, command)
+        case RaiseFeatureLevel():
+            return _raise_feature_level(state, command)
         case JoinDisk():
             return _join(state, command)
         case RestoreDisk():
@@ -142,6 +148,13 @@ def apply(state: SequencerState, command: Command) -> Outcome:
 def _configure(state: SequencerState, command: Configure) -> Outcome:
     state.configuration = replace(state.configuration, **command.changes)
     return ConfigurationChanged()
+
+
+def _raise_feature_level(state: SequencerState, command: RaiseFeatureLevel) -> Outcome:
+    if command.level <= state.feature_level:
+        return CommandRejected(f"the cluster has feature level {state.feature_level}")
+    state.feature_level = check_known(command.level)
+    return FeatureLevelRaised(command.level)
 
 
 # Disks

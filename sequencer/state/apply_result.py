@@ -205,6 +205,11 @@ class ConfigurationChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureLevelRaised:
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommandRejected:
     """Nothing was changed.
 
@@ -245,5 +250,6 @@ Outcome: TypeAlias = (
     | RequestLapsed
     | ClusterReset
     | ConfigurationChanged
+    | FeatureLevelRaised
     | CommandRejected
 )

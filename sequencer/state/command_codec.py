@@ -61,6 +61,12 @@ def reset_of(data: bytes) -> ResetCluster | None:
     return command if isinstance(command, ResetCluster) else None
 
 
+def raised_level(data: bytes) -> int | None:
+    """The feature level that a well-formed command raises the cluster to; None if it is another command."""
+    message = pb.Command.FromString(data)
+    return message.raise_feature_level.level if message.HasField("raise_feature_level") else None
+
+
 _SEALED_RUN: Final = MessageCodec(
     session_commands.SealedRun, pb.SealedRun, end=inlined(MessageCodec(End, pb.SealedRun))
 )
@@ -89,6 +95,7 @@ _COMMAND: Final = UnionCodec[Command](
     limit_silence=session_commands.LimitSilence,
     ask=MessageCodec(commands.SubmitRequest, pb.Ask, operation=_OPERATION),
     decide=commands.DecideRequest,
+    raise_feature_level=commands.RaiseFeatureLevel,
     reset=commands.ResetCluster,
     acquire_leases=leases.AcquireLeases,
     renew_leases=leases.RenewLeases,

@@ -32,6 +32,8 @@ RANGES_MAX: Final = 1024
 COUNT_MAX: Final = 2**32 - 1
 """Messages of one range. All may have to be skipped, and a block header counts these in 32 bits."""
 DISK_BYTES: Final = 16
+REFUSED_MAX: Final = 1000
+"""Characters of the reason with which a leader refuses a request."""
 TRIM_REASONS: Final = frozenset(
     {TrimReason.TIME, TrimReason.SIZE, TrimReason.DISK, TrimReason.REQUEST, TrimReason.RESET}
 )
@@ -205,6 +207,17 @@ class ResetGroup:
             raise ValueError(f"a group at position {self.position}, {self.at_ns} ns")
 
 
+@dataclass(frozen=True, slots=True)
+class RaiseFeatureLevel:
+    """Permit what the levels up to `level` introduce: see `sequencer.state.feature_level`."""
+
+    level: int
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.level < 2**32:
+            raise ValueError(f"no feature level to raise to: {self.level}")
+
+
 Operation: TypeAlias = (
     Configure
     | TrimSegments
@@ -212,6 +225,7 @@ Operation: TypeAlias = (
     | ResetGroup
     | DeleteTable
     | CloseSession
+    | RaiseFeatureLevel
     | RequestMembers
     | CancelMembers
 )
@@ -232,13 +246,17 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecideRequest:
-    """Execute a request, unless it is too late by the nodes' clocks."""
+    """Execute a request, unless it is too late by the nodes' clocks, or the leader refuses it."""
 
     id: bytes
     at_ns: int
+    refused: str = ""
+    """Why the leader refuses it; empty: it does not."""
 
     def __post_init__(self) -> None:
         _check_request(self.id, self.at_ns)
+        if len(self.refused) > REFUSED_MAX:
+            raise ValueError(f"a reason of {len(self.refused)} characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,10 @@ def ask(state: SequencerState, command: SubmitRequest) -> Outcome:
 
 
 def decide(state: SequencerState, command: DecideRequest) -> Operation | RequestLapsed | CommandRejected:
-    """Return the operation to execute now. Decided requests whose time is over are dropped from the state."""
+    """Return the operation to execute now, or why it is not executed.
+
+    Decided requests whose time is over are dropped from the state.
+    """
     asked = state.asked.get(command.id)
     if asked is None:
         return NotWaiting("that request does not wait, or was forgotten")
@@ -48,6 +51,8 @@ def decide(state: SequencerState, command: DecideRequest) -> Operation | Request
     if asked.until_ns < now_ns:
         return RequestLapsed(may_be_done=not asked.command)
     state.asked[command.id] = asked._replace(command=b"")
+    if command.refused:
+        return CommandRejected(command.refused)
     return decode_operation(asked.command)
 
 

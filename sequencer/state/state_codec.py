@@ -1,4 +1,4 @@
-"""The sequencer's state as bytes: equal states give equal bytes.
+"""The sequencer's state as bytes: equal states give equal bytes. Its version is its feature level.
 
 Pure. Most of a large state are records of sessions, which rarely change. Each is encoded once, and they
 follow the other fields.
@@ -13,12 +13,12 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from rt.errors import FormatError, UnknownVersion
-from rt.log.format.constants import NEWER_HINT
+from rt.errors import FormatError
 from rt.log.format.segment import SegmentId
 from rt.message_codec import FieldCodec, MessageCodec, inlined, keyed
 from rt.v1 import leases_pb2
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.state.feature_level import check_known
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.table_rows import EncodedPage, LeaseTable, LeaseTables, PagedRows
 from sequencer.state.state import (
@@ -37,7 +37,8 @@ from sequencer.state.state import (
     SubscriberHold,
 )
 
-VERSION: Final = 1
+_LEVEL_TAG: Final = b"\x08"
+"""Field 1, a number follows."""
 
 
 def encode_state(state: SequencerState) -> bytes:
@@ -48,7 +49,7 @@ def frozen_state(state: SequencerState) -> Callable[[], bytes]:
     """A function that encodes the state as it is now, in any thread. It does most of the work for tables, of
     which every page may have changed.
     """
-    message = pb.SequencerState(version=VERSION, **_STATE.encode(state))
+    message = pb.SequencerState(**_STATE.encode(state))
     sessions = (_encoded_session(state, state.sessions[key]) for key in sorted(state.sessions))
     head = b"".join([message.SerializeToString(deterministic=True), *sessions])
     pages = [*_encoded_pages(state.tables)]
@@ -65,11 +66,7 @@ def decode_state(data: bytes, *, keeps_pages: bool = False) -> SequencerState:
         message = pb.SequencerState.FromString(data)
     except DecodeError as error:
         raise FormatError("not a state of the sequencer", got=f"{len(data)} bytes") from error
-    if message.version != VERSION:
-        got = message.version
-        raise UnknownVersion(
-            "sequencer state of an unknown version", got=got, expected=VERSION, hint=NEWER_HINT
-        )
+    check_known(message.version)
     try:
         state = _STATE.decode(message)
         _fill_tables(state.tables, message, keeps_pages=keeps_pages)
@@ -79,6 +76,14 @@ def decode_state(data: bytes, *, keeps_pages: bool = False) -> SequencerState:
     except ValueError as error:
         raise FormatError(f"a state of the sequencer says what it cannot: {error}") from error
     return state
+
+
+def check_version(data: bytes) -> None:
+    """`rt.UnknownVersion` if the program does not know the feature level of an encoded state.
+
+    Only the first bytes are read: the level is the first field, and one byte if it is below 128.
+    """
+    check_known(data[1] if data[:1] == _LEVEL_TAG and len(data) > 1 else 0)
 
 
 def _encoded_session(state: SequencerState, session: Session) -> bytes:
@@ -148,13 +153,13 @@ _TABLE: Final = MessageCodec(
 _STATE: Final = MessageCodec(
     SequencerState,
     pb.SequencerState,
+    feature_level="version",
     configuration=FieldCodec(
         lambda configuration: {"configuration": asdict(configuration)},
         lambda message: Configuration(
             **{one.name: value for one, value in message.configuration.ListFields()}
         ),
     ),
-    feature_level=FieldCodec(lambda _: {}, lambda message: message.version),
     merged=MessageCodec(
         MergedEnd,
         pb.MergedEnd,

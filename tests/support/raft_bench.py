@@ -114,6 +114,9 @@ class ListMachine:
     def digest(self) -> bytes:
         return repr(self.applied).encode()
 
+    def check(self, state: bytes) -> None:
+        """It is of one version."""
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         self.applied = ast.literal_eval(state.decode()) if state else []
         assert len(self.applied) == index

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rt.errors import ClusterMismatch, FormatError
+from rt.errors import ClusterMismatch, FormatError, UnknownVersion
 from sequencer.raft.core.pysyncobj_adapter import now
-from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller
+from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller, decode_peer_state
 from sequencer.raft.lifecycle.peers import Peers
 from sequencer.raft.lifecycle.services import NodeServices
 from sequencer.raft.lifecycle.state_transfer import StateFetcher
@@ -36,7 +36,7 @@ class Bootstrap:
     ) -> None:
         self._config, self._own, self._raft = services.config, services.own, services.raft
         self._network, self._snapshots, self._space = services.network, services.snapshots, services.space
-        self._new_id = services.new_id
+        self._new_id, self._machine = services.new_id, services.machine
         self._peers, self._installer, self._state_fetcher = peers, installer, state_fetcher
         self._adopt_state = adopt_state
         self._admit_again_at: dict[str, float] = {}
@@ -74,8 +74,10 @@ class Bootstrap:
         if not self._own.is_blank or self._installer.is_installing or self._state_fetcher.is_installing:
             return
         try:
-            state, _ = decode_state(adopt.content)
+            state, _ = decode_peer_state(self._machine, adopt.content)
             check_members(self._config, state)
+        except UnknownVersion:
+            raise
         except (FormatError, ClusterMismatch) as error:
             logger.error("admission_rejected peer=%s error=%r", peer, str(error))
             return

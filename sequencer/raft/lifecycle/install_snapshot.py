@@ -1,7 +1,8 @@
 """Installs the snapshot that a leader sends when this node needs entries that the leader compacted.
 
 For the loop's thread; the worker checks the snapshot and makes it durable. Invariant: a snapshot takes effect
-after it is durable, and only if it is then above the commit index.
+after it is durable, and only if it is then above the commit index. One that a newer program made stops the
+node before it replaces anything.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from rt.errors import ClusterMismatch, DiskFull, FormatError
+from rt.errors import ClusterMismatch, DiskFull, FormatError, UnknownVersion
 from sequencer.raft.lifecycle.services import NodeServices
 from sequencer.raft.lifecycle.state_transfer import StateFetcher
+from sequencer.raft.model.api import StateMachine
 from sequencer.raft.model.cluster_state import ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.messages import NO_ID, Hello, InstallSnapshot, InstallSnapshotReply
@@ -22,14 +24,27 @@ from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
 logger = logging.getLogger("sequencer.raft")
 
 
-def decode_snapshot(config: RaftConfig, meta: SnapshotMeta, content: bytes) -> tuple[ClusterState, bytes]:
+def decode_snapshot(
+    config: RaftConfig, machine: StateMachine, meta: SnapshotMeta, content: bytes
+) -> tuple[ClusterState, bytes]:
     """The state in a peer's snapshot. Raises `rt.FormatError` or `rt.ClusterMismatch` if it does not match
-    `meta`.
+    `meta`, `rt.UnknownVersion` if a newer program made it.
     """
-    state, machine_bytes = decode_state(content)
+    state, machine_bytes = decode_peer_state(machine, content)
     if (state.cluster, state.epoch, state.applied) != (meta.cluster, meta.epoch, meta.place):
         raise FormatError("the state in a snapshot does not match its header", got=state.applied)
     check_members(config, state)
+    return state, machine_bytes
+
+
+def decode_peer_state(machine: StateMachine, content: bytes) -> tuple[ClusterState, bytes]:
+    """Decode a peer's snapshot; `rt.FormatError`, or `rt.UnknownVersion` if a newer program made it."""
+    try:
+        state, machine_bytes = decode_state(content)
+        machine.check(machine_bytes)
+    except UnknownVersion as error:
+        error.where = "a snapshot that a peer sent; the files of this node are unchanged"
+        raise
     return state, machine_bytes
 
 
@@ -40,7 +55,8 @@ class SnapshotInstaller:
         state_fetcher: StateFetcher,
         adopt_state: Callable[[ClusterState, bytes], None],
     ) -> None:
-        self._config, self._own, self._raft = services.config, services.own, services.raft
+        self._own, self._raft = services.own, services.raft
+        self._decode = partial(decode_snapshot, services.config, services.machine)
         self._snapshots, self._worker = services.snapshots, services.worker
         self._state_fetcher, self._adopt_state = state_fetcher, adopt_state
         self.incoming: SnapshotReceiver | None = None
@@ -84,7 +100,7 @@ class SnapshotInstaller:
     def _install(self, peer: str, term: int, meta: SnapshotMeta, incoming: SnapshotReceiver) -> None:
         self.is_installing = True
         self._worker.run(
-            lambda: incoming.finish(partial(decode_snapshot, self._config, meta)),
+            lambda: incoming.finish(partial(self._decode, meta)),
             lambda found: self._on_installed(peer, term, meta, *found),
             self._on_failed,
         )
@@ -101,7 +117,8 @@ class SnapshotInstaller:
 
     def _on_failed(self, error: BaseException) -> None:
         incoming, self.incoming, self.is_installing = self.incoming, None, False
-        if not isinstance(error, FormatError | ClusterMismatch | DiskFull):
+        is_handled = isinstance(error, FormatError | ClusterMismatch | DiskFull)
+        if isinstance(error, UnknownVersion) or not is_handled:
             raise error
         logger.error("install_failed error=%r", str(error))
         if incoming is not None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from rt.cluster_epoch import name_of
-from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError
+from rt.errors import Closed, ClusterMismatch, DiskFull, FormatError, UnknownVersion
 from sequencer.raft.model.cluster_state import ClusterState
 from sequencer.raft.model.messages import CHUNK_BYTES_MAX, FetchState, FetchStateChunk, Hello, Message
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReader, SnapshotReceiver, SnapshotStore
@@ -125,10 +125,11 @@ class StateFetcher:
         self._done(state, machine_bytes)
 
     def _on_failed(self, error: BaseException) -> None:
-        """It is requested again later. A disk failure ends the node."""
+        """It is requested again later. A disk failure ends the node, and so does a state of a newer rt."""
         self.is_installing = False
         incoming, self.incoming = self.incoming, None
-        if not isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed):
+        is_handled = isinstance(error, FormatError | ClusterMismatch | DiskFull | Closed)
+        if isinstance(error, UnknownVersion) or not is_handled:
             raise error
         logger.error("peer_fetch_failed peer=%s error=%r", self._asked, str(error))
         if incoming is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 
 class StateMachine(Protocol):
-    """Applies committed commands. All calls come from the consensus thread, one at a time.
+    """Applies committed commands. All calls but `check` come from the consensus thread, one at a time.
 
     An exception stops the node. `apply` must be total and deterministic.
     """
@@ -34,6 +34,11 @@ class StateMachine(Protocol):
         """A hash of the state: equal on all nodes that have applied the same commands.
 
         Must exclude local data that a node stores in its snapshots in addition to the state.
+        """
+
+    def check(self, state: bytes) -> None:
+        """`rt.UnknownVersion` if a newer program encoded this state of a peer's snapshot, so that the node
+        stops before it replaces anything. Any thread may call this. Should read only the beginning.
         """
 
     def restore(self, index: int, state: bytes, cluster: bytes) -> None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+import rt
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.startup_phase import Phase
 from sequencer.control.cluster_view import OFFSETS, UNREACHABLE_NS, ClusterView, summarize
 from sequencer.control.reporter import DataStatus
 from sequencer.raft.model.api import Leadership, MemberStatus, Status
+from sequencer.state.feature_level import LATEST, MemberLevel
 
 MEMBERS = (
     MemberStatus("n1", "a:7000", True, True, "d1", True, 7),
@@ -106,3 +108,12 @@ def test_the_offset_of_a_clock_is_that_of_the_summary_which_came_fastest(nodes):
     assert offset_after((100, 130), (101, 111), (102, 102)) == 0
     assert offset_after(*[(203 + n, 103 + n) for n in range(OFFSETS)]) == 100
     assert offset_after(*[(50 + n, 113 + n) for n in range(OFFSETS)]) == -63
+
+
+def test_the_levels_of_members_are_current_for_a_few_seconds_and_1_if_a_program_reports_none(nodes):
+    assert nodes.member_levels(7) == [MemberLevel("n1", 1, "", False), MemberLevel("n2", 1, "", False)]
+    nodes.on_summary("n1", summarize(DataStatus(), 5, Phase("ready")), 0, 0)
+    nodes.on_summary("n2", pb.Summary(clock_ns=1), 0, 0)
+    own = MemberLevel("n1", LATEST, rt.__version__, True)
+    assert nodes.member_levels(UNREACHABLE_NS - 1) == [own, MemberLevel("n2", 1, "", True)]
+    assert not any(one.is_current for one in nodes.member_levels(UNREACHABLE_NS))

@@ -14,9 +14,10 @@ from rt.errors import FormatError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control import state_machine as machine_module
 from sequencer.control.state_machine import SequencerStateMachine
+from sequencer.state import feature_level
 from sequencer.state.apply_result import CommandRejected, RangesMerged
 from sequencer.state.command_codec import encode_command
-from sequencer.state.commands import MergeInstruction
+from sequencer.state.commands import MergeInstruction, RaiseFeatureLevel
 from sequencer.state.state_codec import encode_state
 from sequencer.state.write_plan import decode_write_plan
 
@@ -132,3 +133,25 @@ def test_a_snapshot_that_is_cut_short_is_refused():
 def test_restoring_is_told_each_time():
     machine = Bench()
     assert (machine.restored, replica_of(machine).restored) == (1, 2)
+
+
+def test_what_a_newer_program_wrote_is_refused_with_its_place_and_changes_nothing(monkeypatch):
+    monkeypatch.setattr(feature_level, "LATEST", 2)
+    newer = Bench()
+    newer.do(RaiseFeatureLevel(2))
+    snapshot = newer.snapshot()()
+    monkeypatch.setattr(feature_level, "LATEST", 1)
+    older = SequencerStateMachine(lambda *_: None, lambda: None, "/var/lib/rt/raft")
+    older.restore(0, b"", CLUSTER)
+    before = older.digest()
+    with pytest.raises(
+        UnknownVersion, match=r"\(at command 1 of the Raft log in /var/lib/rt/raft\): got level 2"
+    ):
+        older.apply(1, encode_command(RaiseFeatureLevel(2)))
+    with pytest.raises(UnknownVersion, match=r"\(at the newest snapshot in /var/lib/rt/raft\): got level 2"):
+        older.restore(1, snapshot, CLUSTER)
+    with pytest.raises(UnknownVersion):
+        older.check(snapshot)
+    older.check(b"")
+    older.check(Bench().snapshot()())
+    assert older.digest() == before

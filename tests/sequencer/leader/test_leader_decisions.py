@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from leader_bench import CLOCK_NS, HOUR_NS, SECOND_NS, Bench, marks_of, writing
 from sequencing import do_open, do_roll
 
@@ -10,10 +11,26 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import MINUTE_NS
 from sequencer.leader.proposals import REPEAT_NS
 from sequencer.leader.retention_planner import POLL_NS
+from sequencer.state import feature_level
 from sequencer.state.apply import apply
-from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, RequestLapsed, SegmentsTrimmed
+from sequencer.state.apply_result import (
+    CommandRejected,
+    ConfigurationChanged,
+    FeatureLevelRaised,
+    RequestLapsed,
+    SegmentsTrimmed,
+)
 from sequencer.state.command_codec import decode_command, encode_command
-from sequencer.state.commands import Command, Configure, DecideRequest, Roll, SubmitRequest, TrimSegments
+from sequencer.state.commands import (
+    Command,
+    Configure,
+    DecideRequest,
+    RaiseFeatureLevel,
+    Roll,
+    SubmitRequest,
+    TrimSegments,
+)
+from sequencer.state.feature_level import MemberLevel
 
 # Archiving
 
@@ -207,3 +224,24 @@ def test_one_clock_that_is_ahead_rolls_nothing(bench):
     bench.leader.tick()
     bench.reconcile()
     assert not any(isinstance(command, Roll) for command, _ in bench.outcomes)
+
+
+RAISED = SubmitRequest(b"r" * 16, CLOCK_NS + 10 * SECOND_NS, RaiseFeatureLevel(2))
+
+
+@pytest.mark.parametrize("latest", [1, 2])
+def test_a_level_is_raised_only_if_all_members_know_it_and_else_refused_by_name(bench, monkeypatch, latest):
+    monkeypatch.setattr(feature_level, "LATEST", 2)
+    levels = [MemberLevel("a", 2, "2.0", True), MemberLevel("b", latest, "1.9", True)]
+    monkeypatch.setattr(bench.leader, "_member_levels", lambda _now_ns: levels)
+    for node in "ab":
+        bench.report(node, clock_ns=CLOCK_NS)
+    bench.commit(encode_command(RAISED))
+    bench.leader.plan()
+    outcome = bench.commit(*bench.proposals.popleft())
+    if latest == 2:
+        assert outcome == FeatureLevelRaised(2)
+    else:
+        assert isinstance(outcome, CommandRejected)
+        assert "(at member b): got rt 1.9 with level 1 at most" in outcome.why
+    assert bench.state.feature_level == latest

@@ -19,6 +19,7 @@ from raft_bench import (
 )
 from raft_members import member, other_than
 
+from rt.errors import UnknownVersion
 from sequencer.raft.core import replication
 from sequencer.raft.core.progress import Mode
 from sequencer.raft.lifecycle.snapshotter import HOLD_FACTOR
@@ -198,3 +199,26 @@ def test_a_slow_follower_does_not_make_each_snapshot_walk_through_the_log(
     monkeypatch.setattr(type(driven.log), "entry", counted)
     driven.node._snapshotter.compact(driven.log.last)
     assert 10 * HOLD_FACTOR <= len(looked) <= 10 * HOLD_FACTOR + 1
+
+
+@pytest.mark.parametrize("is_blank", [False, True], ids=["behind", "blank"])
+def test_a_snapshot_of_a_newer_program_stops_the_node_before_it_replaces_anything(
+    clock: Clock, is_blank: bool
+) -> None:
+    cluster = Lockstep(clock, snapshot_ms=100, keep_entries=1, segment_bytes=1000)
+    name = lagging(cluster)
+    if is_blank:
+        cluster.wipe(name)
+    member = cluster.members[name]
+    before = member.commands, member.log.last, member.node.state.applied
+
+    def check(_state: bytes) -> None:
+        raise UnknownVersion("the cluster has a feature level that this rt does not know", got="level 2")
+
+    member.node._machine.check = check  # type: ignore[method-assign]
+    cluster.heal()
+    with pytest.raises(
+        UnknownVersion, match="a snapshot that a peer sent; the files of this node are unchanged"
+    ):
+        cluster.run(lambda: member.node.state.applied > before[2])
+    assert (member.commands, member.log.last, member.node.state.applied) == before

@@ -29,6 +29,7 @@ from sequencer.state.commands import (
     JoinDisk,
     MergeInstruction,
     MergeRange,
+    RaiseFeatureLevel,
     ReleaseHold,
     ResetCluster,
     ResetGroup,
@@ -113,6 +114,8 @@ EXAMPLES: list[Command] = [
     WriteTable(TablePartId("g/queue/q1", "h1", 2**63 - 1, 1, b"Q" * 16, 1, True)),
     SubmitRequest(b"Q" * 16, 1, DeleteTable("g/queue/q1")),
     PostRequest("g/queue/q1", b"Q" * 16, 1_700_000_000_000_000_000, 1_700_000_030_000_000_000, b"{}"),
+    DecideRequest(b"Q" * 16, 1_700_000_000_000_000_000, "a member does not know this feature level"),
+    SubmitRequest(b"Q" * 16, 1, RaiseFeatureLevel(2)),
 ]
 
 UINT32 = st.integers(0, 2**32 - 1)
@@ -204,7 +207,8 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(HoldPosition, NAMES, NUMBERS, st.integers(0, 2**63 - 1)),
     st.builds(ReleaseHold, NAMES),
     st.builds(SubmitRequest, REQUESTS, st.integers(1, 2**63 - 1), st.builds(ReleaseHold, NAMES)),
-    st.builds(DecideRequest, REQUESTS, st.integers(1, 2**63 - 1)),
+    st.builds(DecideRequest, REQUESTS, st.integers(1, 2**63 - 1), st.text(max_size=5)),
+    st.builds(RaiseFeatureLevel, st.integers(2, 2**32 - 1)),
     st.builds(
         ResetCluster,
         st.booleans(),
@@ -395,6 +399,9 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: SubmitRequest(b"Q" * 15, 1, ReleaseHold("a")),
         lambda: SubmitRequest(b"Q" * 16, 0, ReleaseHold("a")),
         lambda: DecideRequest(b"Q" * 16, 2**63),
+        lambda: DecideRequest(b"Q" * 16, 1, "x" * 1001),
+        lambda: RaiseFeatureLevel(1),
+        lambda: RaiseFeatureLevel(2**32),
         lambda: decode_command(asking(encode_command(FenceRun(1, 1)))),
         lambda: decode_command(asking(encode_command(SubmitRequest(b"Q" * 16, 1, ReleaseHold("a"))))),
         lambda: decode_command(asking(b"")),
@@ -436,7 +443,7 @@ def test_an_opening_of_what_cannot_be_a_session_is_refused(fields: dict[str, Any
         lambda: ExpireLeases(()),
         lambda: ExpireLeases((IdleLease("g/q", 1, -1),)),
     ],
-    ids=range(77),
+    ids=range(80),
 )
 def test_other_commands_that_cannot_be_are_refused(wrong: Any) -> None:
     with pytest.raises((ValueError, InvalidName, FormatError)):

@@ -61,6 +61,9 @@ class Recorder:
         """What the running hash is."""
         return self.chain
 
+    def check(self, state: bytes) -> None:
+        """It is of one version."""
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Take it up, whole as it was."""
         at, chain = _HEAD.unpack_from(state) if state else (0, bytes.fromhex(NO_CHAIN))

@@ -109,6 +109,9 @@ class Machine:
         leases = encode_state(self.leases)
         return _LEASES.pack(len(leases)) + leases
 
+    def check(self, state: bytes) -> None:
+        """It is of one version."""
+
     def restore(self, index: int, state: bytes, _cluster: bytes = b"") -> None:
         """Become an earlier state."""
         self.index, self.chain, self.line = _STATE.unpack_from(state) if state else (0, 0, 0)
