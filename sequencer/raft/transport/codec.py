@@ -16,6 +16,7 @@
     12 TIMEOUT_NOW             term 8
     13 FETCH_STATE             digest 32, offset 8
     14 FETCH_STATE_CHUNK       snapshot place, length 8, digest 32, offset 8, data
+    15 MEMBER_LIST             index 8, committed 1, content of an entry with the list
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
     a boolean is 1 or 0; the entries of APPEND_ENTRIES have the indices after prev
@@ -51,6 +52,7 @@ from sequencer.raft.model.messages import (
     InstallSnapshot,
     InstallSnapshotReply,
     LogIndex,
+    MemberList,
     Message,
     RaftEntry,
     RequestVote,
@@ -245,6 +247,7 @@ _FIELDS: Final[Mapping[int, tuple[Callable[..., Any], ...]]] = {
     FrameKind.TIMEOUT_NOW: (TimeoutNow, _number),
     FrameKind.FETCH_STATE: (FetchState, next, _offset),
     FrameKind.FETCH_STATE_CHUNK: (FetchStateChunk, _place, _offset, next, _offset),
+    FrameKind.MEMBER_LIST: (MemberList, _number, _flag),
 }
 """The class of each message, and the readers of its fields. What follows the fixed part is the last field."""
 _KINDS: Final = {make: FrameKind(kind) for kind, (make, *_) in _FIELDS.items()}

@@ -62,6 +62,8 @@ class RaftConnection:
     """The peer's hello, once received."""
     expires_s = math.inf
     """When the peer's certificate expires, seconds since the Unix epoch."""
+    is_refused = False
+    """The peer is no member: it gets a hello and a notice, and nothing that it sends is delivered."""
     until_s = math.inf
     """When the connection must be replaced, by the caller's clock."""
     is_drained = True

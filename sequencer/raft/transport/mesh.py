@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from rt.cluster_epoch import name_of
 from rt.errors import Closed
+from rt.net.identity import Identity
 from rt.net.tls import TLS
 from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
@@ -36,6 +37,7 @@ from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
 from sequencer.raft.transport.listener import RaftListener
 from sequencer.raft.transport.peer_auth import (
+    MeshMembers,
     PeerLost,
     PeerRejected,
     RejectionCounts,
@@ -55,8 +57,9 @@ logger = logging.getLogger("sequencer.raft")
 class TlsMesh:
     """`core.ports.Network` over TLS. The constructor binds the port; `start` listens and dials.
 
-    `members`: `host:port` of every member, including this one. A connection is replaced when the peer's
-    certificate expires, too. A peer that leaves more than `outbox_bytes_max` unread is dropped.
+    `members`: `host:port` of every member, including this one, until `set_members`. A connection is replaced
+    when the peer's certificate expires, too. A peer that leaves more than `outbox_bytes_max` unread is
+    dropped.
 
     `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for invalid members;
     OSError if the port is not available.
@@ -79,13 +82,13 @@ class TlsMesh:
         random: Random | None = None,
     ) -> None:
         self._identity = tls.identity
-        self._members = frozenset(members)
+        self._members = MeshMembers(name, members)
         check_own(self._identity, name, members)
         self._timing, self._outbox_bytes_max = timing, outbox_bytes_max
         self._rejections = RejectionCounts()
         self.refused = self._rejections.counts
         random = self._random = random or Random()
-        dialled = {peer: address for peer, address in members.items() if peer < name}
+        dialled = self._members.dialled
         self._dialers = Dialers(dialled, backoff_s=timing.backoff_s, random=random, wake=self.wake)
         self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
@@ -127,6 +130,24 @@ class TlsMesh:
         for connection in list(self._connections.values()):
             self._drop(connection, PeerLost("new_hello"))
         self._dialers.retry_now(now_s)
+        self._due_s = 0.0
+
+    def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
+        """See `Network`. `poll` reports the ends."""
+        self._members.notice = notice
+        if self._is_closed or members == self._members.addresses:
+            return
+        ended = self._members.replace(members)
+        self._dialers.update(self._members.dialled)
+        self._due_s = 0.0
+        for connection in list(self._connections.values()):
+            if connection.peer in ended or (connection.is_refused and connection.peer in members):
+                self._drop(connection, PeerLost("members_changed"))
+
+    def dial_all(self, *, is_wanted: bool) -> None:
+        """See `Network`."""
+        self._members.is_dialling_all = is_wanted
+        self._dialers.update(self._members.dialled)
         self._due_s = 0.0
 
     def send(self, peer: str, message: Message) -> bool:
@@ -255,7 +276,9 @@ class TlsMesh:
         burst = BURST_BYTES
         while connection.phase is not ConnectionPhase.CLOSED:
             messages = self._received(connection, now_s)
-            if connection.phase is ConnectionPhase.HELLO and connection.hello is not None:
+            if connection.is_refused:
+                messages = []
+            elif connection.phase is ConnectionPhase.HELLO and connection.hello is not None:
                 self._on_established(connection, connection.hello, now_s)
             if messages:
                 self._deliver(connection, messages)
@@ -294,9 +317,21 @@ class TlsMesh:
             identity = connection.handshake()
             if identity is None:
                 return []
-            check_peer(identity, own=self._identity, members=self._members, dialled=connection.dialled)
+            self._check(connection, identity, now_s)
             connection.send_hello(identity.name, self._hello_frame)
+            if connection.is_refused and self._members.notice is not None:
+                connection.send_now(b"".join(encode(self._members.notice, self._hello.epoch)))
         return connection.receive(now_s)
+
+    def _check(self, connection: RaftConnection, identity: Identity, now_s: float) -> None:
+        members, own, dialled = self._members, self._identity, connection.dialled
+        try:
+            check_peer(identity, own=own, members=members.addresses, dialled=dialled)
+        except PeerRejected as refused:
+            if not members.may_notify(identity, own, refused):
+                raise
+            connection.is_refused = True
+            self._rejections.record(refused, connection.address, now_s)
 
     def _on_established(self, connection: RaftConnection, hello: Hello, now_s: float) -> None:
         assert self._receiver is not None
@@ -378,12 +413,15 @@ class TlsMesh:
         for connection in list(self._connections.values()):
             if now_s >= self._timing.due_of(connection):
                 self._time_out(connection, now_s)
-        for peer, sock, address in self._dialers.connect(now_s):
+        for peer, sock, address in self._dialers.connect(now_s, self._up):
             self._add(sock, address, peer, now_s)
         self._listener.resume(now_s)
         self._contexts.refresh(now_s)
 
     def _time_out(self, connection: RaftConnection, now_s: float) -> None:
+        if connection.is_refused:
+            self._drop(connection, PeerLost("refused"))
+            return
         try:
             self._timing.check(connection, now_s, is_read=connection not in self._undrained)
         except PeerLost as lost:
