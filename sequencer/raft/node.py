@@ -226,10 +226,6 @@ class RaftNode:
                 apply(index, command)
         self.proposals.on_applied(applied, state, self._raft.round_began)
 
-    def on_members(self) -> None:
-        if hasattr(self, "membership"):  # Not while the protocol is created.
-            self.membership.refresh()
-
     def is_over(self) -> bool:
         return self._epoch_exit.is_over
 
@@ -358,8 +354,8 @@ class RaftNode:
         return why_not
 
     def change_members(self, change: MemberChange, done: Future[None]) -> None:
-        """See `Raft.change_members`. On the loop's thread."""
-        self._raft.change_members(change, done, is_away=self._is_away)
+        raft, is_held = self._raft, self._is_away or self.is_over()
+        raft.member_changes.start(change, done, is_held=is_held or raft.leader_role.is_transferring)
 
     def transfer_leadership(self, timeout_s: float, done: Future[bool]) -> None:
         """See `Raft.transfer_leadership`. On the loop's thread; `done` gets the result."""
@@ -391,10 +387,6 @@ class RaftNode:
         return self._own.state
 
     @property
-    def members(self) -> Members:
-        return self._raft.voter_disks.members
-
-    @property
     def claim(self) -> DiskClaim:
         return self._own.claim
 
@@ -409,9 +401,7 @@ class RaftNode:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether an entry of the current term was applied, and with it everything that earlier terms
-        committed.
-        """
+        """Whether everything that earlier terms committed was applied: an entry of the current term was."""
         return self._own.state.applied.term == self._raft.term
 
     @property

@@ -47,8 +47,8 @@ class Raft:
     `on_leadership` after each change, between two calls of the machine; `on_members` with the committed list
     of members at the start and after each change of it; `on_failure` after it stopped with an error and every
     future failed; `on_epoch_over` instead, when everything is closed and the node must be
-    opened again; `on_removed` instead, when this node is no member any more. By default all three end the
-    process with status 70.
+    opened again. By default both end the process with status 70. `on_failure` gets `MemberRemoved` if this
+    node is no member any more.
 
     Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, or `OSError` if the
     port is taken.
@@ -67,13 +67,12 @@ class Raft:
         on_members: Callable[[Members], None] = lambda _: None,
         on_failure: Callable[[BaseException], None] = end_process,
         on_epoch_over: Callable[[EpochOver], None] = end_process,
-        on_removed: Callable[[MemberRemoved], None] = end_process,
     ) -> None:
         _, _, port = config.members[config.name].rpartition(":")
         self._mesh = TlsMesh(
             name=config.name, listen=listen or ("", int(port)), members=config.members, tls=tls
         )
-        self._on_failure, self._on_epoch_over, self._on_removed = on_failure, on_epoch_over, on_removed
+        self._on_failure, self._on_epoch_over = on_failure, on_epoch_over
         self._changes: set[Future[None]] = set()
         self._changing = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
@@ -176,7 +175,7 @@ class Raft:
     @property
     def members(self) -> Members:
         """The newest list of members that this node has, committed or not: it is in force."""
-        return self._node.members
+        return self._node.membership.members
 
     def transfer_leadership(self, timeout_s: float) -> bool:
         """If this node leads, transfer leadership to the most up-to-date member.
@@ -225,14 +224,11 @@ class Raft:
     def _run(self) -> None:
         failure: BaseException | None = None
         over: EpochOver | None = None
-        removed: MemberRemoved | None = None
         try:
             while not self._is_stopping.is_set():
                 self._node.step()
         except EpochOver as error:
             over = error
-        except MemberRemoved as error:
-            removed = error
         except BaseException as error:  # noqa: BLE001  # Nothing may continue after any error.
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):
                 failure = error
@@ -248,16 +244,14 @@ class Raft:
         try:
             if failure is not None:
                 self._node.fail(failure)
-                logger.critical("stopped error=%r", str(failure), exc_info=failure)
+                is_removed = isinstance(failure, MemberRemoved)
+                logger.critical("stopped error=%r", str(failure), exc_info=None if is_removed else failure)
                 self._on_failure(failure)
         finally:
             self._node.close()
         if over is not None:
             logger.warning("epoch_over next=%s", name_of(over.epoch))
             self._on_epoch_over(over)
-        if removed is not None:
-            logger.critical("removed error=%r", str(removed))
-            self._on_removed(removed)
 
     def _wait_for_space(self, error: DiskFull) -> None:
         if self._is_stopping.wait(DISK_FULL_PAUSE_S):

@@ -9,7 +9,7 @@ from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.model.api import MemberStatus, Status
 from sequencer.raft.model.config import RaftConfig
-from sequencer.raft.model.members import Member
+from sequencer.raft.model.members import RaftMember
 from sequencer.raft.model.messages import NO_ID
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
@@ -61,7 +61,7 @@ def _member(
     own: LocalMembership,
     raft: SyncObj,
     name: str,
-    member: Member,
+    member: RaftMember,
     *,
     is_connected: bool,
     own_end: int,

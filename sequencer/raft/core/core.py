@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import random
-from concurrent.futures import Future
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Final, NoReturn
 
@@ -49,7 +49,6 @@ from sequencer.raft.core.pysyncobj_adapter import (
 )
 from sequencer.raft.core.voter_disks import LocalVoter, PeerDisks, VoterDisks
 from sequencer.raft.model.config import RaftConfig
-from sequencer.raft.model.members import MemberChange
 from sequencer.raft.model.messages import NOWHERE, DiskClaim, LogIndex, Message
 from sequencer.raft.storage.disk_full import DiskSpace
 from sequencer.raft.storage.log import DurableLog
@@ -97,8 +96,10 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
         entries = log.entries(log.base.index + 1)
-        self._voter_disks = disks = VoterDisks(config.name, config.members, own, entries)
+        self.voter_disks = self._voter_disks = disks = VoterDisks(config.name, config.members, own, entries)
         self._nodes = KnownPeers()
+        self.on_members: Callable[[], None] = lambda: None
+        """Called when the list of members in force changed, or may have."""
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
         self.follower_role = follower = FollowerRole(
@@ -107,16 +108,10 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.leader_role = leader = LeaderRole(self, own, self.peer_disks, log, journal, network, host)
         self.member_changes = MemberChanges(self, disks, self.peer_disks, log, journal, config)
         self._election = Election(self, own, disks, log, outbox, follower.hears_leader)
-        self._may_commit = False
-        self._led = False
-        self._is_silent = False
+        self._may_commit = self._led = self._is_silent = False
         self.round_began = now()
         """Start of the current round: the time for everything that is due in it."""
-        self._handlers: Handlers = {
-            **self._election.handlers,
-            **follower.handlers,
-            **leader.handlers,
-        }
+        self._handlers: Handlers = self._election.handlers | follower.handlers | leader.handlers
         super().__init__(Peer(config.name), [], pysyncobj_settings(config), transport=outbox)
         # Replace PySyncObj's initial state with the durable state.
         self.__raftLog = journal
@@ -156,14 +151,6 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     @property
     def is_counted_here(self) -> bool:
         return self._voter_disks.counts_here()
-
-    @property
-    def voter_disks(self) -> VoterDisks:
-        return self._voter_disks
-
-    def change_members(self, change: MemberChange, done: Future[None], *, is_away: bool) -> None:
-        is_held = is_away or self.leader_role.is_transferring or self._host.is_over()
-        self.member_changes.start(change, done, is_held=is_held)
 
     def submit(self, content: bytes) -> None:
         """Append an entry, or forward it to the leader. It may be lost on the way."""
@@ -208,8 +195,8 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def _is_to_decide(self) -> bool:
         if not self.leads:
             return self.__raftElectionDeadline < self.round_began
-        is_alone = not self.__otherNodes
-        return self._may_commit or is_alone or self.__newAppendEntriesTime < self.round_began
+        is_due = self.__newAppendEntriesTime < self.round_began
+        return self._may_commit or not self.__otherNodes or is_due
 
     def wait_s(self) -> float:
         if self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
@@ -283,8 +270,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         # The vote for itself counts, and with one node the no-op is committed at once: both must be synced.
         self._sync()
         super().__onBecomeLeader()
-        for node in self._nodes.values():
-            self._follow_up(node)
+        self._expect_answers()
         self._sync()
         self._may_commit = True
         self.follower_role.begin_term(LogIndex(self.__raftCommitIndex, self.__raftCurrentTerm), self._name)
@@ -360,16 +346,15 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__otherNodes = {self._nodes[name] for name in sorted(self._voter_disks.other_voters)}
         self._election.ballot.members = len(self._voter_disks.voters | {self._name})
         if self.leads:
-            for node in self.__otherNodes:
-                self._follow_up(node)
+            self._expect_answers()
             self._may_commit = True
         self.member_changes.on_lost()
-        self._host.on_members()
+        self.on_members()
 
-    def _follow_up(self, node: Peer) -> None:
-        """Expect answers of a follower from now on."""
-        self.__raftMatchIndex.setdefault(node, 0)
-        self.__lastResponseTime.setdefault(node, now())
+    def _expect_answers(self) -> None:
+        for node in self._nodes.values():
+            self.__raftMatchIndex.setdefault(node, 0)
+            self.__lastResponseTime.setdefault(node, now())
 
     def _sync(self) -> None:
         if self._log.is_dirty:

@@ -24,9 +24,6 @@ class NodeCallbacks(Protocol):
     def on_commit(self, entry: RaftEntry) -> None:
         """Apply the next committed entry. It is synced here and on a majority."""
 
-    def on_members(self) -> None:
-        """The list of members in force changed, or may have: `VoterDisks.members`."""
-
     def is_over(self) -> bool:
         """Whether this epoch has ended here: nothing more is applied in it or appended to its log."""
 

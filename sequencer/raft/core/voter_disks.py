@@ -20,7 +20,7 @@ from typing import Protocol
 
 from sequencer.raft.model.cluster_state import NO_DISK, ClusterState
 from sequencer.raft.model.entry_codec import JoinEntry, decode_join, decode_members
-from sequencer.raft.model.members import Member, Members, voters_of
+from sequencer.raft.model.members import Members, RaftMember, voters_of
 from sequencer.raft.model.messages import NOWHERE, DiskClaim, LogIndex, RaftEntry
 
 NOT_A_MEMBER = DiskClaim(b"")
@@ -79,7 +79,7 @@ class VoterDisks:
         if state.members is not None:
             return state.members
         names = state.disks or self._addresses
-        return {name: Member(self._addresses.get(name, "")) for name in names}
+        return {name: RaftMember(self._addresses.get(name, "")) for name in names}
 
     @property
     def has_list(self) -> bool:

@@ -56,7 +56,13 @@ class Membership:
         """A list without this node was applied."""
         self._joined = services.own.claim.joined
         self._is_dialling_all = False
+        self._raft.on_members = self.refresh
         self.refresh()
+
+    @property
+    def members(self) -> Members:
+        """The list in force."""
+        return self._disks.members
 
     @property
     def applied(self) -> Members:

@@ -53,7 +53,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rt.errors import FormatError, UnknownVersion
 from rt.names import is_name
-from sequencer.raft.model.members import MEMBERS_MAX, Member, Members, voters_of
+from sequencer.raft.model.members import MEMBERS_MAX, Members, RaftMember, voters_of
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX, ENTRY_BYTES_MAX
 
 PACK_BYTES: Final = 256 * 1024
@@ -207,7 +207,7 @@ def _decode_members(content: bytes) -> MembersEntry:
     _check_version(version)
     if zero or not 0 < count <= MEMBERS_MAX:
         raise _malformed("has an invalid count of members", count)
-    members: dict[str, Member] = {}
+    members: dict[str, RaftMember] = {}
     at = _MEMBERS_HEADER.size
     for _ in range(count):
         if len(content) < at + _MEMBER.size:
@@ -219,7 +219,7 @@ def _decode_members(content: bytes) -> MembersEntry:
         is_next = is_name(name) and name > max(members, default="") and address.isascii()
         if votes > 1 or len(content) < at or not is_next:
             raise _malformed("has an invalid member", name[:200])
-        members[name] = Member(address, bool(votes))
+        members[name] = RaftMember(address, bool(votes))
     if at != len(content) or not voters_of(members):
         raise _malformed("has an invalid list of members", sorted(members))
     return MembersEntry(members)

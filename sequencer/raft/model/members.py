@@ -20,14 +20,14 @@ MEMBERS_MAX: Final = 16
 """Voters and learners."""
 
 
-class Member(NamedTuple):
+class RaftMember(NamedTuple):
     address: str
     """`host:port` of its Raft. Empty if this node does not know it."""
     votes: bool = True
     """False for a learner: it receives everything, and counts in no majority."""
 
 
-Members: TypeAlias = Mapping[str, Member]
+Members: TypeAlias = Mapping[str, RaftMember]
 """By name."""
 
 
@@ -133,7 +133,7 @@ def _with_learner(members: Members, name: str, address: str) -> Members:
             expected=f"at most {MEMBERS_MAX}",
             hint="Remove a member first.",
         )
-    return {**members, name: Member(address, votes=False)}
+    return {**members, name: RaftMember(address, votes=False)}
 
 
 def _with_voter(members: Members, name: str) -> Members:
@@ -162,7 +162,7 @@ def _without(members: Members, name: str) -> Members:
     return rest
 
 
-def _known(members: Members, name: str) -> Member:
+def _known(members: Members, name: str) -> RaftMember:
     if name not in members:
         raise MemberChangeRefused("no such member", got=repr(name)[:200], expected=", ".join(sorted(members)))
     return members[name]

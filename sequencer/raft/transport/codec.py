@@ -87,6 +87,25 @@ def encode(message: Message | Hello, epoch: int) -> list[bytes]:
     return [_encode_fixed(kind, epoch, fields, len(rest)), rest]
 
 
+class FrameEncoder:
+    """The frames of one node, in the epoch of its hello. A message for several peers is encoded once."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.epoch = hello.epoch
+        self.hello = b"".join(encode(hello, hello.epoch))
+        self._latest: tuple[Message, list[bytes], int] | None = None
+
+    def encode(self, message: Message) -> tuple[list[bytes], int]:
+        """See `encode`; with the size in bytes."""
+        if self._latest is None or self._latest[0] is not message:
+            buffers = encode(message, self.epoch)
+            self._latest = message, buffers, sum(map(len, buffers))
+        return self._latest[1:]
+
+    def forget(self) -> None:
+        self._latest = None
+
+
 def decode(kind: int, body: Buffer) -> Message | Hello:
     """Decode the body of a frame that is not a ping. The result does not refer to `body`.
 

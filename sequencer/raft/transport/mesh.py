@@ -13,10 +13,8 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import os
 import select
 import socket
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
@@ -26,13 +24,18 @@ from typing import Any, Final
 
 from rt.cluster_epoch import name_of
 from rt.errors import Closed
-from rt.net.identity import Identity
 from rt.net.tls import TLS
 from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
-from sequencer.raft.transport.codec import encode
-from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, MeshTiming, RaftConnection
-from sequencer.raft.transport.descriptor_watch import DescriptorWatch
+from sequencer.raft.transport.codec import FrameEncoder
+from sequencer.raft.transport.connection import (
+    BURST_BYTES,
+    ConnectionPhase,
+    MeshTiming,
+    RaftConnection,
+    one_too_many,
+)
+from sequencer.raft.transport.descriptor_watch import DescriptorWatch, Waker
 from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
 from sequencer.raft.transport.listener import RaftListener
@@ -43,7 +46,6 @@ from sequencer.raft.transport.peer_auth import (
     RejectionCounts,
     TlsContexts,
     check_own,
-    check_peer,
 )
 
 SETUPS_MAX: Final = 16
@@ -87,28 +89,27 @@ class TlsMesh:
         self._timing, self._outbox_bytes_max = timing, outbox_bytes_max
         self._rejections = RejectionCounts()
         self.refused = self._rejections.counts
-        random = self._random = random or Random()
-        dialled = self._members.dialled
-        self._dialers = Dialers(dialled, backoff_s=timing.backoff_s, random=random, wake=self.wake)
+        self._random = random or Random()
         self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
         self._connections: dict[int, RaftConnection] = {}
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
-        self._encoded: tuple[Message, list[bytes], int] | None = None
         self._due_s = 0.0
         self._downs: deque[str] = deque()
         self._is_closed = False
-        # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
-        self._waking = threading.RLock()
         self._listener = RaftListener(listen)
         self.port = self._listener.port
         """The port in use, also if the system chose it."""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
+        self.wake = self._waker.wake
+        """See `Network`. Does nothing after `close`."""
+        dials = self._members.dialled
+        self._dialers = Dialers(dials, backoff_s=timing.backoff_s, random=self._random, wake=self.wake)
         self._epoll = select.epoll()
         self.others = DescriptorWatch(self._epoll)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._epoll.register(self._waker.fd, select.EPOLLIN)
 
     @property
     def connected(self) -> Collection[str]:
@@ -118,14 +119,14 @@ class TlsMesh:
         self._check_open()
         assert self._receiver is None, "started twice"
         self._receiver = receiver
-        self._set_hello(hello)
+        self._frames = FrameEncoder(hello)
         self._listener.start(self._epoll)
 
     def introduce(self, hello: Hello) -> None:
         """See `Network`. What was queued or in flight is lost; `poll` reports the ends."""
         if self._is_closed:
             return
-        self._set_hello(hello)
+        self._frames = FrameEncoder(hello)
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
             self._drop(connection, PeerLost("new_hello"))
@@ -138,8 +139,7 @@ class TlsMesh:
         if self._is_closed or members == self._members.addresses:
             return
         ended = self._members.replace(members)
-        self._dialers.update(self._members.dialled)
-        self._due_s = 0.0
+        self._update_dialers()
         for connection in list(self._connections.values()):
             if connection.peer in ended or (connection.is_refused and connection.peer in members):
                 self._drop(connection, PeerLost("members_changed"))
@@ -147,18 +147,18 @@ class TlsMesh:
     def dial_all(self, *, is_wanted: bool) -> None:
         """See `Network`."""
         self._members.is_dialling_all = is_wanted
-        self._dialers.update(self._members.dialled)
+        self._update_dialers()
+
+    def _update_dialers(self) -> None:
         self._due_s = 0.0
+        self._dialers.update(self._members.dialled)
 
     def send(self, peer: str, message: Message) -> bool:
         """See `Network`. A peer whose outbox is full is dropped; `poll` reports its end."""
         connection = self._up.get(peer)
         if connection is None:
             return False
-        if self._encoded is None or self._encoded[0] is not message:  # Encode once for several peers.
-            buffers = encode(message, self._hello.epoch)
-            self._encoded = message, buffers, sum(map(len, buffers))
-        _, buffers, size = self._encoded
+        buffers, size = self._frames.encode(message)
         if connection.unsent_bytes + size > self._outbox_bytes_max:
             self._drop(connection, PeerRejected("outbox", f"{connection.unsent_bytes} bytes are unsent"))
             return False
@@ -170,7 +170,7 @@ class TlsMesh:
         """See `Network`. What the kernel does not accept now is sent in later polls."""
         if not self._unflushed:
             return
-        self._encoded = None
+        self._frames.forget()
         now_s = time.monotonic()
         unflushed, self._unflushed = self._unflushed, set()
         for connection in unflushed:
@@ -196,8 +196,8 @@ class TlsMesh:
             connection = self._connections.get(fd)
             if connection is not None:
                 ready[connection] = None
-            elif fd == self._wake_fd:
-                os.eventfd_read(fd)
+            elif fd == self._waker.fd:
+                self._waker.on_ready()
             elif fd in self.others:
                 calls.append(partial(self.others[fd], event))
             else:
@@ -212,12 +212,6 @@ class TlsMesh:
         if self._downs:
             self._report_downs()
 
-    def wake(self) -> None:
-        """See `Network`. Does nothing after `close`."""
-        with self._waking:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
-
     def close(self) -> None:
         """See `Network`. Nothing more is reported. A running `poll` returns after its callback."""
         if self._is_closed:
@@ -230,9 +224,7 @@ class TlsMesh:
             kept.clear()
         self._listener.close()
         self._epoll.close()
-        with self._waking:
-            fd, self._wake_fd = self._wake_fd, -1
-            os.close(fd)
+        self._waker.close()
         self._contexts.close()
 
     # Connections
@@ -244,15 +236,8 @@ class TlsMesh:
         self._due_s = 0.0
 
     def _make_room(self) -> None:
-        """Limit the connections that are not up: the host with most of them loses its oldest one.
-
-        So a host that only holds connections does not keep others out.
-        """
-        others = self._connections.values()
-        waiting = [other for other in others if other.phase is not ConnectionPhase.UP and not other.dialled]
-        if len(waiting) >= SETUPS_MAX:
-            counts = Counter(other.host for other in waiting)
-            oldest = max(waiting, key=lambda other: (counts[other.host], -other.born_s))
+        oldest = one_too_many(self._connections.values(), SETUPS_MAX)
+        if oldest is not None:
             self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
 
     def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
@@ -276,11 +261,9 @@ class TlsMesh:
         burst = BURST_BYTES
         while connection.phase is not ConnectionPhase.CLOSED:
             messages = self._received(connection, now_s)
-            if connection.is_refused:
-                messages = []
-            elif connection.phase is ConnectionPhase.HELLO and connection.hello is not None:
+            if connection.is_greeted and connection.hello is not None:
                 self._on_established(connection, connection.hello, now_s)
-            if messages:
+            if messages and not connection.is_refused:
                 self._deliver(connection, messages)
             burst -= connection.capacity_bytes
             if connection.is_drained:
@@ -317,21 +300,13 @@ class TlsMesh:
             identity = connection.handshake()
             if identity is None:
                 return []
-            self._check(connection, identity, now_s)
-            connection.send_hello(identity.name, self._hello_frame)
-            if connection.is_refused and self._members.notice is not None:
-                connection.send_now(b"".join(encode(self._members.notice, self._hello.epoch)))
+            refused = self._members.check(identity, self._identity, dialled=connection.dialled)
+            connection.send_hello(identity.name, self._frames.hello)
+            if refused is not None:
+                self._rejections.record(refused, connection.address, now_s)
+                connection.is_refused = True
+                connection.send_now(self._members.notice_frame(self._frames.epoch))
         return connection.receive(now_s)
-
-    def _check(self, connection: RaftConnection, identity: Identity, now_s: float) -> None:
-        members, own, dialled = self._members, self._identity, connection.dialled
-        try:
-            check_peer(identity, own=own, members=members.addresses, dialled=dialled)
-        except PeerRejected as refused:
-            if not members.may_notify(identity, own, refused):
-                raise
-            connection.is_refused = True
-            self._rejections.record(refused, connection.address, now_s)
 
     def _on_established(self, connection: RaftConnection, hello: Hello, now_s: float) -> None:
         assert self._receiver is not None
@@ -419,22 +394,15 @@ class TlsMesh:
         self._contexts.refresh(now_s)
 
     def _time_out(self, connection: RaftConnection, now_s: float) -> None:
-        if connection.is_refused:
-            self._drop(connection, PeerLost("refused"))
-            return
         try:
             self._timing.check(connection, now_s, is_read=connection not in self._undrained)
         except PeerLost as lost:
             self._drop(connection, lost)
             return
         if not connection.stuck_bytes:
-            connection.send_now(ping(self._hello.epoch))
+            connection.send_now(ping(self._frames.epoch))
             self._write(connection, now_s)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the network was closed")
-
-    def _set_hello(self, hello: Hello) -> None:
-        self._hello, self._encoded = hello, None
-        self._hello_frame = b"".join(encode(hello, hello.epoch))

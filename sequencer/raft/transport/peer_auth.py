@@ -22,6 +22,7 @@ from rt.net.cert_files import CertFiles
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from sequencer.raft.model.messages import Message
+from sequencer.raft.transport.codec import encode
 
 LOG_PAUSE_S: Final = 1.0
 """Rejections with the same reason are logged at most once in this time. All are counted."""
@@ -146,10 +147,20 @@ class MeshMembers:
             if peer not in addresses or (address and address != addresses[peer])
         }
 
-    def may_notify(self, identity: Identity, own: Identity, refused: PeerRejected) -> bool:
-        """Whether a refused node gets the notice: it is a node of this stream, but no member."""
-        is_unlisted = identity.name not in self.addresses and identity.name != own.name
-        return refused.reason == "member" and self.notice is not None and is_unlisted
+    def check(self, identity: Identity, own: Identity, *, dialled: str | None) -> PeerRejected | None:
+        """See `check_peer`. Returns the reason instead if the peer gets the notice: it only is no member."""
+        try:
+            check_peer(identity, own=own, members=self.addresses, dialled=dialled)
+        except PeerRejected as refused:
+            is_unlisted = identity.name not in self.addresses and identity.name != own.name
+            if refused.reason != "member" or self.notice is None or not is_unlisted:
+                raise
+            return refused
+        return None
+
+    def notice_frame(self, epoch: int) -> bytes:
+        assert self.notice is not None
+        return b"".join(encode(self.notice, epoch))
 
 
 def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None:
