@@ -34,7 +34,7 @@ from sequencer.ipc.silence import HUNG_S, SilenceDetector
 from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver
-from sequencer.raft.model.members import Member, Members
+from sequencer.raft.model.members import RaftMember, Members
 from sequencer.raft.raft import Raft, end_process
 from sequencer.state.apply_result import ClusterReset, Forgotten, Outcome, RangesMerged
 from sequencer.state.command_codec import encode_command, reset_of
@@ -78,7 +78,7 @@ class ControlProcess:
             config.name, {name: member.data for name, member in config.members.items()}
         )
         self._members: Members = {
-            name: Member(member.raft, votes=True) for name, member in config.members.items()
+            name: RaftMember(member.raft, votes=True) for name, member in config.members.items()
         }
         self._messenger = PeerMessenger(
             config.name,

@@ -22,6 +22,7 @@ from sequencer.raft.core.pysyncobj_adapter import now
 from sequencer.raft.lifecycle.bootstrap import Bootstrap
 from sequencer.raft.lifecycle.epoch_transition import EpochExit, EpochTransition
 from sequencer.raft.lifecycle.install_snapshot import SnapshotInstaller, decode_snapshot
+from sequencer.raft.lifecycle.membership import Membership
 from sequencer.raft.lifecycle.peers import Peers
 from sequencer.raft.lifecycle.services import NodeEnvironment, NodeServices
 from sequencer.raft.lifecycle.snapshotter import SegmentPreparer, Snapshotter
@@ -30,6 +31,7 @@ from sequencer.raft.model.api import Leadership, StateMachine, Status
 from sequencer.raft.model.cluster_state import ClusterState, EpochEnded
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochLeft, EpochOver, NoMajority
+from sequencer.raft.model.members import MemberChange, Members
 from sequencer.raft.model.messages import (
     NO_ID,
     Admit,
@@ -40,6 +42,7 @@ from sequencer.raft.model.messages import (
     Forward,
     Hello,
     InstallSnapshot,
+    MemberList,
     Message,
     RaftEntry,
 )
@@ -71,6 +74,7 @@ class RaftNode:
         on_disk_full: Callable[[DiskFull], None],
         on_leadership: Callable[[Leadership], None] = lambda _: None,
         on_app_message: Callable[[str, bytes], None] = lambda _peer, _content: None,
+        on_members: Callable[[Members], None] = lambda _: None,
         calls: deque[Callable[[], None]] | None = None,
     ) -> None:
         network, disk, new_id = environment.network, environment.disk, environment.new_id
@@ -94,7 +98,7 @@ class RaftNode:
             kept.machine_bytes = b""
             self.proposals = Proposals(config, kept.identity, new_id())
             self._raft = SyncObj(config, self, self._own, self._log, network, self._space, environment.rng)
-            self._make_parts(new_id)
+            self._make_parts(new_id, on_members)
             kept.log_opening()
             network.start(self, self._own.hello())
             self._bootstrap.try_bootstrap()
@@ -102,14 +106,15 @@ class RaftNode:
             self.close()
             raise
 
-    def _make_parts(self, new_id: Callable[[], bytes]) -> None:
+    def _make_parts(self, new_id: Callable[[], bytes], on_members: Callable[[Members], None]) -> None:
         config, own, raft, snapshots = self._config, self._own, self._raft, self._snapshots
         services = NodeServices(
             *(config, own, self._machine, raft, self._log, snapshots),
             *(self._space, self._network, self._worker, new_id),
         )
-        epoch_left = EpochLeft(len(config.members), config.patience_s)
+        epoch_left = EpochLeft(raft.voter_disks.voters, config.patience_s)
         self._peers = peers = Peers(own, raft, epoch_left)
+        self.membership = Membership(services, peers, epoch_left, on_members)
         self._transfers = TransferWaiters(config.name, raft, raft.leader_role.transfer_leadership)
         retry_s = config.snapshot_ms / 1000
         self._epoch_exit = EpochExit(snapshots, self._worker, retry_s)
@@ -138,6 +143,7 @@ class RaftNode:
             self._network.poll(self.wait_s())
             return
         self._raft.step()
+        self.membership.check()
         if self._transfers.waiting:
             self._transfers.answer()
         if self._epoch_exit.is_over:
@@ -207,6 +213,7 @@ class RaftNode:
         applied = state.apply(entry)
         if applied is None:
             self._own.record_join(state)
+            self.membership.on_entry(entry)
             return
         if isinstance(applied, EpochEnded):
             logger.warning("epoch_ending epoch=%s index=%d", name_of(state.epoch), entry.index)
@@ -268,6 +275,7 @@ class RaftNode:
         self._raft.on_installed(state.applied)
         self._machine.restore(state.index, machine_bytes, state.cluster)
         self.proposals.on_restored(state, now())
+        self.membership.on_restored()
         if is_new:
             self._network.introduce(self._own.hello())
 
@@ -282,6 +290,7 @@ class RaftNode:
         if self._epochs.is_silent or not self._peers.is_accepted(peer, hello):
             return
         self._raft.on_up(peer, hello.claim)
+        self.membership.announce(peer, hello)
         if hello.cluster == NO_ID:
             self._bootstrap.offer_admission(peer, hello)
             self._bootstrap.try_bootstrap()
@@ -290,7 +299,9 @@ class RaftNode:
         hello = self._peers.hellos.get(peer)
         if hello is None or self._epochs.is_silent:
             return
-        if isinstance(message, FetchState):
+        if isinstance(message, MemberList):
+            self.membership.on_member_list(peer, hello, message)
+        elif isinstance(message, FetchState):
             self._epochs.serve_state(peer, hello, message)
         elif isinstance(message, FetchStateChunk):
             self._epochs.on_state_chunk(peer, hello, message)
@@ -342,6 +353,10 @@ class RaftNode:
             self._report(Leadership(None, self._raft.term, False))
         return why_not
 
+    def change_members(self, change: MemberChange, done: Future[None]) -> None:
+        raft, is_held = self._raft, self._is_away or self.is_over()
+        raft.member_changes.start(change, done, is_held=is_held or raft.leader_role.is_transferring)
+
     def transfer_leadership(self, timeout_s: float, done: Future[bool]) -> None:
         """See `Raft.transfer_leadership`. On the loop's thread; `done` gets the result."""
         self._transfers.start(timeout_s, done)
@@ -386,9 +401,7 @@ class RaftNode:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether an entry of the current term was applied, and with it everything that earlier terms
-        committed.
-        """
+        """Whether everything that earlier terms committed was applied: an entry of the current term was."""
         return self._own.state.applied.term == self._raft.term
 
     @property

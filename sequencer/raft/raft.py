@@ -14,10 +14,12 @@ from rt.cluster_epoch import name_of
 from rt.errors import Closed, DiskFull
 from rt.log.disk import REAL, Disk
 from rt.net.tls import TLS
+from sequencer.raft.core.member_changes import complete
 from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.api import Leadership, StateMachine, Status
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver, NoMajority
+from sequencer.raft.model.members import MemberChange, MemberRemoved, Members
 from sequencer.raft.model.messages import ID_BYTES
 from sequencer.raft.node import RaftNode
 from sequencer.raft.storage.worker import Worker
@@ -42,9 +44,11 @@ class Raft:
     The constructor locks the directory and listens; then the node joins, follows or leads. `listen`: by
     default the port of its own address on all interfaces. Every method may be called from any thread, unless
     its text names the consensus thread. All callbacks run on the consensus thread:
-    `on_leadership` after each change, between two calls of the machine; `on_failure` after it stopped with an
-    error and every future failed; `on_epoch_over` instead, when everything is closed and the node must be
-    opened again. By default both end the process with status 70.
+    `on_leadership` after each change, between two calls of the machine; `on_members` with the committed list
+    of members at the start and after each change of it; `on_failure` after it stopped with an error and every
+    future failed; `on_epoch_over` instead, when everything is closed and the node must be
+    opened again. By default both end the process with status 70. `on_failure` gets `MemberRemoved` if this
+    node is no member any more.
 
     Raises `rt.StorageError`, `rt.Corrupt`, `rt.ClusterMismatch`, `rt.CertificateError`, or `OSError` if the
     port is taken.
@@ -60,6 +64,7 @@ class Raft:
         disk: Disk = REAL,
         on_leadership: Callable[[Leadership], None] = lambda _: None,
         on_app_message: Callable[[str, bytes], None] = lambda _peer, _content: None,
+        on_members: Callable[[Members], None] = lambda _: None,
         on_failure: Callable[[BaseException], None] = end_process,
         on_epoch_over: Callable[[EpochOver], None] = end_process,
     ) -> None:
@@ -68,6 +73,8 @@ class Raft:
             name=config.name, listen=listen or ("", int(port)), members=config.members, tls=tls
         )
         self._on_failure, self._on_epoch_over = on_failure, on_epoch_over
+        self._changes: set[Future[None]] = set()
+        self._changing = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._is_stopping = threading.Event()
         try:
@@ -85,6 +92,7 @@ class Raft:
                 on_disk_full=self._wait_for_space,
                 on_leadership=on_leadership,
                 on_app_message=on_app_message,
+                on_members=on_members,
                 calls=self._calls,
             )
         except BaseException:
@@ -146,6 +154,29 @@ class Raft:
         """
         return self._node.force(command)
 
+    def change_members(self, change: MemberChange) -> Future[None]:
+        """Add a learner, promote it, or remove a member. The future completes when this node has applied it.
+
+        Only on the leader. It fails with `MemberChangeRefused`, or with `rt.Closed` when the node stops. It
+        fails with `MemberChangeNotReady`, which is retriable, in these cases: this node does not lead, or
+        ceases to (the change may still be committed); another change is in flight; no entry of the leader's
+        term is committed; too few voters of the new list are connected, with a disk that counts; a learner to
+        be promoted is far behind; a leader is asked to remove itself.
+        """
+        done: Future[None] = Future()
+        with self._changing:
+            if self._has_ended:
+                raise Closed("consensus has stopped", hint="Restart the node.")
+            self._changes.add(done)
+        done.add_done_callback(self._changes.discard)
+        self.call_soon(lambda: self._node.change_members(change, done))
+        return done
+
+    @property
+    def members(self) -> Members:
+        """The newest list of members that this node has, committed or not: it is in force."""
+        return self._node.membership.members
+
     def transfer_leadership(self, timeout_s: float) -> bool:
         """If this node leads, transfer leadership to the most up-to-date member.
 
@@ -201,14 +232,20 @@ class Raft:
         except BaseException as error:  # noqa: BLE001  # Nothing may continue after any error.
             if not (isinstance(error, DiskFull) and self._is_stopping.is_set()):
                 failure = error
-        self._has_ended = True
+        with self._changing:
+            self._has_ended = True
+            changes = list(self._changes)
         # First stop sending, then fail the futures, then wait for the worker.
         self._mesh.close()
-        self._node.proposals.close(failure or Closed("consensus was stopped"))
+        closed = failure or Closed("consensus was stopped")
+        self._node.proposals.close(closed)
+        for done in changes:
+            complete(done, Closed("consensus stopped; the change may or may not be committed", got=closed))
         try:
             if failure is not None:
                 self._node.fail(failure)
-                logger.critical("stopped error=%r", str(failure), exc_info=failure)
+                is_removed = isinstance(failure, MemberRemoved)
+                logger.critical("stopped error=%r", str(failure), exc_info=None if is_removed else failure)
                 self._on_failure(failure)
         finally:
             self._node.close()

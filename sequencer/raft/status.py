@@ -9,6 +9,8 @@ from sequencer.raft.core.core import SyncObj
 from sequencer.raft.core.local_member import LocalMembership
 from sequencer.raft.model.api import MemberStatus, Status
 from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.members import RaftMember
+from sequencer.raft.model.messages import NO_ID
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
 
@@ -46,8 +48,8 @@ def status_of(
         snapshot=newest.place.index if newest is not None else 0,
         in_flight=in_flight,
         members=tuple(
-            _member(config, own, raft, name, is_connected=name in connected, own_end=log.synced.index)
-            for name in sorted(config.members)
+            _member(config, own, raft, name, member, is_connected=name in connected, own_end=log.synced.index)
+            for name, member in sorted(raft.voter_disks.members.items())
         ),
         leader_committed=raft.follower_role.leader_committed,
         received=None if incoming is None else (incoming.received, incoming.meta.length),
@@ -55,16 +57,24 @@ def status_of(
 
 
 def _member(
-    config: RaftConfig, own: LocalMembership, raft: SyncObj, name: str, *, is_connected: bool, own_end: int
+    config: RaftConfig,
+    own: LocalMembership,
+    raft: SyncObj,
+    name: str,
+    member: RaftMember,
+    *,
+    is_connected: bool,
+    own_end: int,
 ) -> MemberStatus:
     is_self = name == config.name
     claim = own.state.disks.get(name)
     return MemberStatus(
         name=name,
-        address=config.members[name],
+        address=member.address,
         is_self=is_self,
         is_connected=is_self or is_connected,
-        disk=claim.disk.hex() if claim is not None else "",
+        disk=claim.disk.hex() if claim is not None and claim.disk != NO_ID else "",
         is_counted=raft.is_counted_here if is_self else raft.peer_disks.is_counted(name),
         match_index=raft.leader_role.match_index(name) if not is_self else own_end if raft.leads else None,
+        votes=member.votes,
     )

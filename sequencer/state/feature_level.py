@@ -16,7 +16,11 @@ from typing import Final, NamedTuple
 from rt.errors import RtError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
 
-PERMITS: Final = {1: "everything that rt did before there were feature levels"}
+MEMBER_CHANGES: Final = 2
+PERMITS: Final = {
+    1: "everything that rt did before there were feature levels",
+    MEMBER_CHANGES: "changes of the members of the cluster",
+}
 """By level: what it permits in addition to the levels below."""
 LATEST: Final = max(PERMITS)
 """This program knows the levels from 1 to this one."""

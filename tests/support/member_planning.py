@@ -12,7 +12,7 @@ from planning import NOTHING, InFlight, Node, World
 
 from sequencer.leader.member_steps import MemberStep, MemberSteps, TransferLeadership
 from sequencer.merged.session_retention import SessionRetention
-from sequencer.raft.model.members import AddLearner, Member, PromoteLearner, RemoveMember
+from sequencer.raft.model.members import AddLearner, RaftMember, PromoteLearner, RemoveMember
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES
@@ -39,8 +39,8 @@ class MemberWorld(World):
 
     def _lead(self) -> None:
         super()._lead()
-        members = {node.name: Member(f"{node.name}:1", votes=True) for node in self.nodes}
-        members |= {name: Member(f"{name}:1", votes=False) for name in self.learners}
+        members = {node.name: RaftMember(f"{node.name}:1", votes=True) for node in self.nodes}
+        members |= {name: RaftMember(f"{name}:1", votes=False) for name in self.learners}
         self.steps = MemberSteps(self.state, members, self.leader, self.tracker)
 
     def change_leader(self) -> None:

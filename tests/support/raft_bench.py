@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -27,6 +27,14 @@ from sequencer.raft.model.cluster_state import INITIAL, encode_state, initial_st
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.entry_codec import Commands, decode_content, encode_commands
 from sequencer.raft.model.epochs import EpochOver
+from sequencer.raft.model.members import (
+    AddLearner,
+    MemberChange,
+    MemberChangeNotReady,
+    MemberRemoved,
+    PromoteLearner,
+    RemoveMember,
+)
 from sequencer.raft.model.messages import (
     Admit,
     AppendEntries,
@@ -171,6 +179,9 @@ class Wire:
         self.hello: Hello
         self.flushes = 0
         self.before_flush: Callable[[list[SentMessage]], None] = lambda _messages: None
+        self.listed: dict[str, str] = {}
+        self.notice: Message | None = None
+        self.is_dialling_all = False
         self.on_introduce: Callable[[], None] = lambda: None
 
     def start(self, receiver: MessageReceiver, hello: Hello) -> None:
@@ -181,6 +192,14 @@ class Wire:
         for peer in sorted(self.connected):
             self.drop(peer)
         self.on_introduce()
+
+    def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
+        self.listed, self.notice = dict(members), notice
+        for peer in sorted(set(self.connected) - set(members)):
+            self.drop(peer)
+
+    def dial_all(self, *, is_wanted: bool) -> None:
+        self.is_dialling_all = is_wanted
 
     def send(self, peer: str, message: Message) -> bool:
         if peer not in self.connected:
@@ -440,6 +459,9 @@ class Lockstep:
         self.disks: dict[str, MemoryDisk] = {}
         self.generations = dict.fromkeys(names, 0)
         self.cuts: set[frozenset[str]] = set()
+        self.removed: dict[str, MemberRemoved] = {}
+        """Nodes that ended because they are no members."""
+        self.rounds = 0
         self.seeds = itertools.count()
         self.drop_message: Callable[[str, str, Message], bool] = lambda _from, _to, _message: False
         for name in names:
@@ -447,9 +469,11 @@ class Lockstep:
 
     # Nodes.
 
-    def start(self, name: str, disk: MemoryDisk | None = None, **settings: Any) -> Member:
-        """Begin a run, on a new disk if none is given."""
-        config = config_of(name, self.names, **{**self.settings, **settings})
+    def start(
+        self, name: str, disk: MemoryDisk | None = None, names: Sequence[str] = (), **settings: Any
+    ) -> Member:
+        """Begin a run, on a new disk if none is given; with other configured members if given."""
+        config = config_of(name, names or self.names, **{**self.settings, **settings})
         # Were two nodes to make a cluster, it would be two.
         cluster = f"made by {name}".encode().ljust(16)
         fields = {"generation": self.generations[name], "seed": next(self.seeds), "cluster": cluster}
@@ -476,6 +500,45 @@ class Lockstep:
         self.generations[name] += 1
         return self.start(name)
 
+    # Members.
+
+    def spare(self, name: str, *others: str) -> Member:
+        """Start a blank node that the cluster does not know; it knows one member, or these."""
+        self.generations.setdefault(name, 0)
+        return self.start(name, names=[name, *(others or self.names[:1])], bootstrap=False)
+
+    def request(self, change: MemberChange, via: str | None = None) -> Future[None]:
+        """Ask a node, the leader by default, for a change of the members."""
+        member, done = self.members[via] if via else self.lead(), Future[None]()
+        member.node._calls.append(lambda: member.node.change_members(change, done))
+        return done
+
+    def change(self, change: MemberChange) -> None:
+        """Have a change made, however often that takes."""
+        for _ in range(100):
+            done = self.request(change)
+            self.run(done.done)
+            error = done.exception(0)
+            if error is None:
+                return
+            assert isinstance(error, MemberChangeNotReady), error
+            self.idle(0.1)
+        raise AssertionError(error)
+
+    def add(self, name: str, *, is_voter: bool = True) -> None:
+        """Have a spare node added, and promoted."""
+        self.change(AddLearner(name, f"{name}:1"))
+        if is_voter:
+            self.change(PromoteLearner(name))
+
+    def remove(self, name: str) -> None:
+        """Have a member removed; if it leads, by another leader."""
+        node = self.members[name].node if name in self.members else None
+        while node is not None and self.lead().name == name:
+            node._calls.append(lambda: node.transfer_leadership(1.0, Future()))
+            self.idle(0.1)
+        self.change(RemoveMember(name))
+
     # Links.
 
     def cut(self, *pairs: tuple[str, str]) -> None:
@@ -493,6 +556,7 @@ class Lockstep:
 
     def round(self) -> None:
         self._link()
+        self.rounds += 1
         for name in list(self.members):
             if name in self.members:
                 self._step(self.members[name])
@@ -516,11 +580,15 @@ class Lockstep:
     @property
     def leader(self) -> Member | None:
         """Whom a majority follows."""
-        followed = [member.raft.leader for member in self.members.values()]
         for name, member in self.members.items():
-            if member.raft.role == "leader" and followed.count(name) > len(self.names) // 2:
+            voters = member.raft.voter_disks.voters
+            followers = [voter for voter in voters & self.members.keys() if self.follows(voter, name)]
+            if member.raft.role == "leader" and 2 * len(followers) > len(voters):
                 return member
         return None
+
+    def follows(self, name: str, leader: str) -> bool:
+        return self.members[name].raft.leader == leader
 
     def lead(self) -> Member:
         """Run until there is one."""
@@ -555,6 +623,11 @@ class Lockstep:
             member.node.close()
             self.restart(member.name)
             return
+        except MemberRemoved as error:
+            member.node.close()
+            self.removed[member.name] = error
+            self.disks[member.name] = self.kill(member.name)
+            return
         for peer, message in member.wire.sent[before:]:
             other = self.members.get(peer)
             if other is not None and not self.drop_message(member.name, peer, message):
@@ -565,10 +638,22 @@ class Lockstep:
             ends = self.members[one].wire, self.members[two].wire
             if frozenset((one, two)) in self.cuts:
                 continue
-            if two not in ends[0].connected or one not in ends[1].connected:
+            if two not in ends[0].listed or one not in ends[1].listed:
+                if self.rounds % 40 == 0:
+                    self._refuse(one, two)
+                    self._refuse(two, one)
+            elif two not in ends[0].connected or one not in ends[1].connected:
                 self._unlink(one, two)
                 ends[0].link(two, ends[1].hello)
                 ends[1].link(one, ends[0].hello)
+
+    def _refuse(self, name: str, by: str) -> None:
+        """A node gets the notice of another one that does not have it in its list."""
+        wire, other = self.members[name].wire, self.members[by].wire
+        if name not in other.listed and by in wire.listed and other.notice is not None:
+            wire.link(by, other.hello)
+            wire.put(by, other.notice)
+            wire.arriving.append(lambda: wire.drop(by))
 
     def _unlink(self, one: str, two: str) -> None:
         for name, peer in ((one, two), (two, one)):

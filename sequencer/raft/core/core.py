@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Final, NoReturn
 
@@ -35,10 +36,12 @@ from pysyncobj.syncobj import _RAFT_STATE as RaftState
 from sequencer.raft.core.election import Election
 from sequencer.raft.core.follower import FollowerRole
 from sequencer.raft.core.leader import LeaderRole
+from sequencer.raft.core.member_changes import MemberChanges
 from sequencer.raft.core.ports import Handlers, Network, NodeCallbacks
 from sequencer.raft.core.pysyncobj_adapter import (
     CommandQueue,
     Journal,
+    KnownPeers,
     Peer,
     TransportAdapter,
     now,
@@ -71,6 +74,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     __raftCommitIndex: int
     __raftLastApplied: int
     __leaderCommitIndex: int
+    __otherNodes: set[Peer]
     __raftMatchIndex: dict[Peer, int]
     __lastResponseTime: dict[Peer, float]
     __newAppendEntriesTime: float
@@ -91,33 +95,32 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self._name = config.name
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
-        self._nodes = {name: Peer(name) for name in config.peers}
-        self._voter_disks = disks = VoterDisks(config.name, own, log.entries(log.base.index + 1))
+        entries = log.entries(log.base.index + 1)
+        self.voter_disks = self._voter_disks = disks = VoterDisks(config.name, config.members, own, entries)
+        self._nodes = KnownPeers()
+        self.on_members: Callable[[], None] = lambda: None
+        """Called when the list of members in force changed, or may have."""
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
         self.follower_role = follower = FollowerRole(
             self, own, log, journal, config, host.on_install_snapshot
         )
         self.leader_role = leader = LeaderRole(self, own, self.peer_disks, log, journal, network, host)
-        self._election = Election(self, own, disks, log, outbox, list(self._nodes), follower.hears_leader)
-        self._may_commit = False
-        self._led = False
-        self._is_silent = False
+        self.member_changes = MemberChanges(self, disks, self.peer_disks, log, journal, config)
+        self._election = Election(self, own, disks, log, outbox, follower.hears_leader)
+        self._may_commit = self._led = self._is_silent = False
         self.round_began = now()
         """Start of the current round: the time for everything that is due in it."""
-        self._handlers: Handlers = {
-            **self._election.handlers,
-            **follower.handlers,
-            **leader.handlers,
-        }
-        peers, settings = list(self._nodes.values()), pysyncobj_settings(config)
-        super().__init__(Peer(config.name), peers, settings, transport=outbox)
+        self._handlers: Handlers = self._election.handlers | follower.handlers | leader.handlers
+        super().__init__(Peer(config.name), [], pysyncobj_settings(config), transport=outbox)
         # Replace PySyncObj's initial state with the durable state.
         self.__raftLog = journal
         self.__commandsQueue = CommandQueue()
         self.__raftCurrentTerm, self.__votedForNodeId = log.term, log.voted_for
         self.__raftCommitIndex = self.__raftLastApplied = own.state.applied.index
-        self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self._nodes else 0.0)
+        disks.on_members = self._on_members
+        self._on_members()
+        self.__raftElectionDeadline = now() + (self.__generateRaftTimeout() if self.__otherNodes else 0.0)
         self._poller = SimpleNamespace(poll=self._wait)  # PySyncObj waits here.
         self.addOnTickCallback(self._persist_then_send)
 
@@ -192,16 +195,17 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
     def _is_to_decide(self) -> bool:
         if not self.leads:
             return self.__raftElectionDeadline < self.round_began
-        return self._may_commit or not self._nodes or self.__newAppendEntriesTime < self.round_began
+        is_due = self.__newAppendEntriesTime < self.round_began
+        return self._may_commit or not self.__otherNodes or is_due
 
     def wait_s(self) -> float:
         if self.__raftCommitIndex > self.__raftLastApplied and not self._host.is_over():
             return 0.0
         leads = self.leads
-        if leads and not self._nodes and self._log.synced.index > self.__raftCommitIndex:
+        if leads and not self.__otherNodes and self._log.synced.index > self.__raftCommitIndex:
             return 0.0  # Our own sync committed it: no answer will end the wait.
         due = self.__newAppendEntriesTime if leads else self.__raftElectionDeadline
-        due = min(due, self.leader_role.transfer_due)
+        due = min(due, self.leader_role.transfer_due, self.member_changes.due)
         return max(0.0, min(due, self._host.due()) - now())
 
     def _wait(self, _timeout_s: float = 0.0) -> None:
@@ -239,6 +243,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         self.__raftCommitIndex = self.__raftLastApplied = place.index
         self.follower_role.on_installed(place)
         self._voter_disks.on_applied(place.index)
+        self._voter_disks.refresh()
 
     # The loop's steps that are replaced
 
@@ -251,7 +256,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         Only on a disk that counts, and after a majority granted the pre-vote.
         """
         self._election.is_called = False
-        if self._voter_disks.counts_here():
+        if self._voter_disks.votes_here():
             if self._election.ballot.start():
                 return True
             self.__raftLeader = None
@@ -261,9 +266,11 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def __onBecomeLeader(self) -> None:
         self.leader_role.begin_term(self._nodes)
+        self.__raftMatchIndex.clear()
         # The vote for itself counts, and with one node the no-op is committed at once: both must be synced.
         self._sync()
         super().__onBecomeLeader()
+        self._expect_answers()
         self._sync()
         self._may_commit = True
         self.follower_role.begin_term(LogIndex(self.__raftCommitIndex, self.__raftCurrentTerm), self._name)
@@ -290,11 +297,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
             # Proposers send their commands again, to the next leader.
             self.__commandsQueue.clear()
             self.leader_role.on_deposed()
+            self.member_changes.on_lost()
             self.follower_role.led_at = now()
         self._led = leads
         self._host.submit()
         if self._host.is_over():
             self.__commandsQueue.clear()
+        elif self.member_changes.is_waiting and not self.leader_role.is_transferring:
+            self.member_changes.advance()
         if self.leader_role.is_transferring:
             self.leader_role.continue_transfer()
         elif self.__commandsQueue:
@@ -330,6 +340,21 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if not leads:
             self._network.flush()
         self._log.record_synced_end()
+
+    def _on_members(self) -> None:
+        """The list in force changed, or may have. PySyncObj counts the nodes in `__otherNodes`."""
+        self.__otherNodes = {self._nodes[name] for name in sorted(self._voter_disks.other_voters)}
+        self._election.ballot.members = len(self._voter_disks.voters | {self._name})
+        if self.leads:
+            self._expect_answers()
+            self._may_commit = True
+        self.member_changes.on_lost()
+        self.on_members()
+
+    def _expect_answers(self) -> None:
+        for node in self._nodes.values():
+            self.__raftMatchIndex.setdefault(node, 0)
+            self.__lastResponseTime.setdefault(node, now())
 
     def _sync(self) -> None:
         if self._log.is_dirty:
@@ -378,7 +403,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
 
     def on_acknowledged(self, peer: str, index: int) -> None:
         node = self._nodes[peer]
-        if index > self.__raftMatchIndex[node]:
+        if index > self.__raftMatchIndex.get(node, 0):
             self.__raftMatchIndex[node] = index
             self._may_commit |= index > self.__raftCommitIndex
         self.__lastResponseTime[node] = now()

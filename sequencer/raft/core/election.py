@@ -5,7 +5,8 @@ sections 4.2.3 and 9.6):
 - A node requests votes only after a majority has promised them (pre-vote).
 - A node that hears a leader grants no vote. It grants none to a candidate whose log misses entries of its
   own.
-- A voter counts once.
+- A voter counts once. Only the voters of the newest list in this node's log are asked, and count. A node that
+  is no voter there does not stand.
 - A vote is durable before it is sent, like everything else. Exception: a member that the leader calls to take
   over needs no pre-vote, and gets votes of nodes that hear the leader (`leadership_transfer`).
 """
@@ -13,7 +14,7 @@ sections 4.2.3 and 9.6):
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,33 +43,32 @@ class Elector(TermState, Protocol):
 
 
 class Election:
-    """This node's votes, and its own candidacy among `peers`."""
+    """This node's votes, and its own candidacy."""
 
     def __init__(
         self,
         raft: Elector,
         own: LocalVoter,
-        admissions: VoterDisks,
+        voter_disks: VoterDisks,
         log: DurableLog,
         outbox: TransportAdapter,
-        peers: Collection[str],
         hears_leader: Callable[[], bool],
     ) -> None:
-        self._raft, self._own, self._voter_disks = raft, own, admissions
-        self._log, self._outbox, self._peers = log, outbox, peers
+        self._raft, self._own, self._voter_disks = raft, own, voter_disks
+        self._log, self._outbox = log, outbox
         self._hears_leader = hears_leader
         self.handlers: Handlers = {
             RequestVote: self.on_request,
             TimeoutNow: self.on_timeout_now,
             RequestVoteReply: self.on_reply,
         }
-        self.ballot = Ballot(1 + len(peers))
+        self.ballot = Ballot(1)
         self.is_called = False
         """The leader of this term called this node to take over, which it does in the next round."""
 
     def start_pre_vote(self) -> None:
         self.ballot.start_pre_vote()
-        for peer in self._peers:
+        for peer in sorted(self._voter_disks.other_voters):
             request = RequestVote(self._raft.term + 1, self._log.last, self._own.claim, pre=True)
             self._raft.send(peer, request)
 
@@ -108,7 +108,7 @@ class Election:
         if not reply.granted:
             if reply.term > raft.term:
                 raft.adopt_term(reply.term)
-        elif not self._voter_disks.counts(peer, reply.claim):
+        elif not self.may_count(peer, reply):
             pass
         elif reply.pre:
             if reply.term == raft.term + 1 and self.ballot.on_support(peer):
@@ -116,10 +116,14 @@ class Election:
         elif raft.role == "candidate" and reply.term == raft.term and self.ballot.on_vote(peer):
             raft.win()
 
+    def may_count(self, peer: str, reply: RequestVoteReply) -> bool:
+        disks = self._voter_disks
+        return peer in disks.other_voters and disks.counts(peer, reply.claim)
+
     def on_timeout_now(self, peer: str, call: TimeoutNow) -> None:
         """In the next round an election starts in a new term, where this call is no longer valid."""
         is_leaders = call.term == self._raft.term and self._raft.leader == peer
-        if is_leaders and self._voter_disks.counts_here():
+        if is_leaders and self._voter_disks.votes_here():
             logger.info("timeout_now_received leader=%s term=%d", peer, call.term)
             self.is_called, self._outbox.called_in = True, call.term + 1
             self.ballot.skip_pre_vote()
@@ -131,7 +135,7 @@ class Ballot:
     """This node's candidacy."""
 
     members: int
-    """How many members the cluster has."""
+    """How many voters the cluster has."""
     voters: set[str] = field(default_factory=set)
     """Peers that voted for this node in the current term."""
     supporters: set[str] | None = None

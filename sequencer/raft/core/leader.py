@@ -190,7 +190,7 @@ class LeaderRole:
             self._transfer = None
             return
         peers = self._peers
-        matched = {peer: raft.matched(peer) for peer in peers.connected if peers.is_counted(peer)}
+        matched = {peer: raft.matched(peer) for peer in peers.connected if peers.is_counted_voter(peer)}
         successor = transfer.choose(matched, self._log.last.index)
         if successor is not None:
             logger.info("leadership_transfer_started term=%d successor=%s", raft.term, successor)

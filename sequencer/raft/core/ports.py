@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from sequencer.raft.model.messages import Forward, Hello, InstallSnapshot, Message, RaftEntry
@@ -103,6 +103,19 @@ class Network(Protocol):
 
     def introduce(self, hello: Hello) -> None:
         """Use another hello from now on. Every connection is closed and established again."""
+
+    def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
+        """Talk to these members from now on: their addresses by name, "" for an unknown address.
+
+        Closes the connections of others. A node of the stream that is not among them is refused. If there is
+        a `notice`, it gets that after the hello, as the last frame; nothing that it sends is delivered.
+        """
+
+    def dial_all(self, *, is_wanted: bool) -> None:
+        """Whether to dial also the members that dial this node, while they are not connected.
+
+        A removed node does so: the others do not dial it any more.
+        """
 
     def send(self, peer: str, message: Message) -> bool:
         """Queue a message until `flush`. Returns False if `peer` is not connected."""

@@ -117,6 +117,14 @@ class Peer(Node):  # type: ignore[misc]  # PySyncObj is untyped
         self.name = name
 
 
+class KnownPeers(dict[str, Peer]):
+    """Every peer that this node ever knew. They are few: each is a node with a certificate of the stream."""
+
+    def __missing__(self, name: str) -> Peer:
+        peer = self[name] = Peer(name)
+        return peer
+
+
 class CommandQueue:
     """PySyncObj's command queue, for one thread, with a length."""
 

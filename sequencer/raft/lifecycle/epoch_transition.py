@@ -42,6 +42,7 @@ from sequencer.raft.model.epochs import (
     forced_epoch,
     next_epoch,
 )
+from sequencer.raft.model.members import is_majority, voters_of
 from sequencer.raft.model.messages import FetchState, FetchStateChunk, Hello
 from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotStore
 from sequencer.raft.storage.worker import BackgroundWorker
@@ -93,7 +94,8 @@ class EpochTransition:
             return None if epoch_exit.forced == command else ending
         new = self._peers.new_disks()
         voters = [*([config.name] if self._raft.is_counted_here else []), *self._peers.voters()]
-        why_not = refusal(config, own.epoch, new, voters, is_blank=own.is_blank)
+        members = voters_of(self._raft.voter_disks.members)
+        why_not = refusal(config, own.epoch, members, new, voters, is_blank=own.is_blank)
         if why_not is not None:
             return why_not
         self._raft.fall_silent()
@@ -257,22 +259,35 @@ class EpochExit:
 
 
 def refusal(
-    config: RaftConfig, epoch: int, new: Collection[str], voters: Collection[str], *, is_blank: bool
+    config: RaftConfig,
+    epoch: int,
+    members: Collection[str],
+    new: Collection[str],
+    voters: Collection[str],
+    *,
+    is_blank: bool,
 ) -> NoMajority | None:
     """Why this node may not force an epoch, or None.
 
-    `new`: connected members on wiped disks that do not count yet. `voters`: connected members that count in
-    `epoch`.
+    `members`: the voters of the list in force. `new`: connected members on wiped disks that do not count yet.
+    `voters`: connected members that count in `epoch`. Only voters count.
     """
-    if is_blank or 2 * (1 + len(new)) <= len(config.members):
-        missing = sorted(set(config.peers) - set(new))
+    if config.name not in members:
+        return NoMajority(
+            "an epoch cannot be forced on a node that does not vote",
+            where=config.name,
+            expected=f"one of {', '.join(sorted(members))}",
+            hint="Force a voter.",
+        )
+    if is_blank or not is_majority(1 + len(set(new) & set(members)), len(members)):
+        missing = sorted(set(members) - {config.name} - set(new))
         return NoMajority(
             "an epoch cannot be forced before a majority of the members can continue with it",
             got=f"this node, and with empty directories {', '.join(sorted(new)) or 'none'}",
-            expected=f"{len(config.members) // 2} of the others, started with empty directories",
+            expected=f"{len(members) // 2} of the others, started with empty directories",
             hint=f"Start some of {', '.join(missing)} with empty Raft and data directories, then try again.",
         )
-    if 2 * len(voters) > len(config.members):
+    if is_majority(len(set(voters) & set(members)), len(members)):
         return NoMajority(
             "an epoch cannot be forced while a majority could elect a leader",
             where=config.directory,

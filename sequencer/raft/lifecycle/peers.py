@@ -88,12 +88,21 @@ class Peers:
             logger.error("commands_rejected peer=%s error=%r", peer, str(error))
             return False
         if isinstance(content, Commands):
-            is_allowed = content.disk == self.hellos[peer].claim.disk
+            is_allowed = content.disk == self.hellos[peer].claim.disk and self._is_joined(peer)
         else:
             is_allowed = isinstance(content, ResetEntry) and content.epoch == self._own.identity.epoch
         if not is_allowed:
             logger.error("commands_rejected peer=%s error='not its own'", peer)
         return is_allowed
+
+    def _is_joined(self, peer: str) -> bool:
+        """Whether the peer's disk has applied its newest join.
+
+        A member that was removed and added again may not know it yet. Its open commands may be applied
+        already, which the cluster has forgotten with its disk. Before any change of the members the peer
+        itself checks this.
+        """
+        return not self._raft.voter_disks.has_list or bool(self._raft.peer_disks.is_counted(peer))
 
     def may_fetch_state(self, hello: Hello, newest: SnapshotMeta | None, peer: str) -> bool:
         """Whether the peer (of an earlier epoch, or blank on a disk that counts) may fetch the state."""

@@ -70,6 +70,8 @@ class MemberStatus:
     """Whether its current disk counts and has applied its join. None: it was never connected."""
     match_index: int | None
     """On the leader: up to which index its synced log agrees. None elsewhere."""
+    votes: bool = True
+    """False for a learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class Status:
     in_flight: int
     """Commands proposed here that are not applied yet."""
     members: tuple[MemberStatus, ...]
+    """The newest list that this node has, committed or not."""
     leader_committed: int = 0
     """Commit index that a leader last sent. It may be above `committed`."""
     received: tuple[int, int] | None = None

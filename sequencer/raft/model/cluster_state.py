@@ -1,4 +1,4 @@
-"""The cluster's own replicated state: which disks count, and which commands were applied. Pure.
+"""The cluster's own replicated state: members, which disks count, and which commands were applied. Pure.
 
 Invariants:
 - `apply` is total. Nodes that applied the same entries have the same state.
@@ -8,7 +8,7 @@ In a snapshot it precedes the state machine's bytes, little-endian:
 
     offset  bytes  field
          0      8  magic "RTRAFTST"
-         8      2  version
+         8      2  version: 1 before the first change of the members, then 2
         10      2  count of members
         12      4  count of proposers
         16     16  cluster id
@@ -20,6 +20,7 @@ In a snapshot it precedes the state machine's bytes, little-endian:
         72         members, by name: u8 length, name, disk (16), index and term of its join (8 + 8)
                    proposers, by disk: disk (16), run (8), next sequence (8), count (8),
                        then, count times: sequence (8), index of its first command (8)
+                   only in version 2: index of the entry with the members (8), its length (4), its content
                    the state machine's bytes
 """
 
@@ -32,18 +33,32 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from rt.errors import FormatError, UnknownVersion
-from sequencer.raft.model.entry_codec import Commands, JoinEntry, NoOp, ResetEntry, decode_content
-from sequencer.raft.model.messages import DiskClaim, LogIndex, RaftEntry
+from sequencer.raft.model.entry_codec import (
+    Commands,
+    JoinEntry,
+    MembersEntry,
+    NoOp,
+    ResetEntry,
+    decode_content,
+    decode_members,
+    encode_members,
+)
+from sequencer.raft.model.members import Members
+from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim, LogIndex, RaftEntry
 
 INITIAL: Final = LogIndex(1, 1)
 """Where the log of a new cluster starts: its first snapshot stands for this entry, and admits all disks."""
 
 _MAGIC = b"RTRAFTST"
-_VERSION = 1
+_VERSION, _VERSION_WITH_MEMBERS = 1, 2
 _HEADER = struct.Struct("<8sHHI16sQQQQII")
 _MEMBER = struct.Struct("<16sQQ")
 _PROPOSER = struct.Struct("<16sQQQ")
 _PAIR = struct.Struct("<QQ")
+_LIST = struct.Struct("<QI")
+
+NO_DISK: Final = DiskClaim(NO_ID, NOWHERE)
+"""The claim of a member of which no disk has joined."""
 
 
 @dataclass(slots=True)
@@ -78,12 +93,16 @@ class ClusterState:
     cluster: bytes
     epoch: int
     disks: dict[str, DiskClaim]
-    """For each member the disk that counts, and its join. The names never change in an epoch."""
+    """For each member the disk that counts, and its join."""
     index: int = 0
     """Number of the last command applied."""
     applied: LogIndex = INITIAL
     chain: int = 0
     proposers: dict[bytes, ProposerState] = field(default_factory=dict)
+    members: Members | None = None
+    """The list of the last change. None before the first one: then the members are those with `disks`."""
+    members_index: int = 0
+    """Raft index of its entry."""
 
     def apply(self, entry: RaftEntry) -> PackApplied | EpochEnded | None:
         """Apply the next entry. Returns None if it contains no commands.
@@ -99,6 +118,8 @@ class ClusterState:
                 return PackApplied(content, self._apply_commands(content))
             case JoinEntry():
                 self._apply_join(content, entry.place)
+            case MembersEntry():
+                self._apply_members(content.members, entry.index)
             case ResetEntry() if content.epoch == self.epoch:
                 self.index += 1
                 return EpochEnded(self.index, content.command)
@@ -136,6 +157,13 @@ class ClusterState:
             return  # Not a member; or a second join of the same disk: the first one counts.
         self.disks[join.name] = DiskClaim(join.disk, place)
 
+    def _apply_members(self, members: Members, index: int) -> None:
+        """A removed member's disk and its commands are forgotten: if it is added again, it joins again."""
+        removed = {claim.disk for name, claim in self.disks.items() if name not in members}
+        self.disks = {name: self.disks.get(name, NO_DISK) for name in members}
+        self.proposers = {disk: kept for disk, kept in self.proposers.items() if disk not in removed}
+        self.members, self.members_index = members, index
+
 
 def initial_state(cluster: bytes, epoch: int, disks: dict[str, bytes]) -> ClusterState:
     """The state of a new cluster. These disks are its members from the start."""
@@ -143,9 +171,10 @@ def initial_state(cluster: bytes, epoch: int, disks: dict[str, bytes]) -> Cluste
 
 
 def encode_state(state: ClusterState) -> bytes:
+    version = _VERSION if state.members is None else _VERSION_WITH_MEMBERS
     parts = [
         _HEADER.pack(
-            *(_MAGIC, _VERSION, len(state.disks), len(state.proposers), state.cluster, state.epoch),
+            *(_MAGIC, version, len(state.disks), len(state.proposers), state.cluster, state.epoch),
             *(state.index, *state.applied, state.chain, 0),
         )
     ]
@@ -154,6 +183,9 @@ def encode_state(state: ClusterState) -> bytes:
     for disk, proposer in sorted(state.proposers.items()):
         parts.append(_PROPOSER.pack(disk, proposer.run, proposer.next, len(proposer.firsts)))
         parts += [_PAIR.pack(*pair) for pair in sorted(proposer.firsts.items())]
+    if state.members is not None:
+        content = encode_members(state.members)
+        parts += [_LIST.pack(state.members_index, len(content)), content]
     return b"".join(parts)
 
 
@@ -170,9 +202,11 @@ def _decode(content: bytes) -> tuple[ClusterState, bytes]:
     at, (entry_index, term, chain, _) = _HEADER.size, rest
     if magic != _MAGIC:
         raise FormatError("wrong magic in the state of a Raft snapshot", got=magic, expected=_MAGIC)
-    if version != _VERSION:
+    if version not in {_VERSION, _VERSION_WITH_MEMBERS}:
         raise UnknownVersion(
-            "unknown version of the state in a Raft snapshot", got=version, expected=_VERSION
+            "unknown version of the state in a Raft snapshot",
+            got=version,
+            expected=f"{_VERSION} or {_VERSION_WITH_MEMBERS}",
         )
     state = ClusterState(cluster, epoch, {}, index, LogIndex(entry_index, term), chain)
     for _ in range(members):
@@ -189,4 +223,10 @@ def _decode(content: bytes) -> tuple[ClusterState, bytes]:
         at += _PAIR.size * count
         if len(proposer.firsts) != count:
             raise FormatError("truncated list of proposers in a Raft snapshot", got=len(proposer.firsts))
+    if version == _VERSION_WITH_MEMBERS:
+        state.members_index, length = _LIST.unpack_from(content, at)
+        at += _LIST.size + length
+        state.members = decode_members(content[at - length : at])
+        if state.members is None or set(state.members) != set(state.disks):
+            raise FormatError("invalid list of members in a Raft snapshot", got=sorted(state.disks))
     return state, content[at:]

@@ -14,17 +14,19 @@ PATIENCE_ELECTIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """The settings of one node. `members` and the times must be the same on all nodes.
+    """The settings of one node. The times must be the same on all nodes.
 
     Raises `ValueError` or `rt.InvalidName` for invalid settings.
     """
 
     name: str
     members: Mapping[str, str]
-    """Address "host:port" of each of the 1, 3, 5 or 7 members by name, including this one.
+    """Address "host:port" of each member by name, including this one: 1, 3, 5 or 7 with `bootstrap`.
 
-    The names are fixed when the cluster is made: a node with other names refuses to start. Only a cluster of
-    one can be extended: it then waits until an epoch is forced.
+    They are in force until the first change of the members; until then a member with other names refuses to
+    start. Afterwards the list in the log is in force, whatever is configured. A node that is to be added
+    names itself and at least one member. A cluster of one can also be extended here: it then waits until an
+    epoch is forced.
     """
     directory: str
     """Directory of the log, the snapshots and the disk's identity. It must contain no other files."""
@@ -64,7 +66,7 @@ class RaftConfig:
             check_name(member, kind="node")
         if self.name not in self.members:
             raise ValueError(f"name {self.name!r} is not in members {sorted(self.members)}")
-        if len(self.members) not in CLUSTER_SIZES:
+        if self.bootstrap and len(self.members) not in CLUSTER_SIZES:
             raise ValueError(f"a cluster needs 1, 3, 5 or 7 members: got {len(self.members)}")
         if not 0 < 3 * self.heartbeat_ms < self.election_ms_min < self.election_ms_max:
             raise ValueError("timeouts must satisfy 0 < 3 * heartbeat_ms < election_ms_min < election_ms_max")

@@ -1,4 +1,5 @@
-"""The content of a log entry: commands of one proposer, the join of a disk, a reset, or a no-op. Pure.
+"""The content of a log entry: commands of one proposer, the join of a disk, a reset, the members, or a
+no-op. Pure.
 
 All fields are little-endian. Commands (kind 0): up to `PACK_BYTES` that one node proposed together are one
 entry, so that they share its cost:
@@ -32,6 +33,15 @@ Reset (kind 17): the last command of this epoch; nothing after it is ever applie
          2      6  0
          8      8  the epoch that it ends; no effect in another epoch
         16         the command
+
+Members (kind 18): the full list, in force from its append (`core.voter_disks`):
+
+         0      1  kind 18
+         1      1  version
+         2      2  count of members, at least 1
+         4      4  0
+         8         members, by name: u8 length of the name, u8 votes (1 or 0), u16 length of the address,
+                   name, address
 """
 
 from __future__ import annotations
@@ -43,6 +53,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from rt.errors import FormatError, UnknownVersion
 from rt.names import is_name
+from sequencer.raft.model.members import MEMBERS_MAX, Members, RaftMember, voters_of
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX, ENTRY_BYTES_MAX
 
 PACK_BYTES: Final = 256 * 1024
@@ -54,10 +65,12 @@ PACKS_MAX: Final = 16
 NO_OP: Final = b"\x01"
 
 _VERSION = 1
-_COMMANDS, _NO_OP_KIND, _JOIN, _RESET = 0, 1, 16, 17
+_COMMANDS, _NO_OP_KIND, _JOIN, _RESET, _MEMBERS = 0, 1, 16, 17, 18
 _PACK = struct.Struct("<BBHI16sQQQ")
 _JOIN_HEADER = struct.Struct("<BBHI16s")
 _RESET_HEADER = struct.Struct("<BB6sQ")
+_MEMBERS_HEADER = struct.Struct("<BBHI")
+_MEMBER = struct.Struct("<BBH")
 
 
 class Commands(NamedTuple):
@@ -88,7 +101,13 @@ class ResetEntry(NamedTuple):
     command: bytes
 
 
-Content: TypeAlias = Commands | NoOp | JoinEntry | ResetEntry
+class MembersEntry(NamedTuple):
+    """From here on these are the members."""
+
+    members: Members
+
+
+Content: TypeAlias = Commands | NoOp | JoinEntry | ResetEntry | MembersEntry
 
 
 def encode_commands(disk: bytes, run: int, sequence: int, floor: int, commands: Sequence[bytes]) -> bytes:
@@ -108,6 +127,15 @@ def encode_reset(reset: ResetEntry) -> bytes:
     return _RESET_HEADER.pack(_RESET, _VERSION, bytes(6), reset.epoch) + reset.command
 
 
+def encode_members(members: Members) -> bytes:
+    assert 0 < len(members) <= MEMBERS_MAX, len(members)
+    parts = [_MEMBERS_HEADER.pack(_MEMBERS, _VERSION, len(members), 0)]
+    for name, member in sorted(members.items()):
+        raw_name, address = name.encode(), member.address.encode()
+        parts += [_MEMBER.pack(len(raw_name), member.votes, len(address)), raw_name, address]
+    return b"".join(parts)
+
+
 def decode_content(content: bytes) -> Content:
     """Raises `rt.FormatError` for anything that the encoders do not write."""
     kind = content[0] if content else None
@@ -117,6 +145,8 @@ def decode_content(content: bytes) -> Content:
         return _decode_join(content)
     if kind == _RESET:
         return _decode_reset(content)
+    if kind == _MEMBERS:
+        return _decode_members(content)
     if content == NO_OP:
         return NoOp()
     raise _malformed("has an unknown kind", kind)
@@ -125,6 +155,11 @@ def decode_content(content: bytes) -> Content:
 def decode_join(content: bytes) -> JoinEntry | None:
     """The join in an entry, or None."""
     return _decode_join(content) if content[:1] == bytes([_JOIN]) else None
+
+
+def decode_members(content: bytes) -> Members | None:
+    """The list of members in an entry, or None."""
+    return _decode_members(content).members if content[:1] == bytes([_MEMBERS]) else None
 
 
 def _decode_commands(content: bytes) -> Commands:
@@ -163,6 +198,31 @@ def _decode_reset(content: bytes) -> ResetEntry:
     if any(zeros):
         raise _malformed("has nonzero reserved bytes", zeros)
     return ResetEntry(epoch, content[_RESET_HEADER.size :])
+
+
+def _decode_members(content: bytes) -> MembersEntry:
+    if len(content) < _MEMBERS_HEADER.size:
+        raise _malformed("is too short", len(content))
+    _, version, count, zero = _MEMBERS_HEADER.unpack_from(content)
+    _check_version(version)
+    if zero or not 0 < count <= MEMBERS_MAX:
+        raise _malformed("has an invalid count of members", count)
+    members: dict[str, RaftMember] = {}
+    at = _MEMBERS_HEADER.size
+    for _ in range(count):
+        if len(content) < at + _MEMBER.size:
+            raise _malformed("has a truncated list of members", len(content))
+        name_bytes, votes, address_bytes = _MEMBER.unpack_from(content, at)
+        start, at = at + _MEMBER.size, at + _MEMBER.size + name_bytes + address_bytes
+        name = content[start : start + name_bytes].decode("ascii", "replace")
+        address = content[start + name_bytes : at].decode("ascii", "replace")
+        is_next = is_name(name) and name > max(members, default="") and address.isascii()
+        if votes > 1 or len(content) < at or not is_next:
+            raise _malformed("has an invalid member", name[:200])
+        members[name] = RaftMember(address, bool(votes))
+    if at != len(content) or not voters_of(members):
+        raise _malformed("has an invalid list of members", sorted(members))
+    return MembersEntry(members)
 
 
 def _check_version(version: int) -> None:

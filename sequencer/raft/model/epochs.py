@@ -14,7 +14,7 @@ docs/raft.md). Nothing proves that this state is complete, so such an epoch belo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -34,6 +34,7 @@ from rt.cluster_epoch import (
 )
 from rt.errors import RtError
 from sequencer.raft.model.cluster_state import ClusterState
+from sequencer.raft.model.members import is_majority
 from sequencer.raft.model.messages import NO_ID, DiskClaim, LogIndex
 
 LEAVE_DELAY_S: Final = 1.0
@@ -90,7 +91,8 @@ def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes],
 class EpochLeft:
     """Decides whether a node leaves its epoch for one that peers are in."""
 
-    members: int
+    voters: Collection[str]
+    """The voters of the list in force, with this node if it is one. Only they count for a majority."""
     patience_s: float
     """After this time without a leader the own epoch is given up."""
     elsewhere: dict[str, int] = field(default_factory=dict)
@@ -104,9 +106,10 @@ class EpochLeft:
         """The members in a line that was forced without this node, if they are a majority: one
         may be wrong.
         """
-        lines = Counter(line_of(epoch) for epoch in self.elsewhere.values() if not is_succeeded(own, epoch))
+        epochs = [epoch for peer, epoch in self.elsewhere.items() if peer in self.voters]
+        lines = Counter(line_of(epoch) for epoch in epochs if not is_succeeded(own, epoch))
         for line, count in lines.items():
-            if 2 * count > self.members:
+            if is_majority(count, len(self.voters)):
                 return {peer: epoch for peer, epoch in self.elsewhere.items() if line_of(epoch) == line}
         return {}
 
@@ -117,6 +120,7 @@ class EpochLeft:
         in the epoch. A disk that does not count may follow to any later epoch.
         """
         ahead = self.ahead(own)
-        is_over = 2 * len(ahead) > self.members or leaderless_s > self.patience_s
+        voters = sum(peer in self.voters for peer in ahead)
+        is_over = is_majority(voters, len(self.voters)) or leaderless_s > self.patience_s
         successors = [peer for peer, epoch in ahead.items() if not is_bound or is_succeeded(own, epoch)]
         return sorted(successors, key=lambda peer: (-ahead[peer], peer)) if is_over else []

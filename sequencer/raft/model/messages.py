@@ -23,6 +23,8 @@ APPEND_BYTES_MAX: Final = 2 << 20
 """Limit for the entries in one `AppendEntries`."""
 CHUNK_BYTES_MAX: Final = 1 << 20
 """Limit for the data in one `InstallSnapshot`."""
+MEMBER_LIST_BYTES_MAX: Final = 16 << 10
+"""Limit for a list of members."""
 SNAPSHOT_BYTES_MAX: Final = 8 << 30
 """Largest snapshot that a node accepts from another one."""
 
@@ -188,6 +190,19 @@ class FetchStateChunk(NamedTuple):
     data: bytes
 
 
+class MemberList(NamedTuple):
+    """The newest list of members that the sender has. It is also the last frame to a peer that is not in it.
+
+    Nodes send it from the first change of the members on, so that older programs never get it.
+    """
+
+    index: int  # type: ignore[assignment]  # hides the tuple's method
+    """Raft index of the list's entry."""
+    is_committed: bool
+    content: bytes
+    """The entry. `model.entry_codec` decodes it."""
+
+
 Message: TypeAlias = (
     RequestVote
     | TimeoutNow
@@ -201,4 +216,5 @@ Message: TypeAlias = (
     | AppMessage
     | FetchState
     | FetchStateChunk
+    | MemberList
 )

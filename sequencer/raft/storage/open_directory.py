@@ -20,6 +20,7 @@ from rt.errors import ClusterMismatch, DiskFull, LogNotFound
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.model.cluster_state import ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.entry_codec import decode_members
 from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim
 from sequencer.raft.storage.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.storage.log import DurableLog
@@ -88,6 +89,9 @@ def open_directory(
         state, machine_bytes = _state_of(config, identity, snapshots)
         log = _open_log(config, disk, identity, new_id, config.segment_bytes if fill_segments else 0)
         undo.callback(log.close)
+        if not identity.is_blank and not _has_list(state, log):
+            state = grown(config, state)
+            check_members(config, state)
         if later is None:
             _connect(log, state, directory)
         else:
@@ -100,10 +104,14 @@ def open_directory(
 
 
 def joined_identity(identity: DiskIdentity, state: ClusterState) -> DiskIdentity:
-    """With the place where `state` admitted this disk, if it did."""
+    """With the place where `state` admitted this disk, if it did.
+
+    A disk that was removed and joined again keeps its second join: an older snapshot has the first one.
+    """
     claim = state.disks.get(identity.name)
-    is_admitted = claim is not None and claim.disk == identity.disk
-    return replace(identity, joined=claim.joined) if claim is not None and is_admitted else identity
+    if claim is None or claim.disk != identity.disk or claim.joined.index < identity.joined.index:
+        return identity
+    return replace(identity, joined=claim.joined)
 
 
 def _later_epoch(identity: DiskIdentity, snapshots: SnapshotStore) -> int | None:
@@ -152,9 +160,14 @@ def _state_of(
     state, machine_bytes = decode_state(snapshots.read())
     if (state.cluster, state.epoch, state.applied) != (newest.cluster, newest.epoch, newest.place):
         raise damaged("the state in the snapshot does not match its header", config.directory)
-    state = grown(config, state)
-    check_members(config, state)
     return state, machine_bytes
+
+
+def _has_list(state: ClusterState, log: DurableLog) -> bool:
+    """Whether there was a change of the members. Then the list is in the log or in the snapshot."""
+    if state.members is not None:
+        return True
+    return any(decode_members(entry.content) is not None for entry in log.entries(log.base.index + 1))
 
 
 def grown(config: RaftConfig, state: ClusterState) -> ClusterState:
@@ -170,17 +183,20 @@ def grown(config: RaftConfig, state: ClusterState) -> ClusterState:
 
 
 def check_members(config: RaftConfig, state: ClusterState) -> None:
-    """Raises `rt.ClusterMismatch` unless the configuration names exactly the members of the cluster.
+    """Raises `rt.ClusterMismatch` if the configuration and a state without a list name different members.
 
-    Nodes with different member lists could commit different commands.
+    Nodes with different member lists could commit different commands. A list in the state replaces the
+    configured one. A node that the state does not name counts for nothing there: it waits to be added.
     """
-    if set(state.disks) != set(config.members):
+    is_decided = state.members is not None or config.name not in state.disks
+    if not is_decided and set(state.disks) != set(config.members):
         raise ClusterMismatch(
             "the configured members are not the members of the cluster",
             where=config.directory,
             got=", ".join(sorted(state.disks)),
             expected=", ".join(sorted(config.members)),
-            hint="Start the node with the cluster's members. Only a cluster of one node can be extended.",
+            hint="Start the node with the cluster's members. Only a cluster of one node can be extended here;"
+            " members of a running cluster are added one at a time.",
         )
 
 

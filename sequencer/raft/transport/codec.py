@@ -17,6 +17,7 @@
     12 TIMEOUT_NOW             term 8
     13 FETCH_STATE             digest 32, offset 8
     14 FETCH_STATE_CHUNK       snapshot place, length 8, digest 32, offset 8, data
+    15 MEMBER_LIST             index 8, committed 1, content of an entry with the list
 
     place: index 8, term 8; at index 0 the term is 0          claim: disk 16, joined place
     a boolean is 1 or 0; the entries of APPEND_ENTRIES have the indices after prev
@@ -53,6 +54,7 @@ from sequencer.raft.model.messages import (
     InstallSnapshot,
     InstallSnapshotReply,
     LogIndex,
+    MemberList,
     Message,
     RaftEntry,
     RequestVote,
@@ -98,6 +100,26 @@ def version_with(body: Buffer, peer: str) -> int:
     return common_version(
         VERSIONS, range_of(*said[:2]) if len(said) > 1 else range_of(1, 1), f"member {peer}"
     )
+
+
+class FrameEncoder:
+    """The frames of one node, in the epoch of its hello. A message for several peers is encoded once."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.epoch = hello.epoch
+        self.hello = b"".join(encode(hello, hello.epoch))
+        self._latest: tuple[Message, int, list[bytes], int] | None = None
+
+    def encode(self, message: Message, version: int) -> tuple[list[bytes], int]:
+        """See `encode`; with the size in bytes."""
+        latest = self._latest
+        if latest is None or latest[0] is not message or latest[1] != version:
+            buffers = encode(message, self.epoch, version)
+            latest = self._latest = message, version, buffers, sum(map(len, buffers))
+        return latest[2:]
+
+    def forget(self) -> None:
+        self._latest = None
 
 
 def decode(kind: int, body: Buffer) -> Message | Hello:
@@ -262,6 +284,7 @@ _FIELDS: Final[Mapping[int, tuple[Callable[..., Any], ...]]] = {
     FrameKind.TIMEOUT_NOW: (TimeoutNow, _number),
     FrameKind.FETCH_STATE: (FetchState, next, _offset),
     FrameKind.FETCH_STATE_CHUNK: (FetchStateChunk, _place, _offset, next, _offset),
+    FrameKind.MEMBER_LIST: (MemberList, _number, _flag),
 }
 """The class of each message, and the readers of its fields. What follows the fixed part is the last field."""
 _KINDS: Final = {make: FrameKind(kind) for kind, (make, *_) in _FIELDS.items()}

@@ -15,8 +15,8 @@ import math
 import socket
 import ssl
 import termios
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -64,6 +64,8 @@ class RaftConnection:
     """The version of the protocol that both sides use after their hellos."""
     expires_s = math.inf
     """When the peer's certificate expires, seconds since the Unix epoch."""
+    is_refused = False
+    """The peer is no member: it gets a hello and a notice, and nothing that it sends is delivered."""
     until_s = math.inf
     """When the connection must be replaced, by the caller's clock."""
     is_drained = True
@@ -115,6 +117,11 @@ class RaftConnection:
     def wants_write(self) -> bool:
         """Whether to poll for writing, too."""
         return self._wants_write or self.stuck_bytes > 0
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether the hello of a member has arrived, and the connection may be up."""
+        return self.phase is ConnectionPhase.HELLO and self.hello is not None and not self.is_refused
 
     def close(self) -> None:
         """Close the socket. Unsent bytes are lost."""
@@ -327,12 +334,26 @@ class MeshTiming:
 
         `is_read`: everything that has arrived was read.
         """
+        if connection.is_refused:
+            raise PeerLost("refused")
         if connection.phase is not ConnectionPhase.UP:
             raise PeerRejected("slow", f"not up within {self.setup_s} s")
         if now_s >= connection.until_s:
             raise PeerLost("aged", "its certificates must be checked again")
         if now_s >= connection.received_s + self.silence_s and is_read:
             raise PeerLost("silent", f"for {self.silence_s} s")
+
+
+def one_too_many(connections: Iterable[RaftConnection], most: int) -> RaftConnection | None:
+    """If `most` accepted connections are not up: the oldest one of the host that has most of them.
+
+    So a host that only holds connections does not keep others out.
+    """
+    waiting = [one for one in connections if one.phase is not ConnectionPhase.UP and not one.dialled]
+    if len(waiting) < most:
+        return None
+    counts = Counter(one.host for one in waiting)
+    return max(waiting, key=lambda one: (counts[one.host], -one.born_s))
 
 
 @contextmanager

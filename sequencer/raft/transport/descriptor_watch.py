@@ -1,13 +1,38 @@
-"""Descriptors of other owners, polled with the connections of the mesh. For the thread that polls."""
+"""Descriptors that are polled with the connections of the mesh: those of other owners, and that of `wake`."""
 
 from __future__ import annotations
 
+import os
 import select
+import threading
 from collections.abc import Callable
 
 
+class Waker:
+    """Ends a poll. Any thread or signal handler may call `wake`."""
+
+    def __init__(self) -> None:
+        # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
+        self._lock = threading.RLock()
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def wake(self) -> None:
+        """Does nothing after `close`."""
+        with self._lock:
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
+
+    def on_ready(self) -> None:
+        os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
 class DescriptorWatch:
-    """Does nothing after `close`, which does not close the epoll."""
+    """For the thread that polls. Does nothing after `close`, which does not close the epoll."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll

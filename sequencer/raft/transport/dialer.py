@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ class Dialer:
     def __init__(
         self, address: str, *, backoff_s: tuple[float, float], random: Random, wake: Callable[[], None]
     ) -> None:
+        self.address = address
         self._host, self._port = parse_endpoint(address)
         self._pause_s_min, self._pause_s_max = backoff_s
         self._random = random
@@ -94,6 +95,10 @@ class Dialer:
                 self._pause_s = self._pause_s_min
         self.due_s = now_s + self._pause_s * self._random.uniform(0.5, 1.0)
         self._pause_s = min(2 * self._pause_s, self._pause_s_max)
+
+    def postpone(self, now_s: float) -> None:
+        """The member is connected otherwise."""
+        self.due_s = now_s + self._pause_s_max
 
     def retry_now(self, now_s: float) -> None:
         """Dial at once, and start again with the shortest pause."""
@@ -143,10 +148,19 @@ class Dialers:
         random: Random,
         wake: Callable[[], None],
     ) -> None:
-        self._wake = wake
+        self._backoff_s, self._random, self._wake = backoff_s, random, wake
+        self._dialers: dict[str, Dialer] = {}
+        self.update(addresses)
+
+    def update(self, addresses: Mapping[str, str]) -> None:
+        """Reach these members from now on. A member without an address is not dialled."""
+        known = self._dialers
         self._dialers = {
-            peer: Dialer(address, backoff_s=backoff_s, random=random, wake=self._on_resolved)
+            peer: known[peer]
+            if peer in known and known[peer].address == address
+            else Dialer(address, backoff_s=self._backoff_s, random=self._random, wake=self._on_resolved)
             for peer, address in addresses.items()
+            if address
         }
 
     @property
@@ -154,11 +168,17 @@ class Dialers:
         """When to call `connect`, by the caller's clock."""
         return min((dialer.due_s for dialer in self._dialers.values()), default=math.inf)
 
-    def connect(self, now_s: float) -> Iterator[tuple[str, socket.socket, tuple[Any, ...]]]:
+    def connect(
+        self, now_s: float, connected: Collection[str]
+    ) -> Iterator[tuple[str, socket.socket, tuple[Any, ...]]]:
         """Start the attempts that are due: yields the peer, the connecting socket and the address."""
         self.is_resolved = False
         for peer, dialer in self._dialers.items():
-            if dialer.is_due(now_s):
+            if not dialer.is_due(now_s):
+                continue
+            if peer in connected:
+                dialer.postpone(now_s)
+            else:
                 try:
                     target = dialer.target()
                     if target is None:
@@ -170,13 +190,16 @@ class Dialers:
                     yield peer, sock, target.address
 
     def on_failed(self, peer: str, now_s: float, error: object) -> None:
-        dialer = self._dialers[peer]
+        dialer = self._dialers.get(peer)
+        if dialer is None:
+            return
         dialer.on_ended(now_s, None)
         level = logging.INFO if dialer.failures == 1 else logging.DEBUG
         logger.log(level, "dial_failed peer=%s failures=%d error=%r", peer, dialer.failures, str(error)[:300])
 
     def on_ended(self, peer: str, now_s: float, lasted_s: float) -> None:
-        self._dialers[peer].on_ended(now_s, lasted_s)
+        if peer in self._dialers:
+            self._dialers[peer].on_ended(now_s, lasted_s)
 
     def retry_now(self, now_s: float) -> None:
         for dialer in self._dialers.values():

@@ -29,6 +29,7 @@ from sequencer.raft.model.messages import (
     DIGEST_BYTES,
     ENTRY_BYTES_MAX,
     ID_BYTES,
+    MEMBER_LIST_BYTES_MAX,
 )
 
 Buffer: TypeAlias = bytes | memoryview
@@ -59,6 +60,7 @@ class FrameKind(IntEnum):
     TIMEOUT_NOW = 12
     FETCH_STATE = 13
     FETCH_STATE_CHUNK = 14
+    MEMBER_LIST = 15
 
 
 class Header(NamedTuple):
@@ -86,6 +88,7 @@ FIXED_LAYOUTS: Final = {
     FrameKind.TIMEOUT_NOW: struct.Struct("<Q"),
     FrameKind.FETCH_STATE: struct.Struct(f"<{DIGEST_BYTES}sQ"),
     FrameKind.FETCH_STATE_CHUNK: struct.Struct(f"<QQQ{DIGEST_BYTES}sQ"),
+    FrameKind.MEMBER_LIST: struct.Struct("<QB"),
 }
 """The fixed part of each kind's body."""
 ENTRY_TABLE_BYTES: Final = 12
@@ -98,6 +101,7 @@ REST_BYTES_MAX: Final = {
     FrameKind.ADMIT: CHUNK_BYTES_MAX,
     FrameKind.APP_MESSAGE: COMMAND_BYTES_MAX,
     FrameKind.FETCH_STATE_CHUNK: CHUNK_BYTES_MAX,
+    FrameKind.MEMBER_LIST: MEMBER_LIST_BYTES_MAX,
 }
 """Limit for the bytes after the fixed part. Other kinds have none."""
 FRAME_HEADER_BYTES: Final = _HEADER.size

@@ -13,10 +13,8 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import os
 import select
 import socket
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
@@ -29,19 +27,25 @@ from rt.errors import Closed
 from rt.net.tls import TLS
 from sequencer.raft.core.ports import MessageReceiver
 from sequencer.raft.model.messages import Hello, Message
-from sequencer.raft.transport.codec import encode
-from sequencer.raft.transport.connection import BURST_BYTES, ConnectionPhase, MeshTiming, RaftConnection
-from sequencer.raft.transport.descriptor_watch import DescriptorWatch
+from sequencer.raft.transport.codec import FrameEncoder
+from sequencer.raft.transport.connection import (
+    BURST_BYTES,
+    ConnectionPhase,
+    MeshTiming,
+    RaftConnection,
+    one_too_many,
+)
+from sequencer.raft.transport.descriptor_watch import DescriptorWatch, Waker
 from sequencer.raft.transport.dialer import Dialers
 from sequencer.raft.transport.frames import ping
 from sequencer.raft.transport.listener import RaftListener
 from sequencer.raft.transport.peer_auth import (
+    MeshMembers,
     PeerLost,
     PeerRejected,
     RejectionCounts,
     TlsContexts,
     check_own,
-    check_peer,
 )
 
 SETUPS_MAX: Final = 16
@@ -55,8 +59,9 @@ logger = logging.getLogger("sequencer.raft")
 class TlsMesh:
     """`core.ports.Network` over TLS. The constructor binds the port; `start` listens and dials.
 
-    `members`: `host:port` of every member, including this one. A connection is replaced when the peer's
-    certificate expires, too. A peer that leaves more than `outbox_bytes_max` unread is dropped.
+    `members`: `host:port` of every member, including this one, until `set_members`. A connection is replaced
+    when the peer's certificate expires, too. A peer that leaves more than `outbox_bytes_max` unread is
+    dropped.
 
     `rt.CertificateError` if the certificate is not that of the node `name`; ValueError for invalid members;
     OSError if the port is not available.
@@ -79,33 +84,32 @@ class TlsMesh:
         random: Random | None = None,
     ) -> None:
         self._identity = tls.identity
-        self._members = frozenset(members)
+        self._members = MeshMembers(name, members)
         check_own(self._identity, name, members)
         self._timing, self._outbox_bytes_max = timing, outbox_bytes_max
         self._rejections = RejectionCounts()
         self.refused = self._rejections.counts
-        random = self._random = random or Random()
-        dialled = {peer: address for peer, address in members.items() if peer < name}
-        self._dialers = Dialers(dialled, backoff_s=timing.backoff_s, random=random, wake=self.wake)
+        self._random = random or Random()
         self._contexts = TlsContexts(tls, reload_s=timing.reload_s)
         self._receiver: MessageReceiver | None = None
         self._connections: dict[int, RaftConnection] = {}
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
-        self._encoded: tuple[Message, int, list[bytes], int] | None = None
         self._due_s = 0.0
         self._downs: deque[str] = deque()
         self._is_closed = False
-        # A signal handler may call `wake` while its own thread holds the lock in `wake` or `close`.
-        self._waking = threading.RLock()
         self._listener = RaftListener(listen)
         self.port = self._listener.port
         """The port in use, also if the system chose it."""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waker = Waker()
+        self.wake = self._waker.wake
+        """See `Network`. Does nothing after `close`."""
+        dials = self._members.dialled
+        self._dialers = Dialers(dials, backoff_s=timing.backoff_s, random=self._random, wake=self.wake)
         self._epoll = select.epoll()
         self.others = DescriptorWatch(self._epoll)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._epoll.register(self._waker.fd, select.EPOLLIN)
 
     @property
     def connected(self) -> Collection[str]:
@@ -115,30 +119,46 @@ class TlsMesh:
         self._check_open()
         assert self._receiver is None, "started twice"
         self._receiver = receiver
-        self._set_hello(hello)
+        self._frames = FrameEncoder(hello)
         self._listener.start(self._epoll)
 
     def introduce(self, hello: Hello) -> None:
         """See `Network`. What was queued or in flight is lost; `poll` reports the ends."""
         if self._is_closed:
             return
-        self._set_hello(hello)
+        self._frames = FrameEncoder(hello)
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
             self._drop(connection, PeerLost("new_hello"))
         self._dialers.retry_now(now_s)
         self._due_s = 0.0
 
+    def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
+        """See `Network`. `poll` reports the ends."""
+        self._members.notice = notice
+        if self._is_closed or members == self._members.addresses:
+            return
+        ended = self._members.replace(members)
+        self._update_dialers()
+        for connection in list(self._connections.values()):
+            if connection.peer in ended or (connection.is_refused and connection.peer in members):
+                self._drop(connection, PeerLost("members_changed"))
+
+    def dial_all(self, *, is_wanted: bool) -> None:
+        """See `Network`."""
+        self._members.is_dialling_all = is_wanted
+        self._update_dialers()
+
+    def _update_dialers(self) -> None:
+        self._due_s = 0.0
+        self._dialers.update(self._members.dialled)
+
     def send(self, peer: str, message: Message) -> bool:
         """See `Network`. A peer whose outbox is full is dropped; `poll` reports its end."""
         connection = self._up.get(peer)
         if connection is None:
             return False
-        known, version = self._encoded, connection.version
-        if known is None or known[0] is not message or known[1] != version:  # Encode once for several peers.
-            buffers = encode(message, self._hello.epoch, version)
-            self._encoded = known = message, version, buffers, sum(map(len, buffers))
-        _, _, buffers, size = known
+        buffers, size = self._frames.encode(message, connection.version)
         if connection.unsent_bytes + size > self._outbox_bytes_max:
             self._drop(connection, PeerRejected("outbox", f"{connection.unsent_bytes} bytes are unsent"))
             return False
@@ -150,7 +170,7 @@ class TlsMesh:
         """See `Network`. What the kernel does not accept now is sent in later polls."""
         if not self._unflushed:
             return
-        self._encoded = None
+        self._frames.forget()
         now_s = time.monotonic()
         unflushed, self._unflushed = self._unflushed, set()
         for connection in unflushed:
@@ -176,8 +196,8 @@ class TlsMesh:
             connection = self._connections.get(fd)
             if connection is not None:
                 ready[connection] = None
-            elif fd == self._wake_fd:
-                os.eventfd_read(fd)
+            elif fd == self._waker.fd:
+                self._waker.on_ready()
             elif fd in self.others:
                 calls.append(partial(self.others[fd], event))
             else:
@@ -192,12 +212,6 @@ class TlsMesh:
         if self._downs:
             self._report_downs()
 
-    def wake(self) -> None:
-        """See `Network`. Does nothing after `close`."""
-        with self._waking:
-            if self._wake_fd >= 0:
-                os.eventfd_write(self._wake_fd, 1)
-
     def close(self) -> None:
         """See `Network`. Nothing more is reported. A running `poll` returns after its callback."""
         if self._is_closed:
@@ -210,9 +224,7 @@ class TlsMesh:
             kept.clear()
         self._listener.close()
         self._epoll.close()
-        with self._waking:
-            fd, self._wake_fd = self._wake_fd, -1
-            os.close(fd)
+        self._waker.close()
         self._contexts.close()
 
     # Connections
@@ -224,15 +236,8 @@ class TlsMesh:
         self._due_s = 0.0
 
     def _make_room(self) -> None:
-        """Limit the connections that are not up: the host with most of them loses its oldest one.
-
-        So a host that only holds connections does not keep others out.
-        """
-        others = self._connections.values()
-        waiting = [other for other in others if other.phase is not ConnectionPhase.UP and not other.dialled]
-        if len(waiting) >= SETUPS_MAX:
-            counts = Counter(other.host for other in waiting)
-            oldest = max(waiting, key=lambda other: (counts[other.host], -other.born_s))
+        oldest = one_too_many(self._connections.values(), SETUPS_MAX)
+        if oldest is not None:
             self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
 
     def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
@@ -256,9 +261,9 @@ class TlsMesh:
         burst = BURST_BYTES
         while connection.phase is not ConnectionPhase.CLOSED:
             messages = self._received(connection, now_s)
-            if connection.phase is ConnectionPhase.HELLO and connection.hello is not None:
+            if connection.is_greeted and connection.hello is not None:
                 self._on_established(connection, connection.hello, now_s)
-            if messages:
+            if messages and not connection.is_refused:
                 self._deliver(connection, messages)
             burst -= connection.capacity_bytes
             if connection.is_drained:
@@ -295,8 +300,12 @@ class TlsMesh:
             identity = connection.handshake()
             if identity is None:
                 return []
-            check_peer(identity, own=self._identity, members=self._members, dialled=connection.dialled)
-            connection.send_hello(identity.name, self._hello_frame)
+            refused = self._members.check(identity, self._identity, dialled=connection.dialled)
+            connection.send_hello(identity.name, self._frames.hello)
+            if refused is not None:
+                self._rejections.record(refused, connection.address, now_s)
+                connection.is_refused = True
+                connection.send_now(self._members.notice_frame(self._frames.epoch))
         return connection.receive(now_s)
 
     def _on_established(self, connection: RaftConnection, hello: Hello, now_s: float) -> None:
@@ -379,7 +388,7 @@ class TlsMesh:
         for connection in list(self._connections.values()):
             if now_s >= self._timing.due_of(connection):
                 self._time_out(connection, now_s)
-        for peer, sock, address in self._dialers.connect(now_s):
+        for peer, sock, address in self._dialers.connect(now_s, self._up):
             self._add(sock, address, peer, now_s)
         self._listener.resume(now_s)
         self._contexts.refresh(now_s)
@@ -391,13 +400,9 @@ class TlsMesh:
             self._drop(connection, lost)
             return
         if not connection.stuck_bytes:
-            connection.send_now(ping(self._hello.epoch, connection.version))
+            connection.send_now(ping(self._frames.epoch, connection.version))
             self._write(connection, now_s)
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Closed("the network was closed")
-
-    def _set_hello(self, hello: Hello) -> None:
-        self._hello, self._encoded = hello, None
-        self._hello_frame = b"".join(encode(hello, hello.epoch))

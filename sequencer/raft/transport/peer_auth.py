@@ -21,6 +21,8 @@ from rt.names import check_name
 from rt.net.cert_files import CertFiles
 from rt.net.identity import Identity
 from rt.net.tls import TLS
+from sequencer.raft.model.messages import Message
+from sequencer.raft.transport.codec import encode
 
 LOG_PAUSE_S: Final = 1.0
 """Rejections with the same reason are logged at most once in this time. All are counted."""
@@ -117,6 +119,48 @@ class TlsContexts:
                 credentials.fingerprint,
                 credentials.not_after.isoformat(),
             )
+
+
+class MeshMembers:
+    """The members that a node talks to, and those of them that it dials: by default the lesser names."""
+
+    notice: Message | None = None
+    """The last message to a node that is no member. None: it gets nothing."""
+
+    def __init__(self, name: str, addresses: Mapping[str, str]) -> None:
+        self._name = name
+        self.addresses = dict(addresses)
+        self.is_dialling_all = False
+
+    @property
+    def dialled(self) -> dict[str, str]:
+        is_all = self.is_dialling_all
+        others = ((peer, address) for peer, address in self.addresses.items() if peer != self._name)
+        return {peer: address for peer, address in others if is_all or peer < self._name}
+
+    def replace(self, addresses: Mapping[str, str]) -> set[str]:
+        """Returns the members whose connections must end: they are no members now, or have moved."""
+        before, self.addresses = self.addresses, dict(addresses)
+        return {
+            peer
+            for peer, address in before.items()
+            if peer not in addresses or (address and address != addresses[peer])
+        }
+
+    def check(self, identity: Identity, own: Identity, *, dialled: str | None) -> PeerRejected | None:
+        """See `check_peer`. Returns the reason instead if the peer gets the notice: it only is no member."""
+        try:
+            check_peer(identity, own=own, members=self.addresses, dialled=dialled)
+        except PeerRejected as refused:
+            is_unlisted = identity.name not in self.addresses and identity.name != own.name
+            if refused.reason != "member" or self.notice is None or not is_unlisted:
+                raise
+            return refused
+        return None
+
+    def notice_frame(self, epoch: int) -> bytes:
+        assert self.notice is not None
+        return b"".join(encode(self.notice, epoch))
 
 
 def check_own(identity: Identity, name: str, members: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from sequencer.leader.member_steps import (
 )
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration
-from sequencer.raft.model.members import AddLearner, Member, PromoteLearner, RemoveMember
+from sequencer.raft.model.members import AddLearner, RaftMember, PromoteLearner, RemoveMember
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import DiskJoined, MembersRequested, MembersSettled
 from sequencer.state.commands import JoinDisk
@@ -52,8 +52,8 @@ def tracking(voters: int, *holders: str) -> ReplicationTracker:
     return tracker
 
 
-def members(*voters: str, learners: tuple[str, ...] = ()) -> dict[str, Member]:
-    return {name: Member(f"{name}:1", name not in learners) for name in (*voters, *learners)}
+def members(*voters: str, learners: tuple[str, ...] = ()) -> dict[str, RaftMember]:
+    return {name: RaftMember(f"{name}:1", name not in learners) for name in (*voters, *learners)}
 
 
 def next_step(steps: MemberSteps, state: SequencerState, *heard: str, now_ns: int = 1) -> MemberStep | None:

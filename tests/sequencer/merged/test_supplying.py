@@ -17,7 +17,7 @@ from sequencer.leader.replication_tracker import (
     SegmentKey,
     pack_boundaries,
 )
-from sequencer.raft.model.members import Member
+from sequencer.raft.model.members import RaftMember
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
 from sequencer.state.session_commands import OpenSealedRuns, SealedRun
@@ -155,7 +155,7 @@ class Nowhere:
 
 def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
     told: list[FetchRequest] = []
-    members = {node: Member(f"{node}:1", votes=True) for node in NODES}
+    members = {node: RaftMember(f"{node}:1", votes=True) for node in NODES}
     proposals = LeaderProposals(Nowhere(), lambda: stage.now_ns)
     leader = Leader(stage.state, members, proposals, lambda _: None, lambda: stage.now_ns, told.append)
     for node in NODES:

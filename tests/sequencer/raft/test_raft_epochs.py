@@ -33,6 +33,7 @@ FORCED = epoch_of(1 << 16, 5)
 RIVAL = epoch_of(1 << 16, 6)
 FORCED_AGAIN = epoch_of(2 << 16, 3)
 LOT = bytes(range(16))
+VOTERS = {"n1", "n2", "n3"}
 
 
 def test_a_reset_ends_its_own_epoch_and_no_other() -> None:
@@ -131,12 +132,12 @@ def test_what_came_of_an_epoch_by_resets_alone(own: int, other: int, is_so: bool
 def test_which_peers_a_node_of_an_earlier_epoch_asks(
     elsewhere: dict[str, int], leaderless_s: float, is_bound: bool, asked: list[str]
 ) -> None:
-    left = EpochLeft(3, 10.0, elsewhere)
+    left = EpochLeft(VOTERS, 10.0, elsewhere)
     assert left.peers_to_ask(1, leaderless_s, is_bound=is_bound) == asked
 
 
 def test_nobody_follows_a_rival() -> None:
-    left = EpochLeft(3, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
+    left = EpochLeft(VOTERS, 10.0, {"n2": RIVAL, "n3": RIVAL + 1})
     assert left.peers_to_ask(FORCED, 99.0, is_bound=False) == []
 
 
@@ -155,7 +156,7 @@ def test_nobody_follows_a_rival() -> None:
 def test_a_node_ends_when_a_majority_continues_in_one_line_that_was_forced_without_it(
     own: int, elsewhere: dict[str, int], by: set[str]
 ) -> None:
-    assert set(EpochLeft(3, 10.0, elsewhere).forced_without(own)) == by
+    assert set(EpochLeft(VOTERS, 10.0, elsewhere).forced_without(own)) == by
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_blank_node_takes_no_state_of_other_members_than_its_own(
     """V1: a new member of five took the state of a cluster of three, and was admitted."""
     driven = Driven(clock, config_of("n4", NAMES))
     driven.up("n3")
-    give(driven, first_state(NAMES[:3], n4=0))
+    give(driven, first_state(NAMES[:4]))
     give(driven, first_state([*NAMES[:4], "n6"]))
     driven.step()
     assert (driven.status.cluster, driven.status.snapshot) == ("", 0)

@@ -5,7 +5,7 @@ Law: nothing leaves before `flush`, and nothing that arrives is seen before `del
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -59,6 +59,10 @@ class Endpoint:
         self._downs: set[str] = set()
         self._receiver: MessageReceiver | None = None
         self._hello: Hello | None = None
+        self.listed: dict[str, str] = {}
+        """The members, as the node knows them."""
+        self.notice: Message | None = None
+        """What others get as the last message; None: they get nothing."""
 
     @property
     def hello(self) -> Hello | None:
@@ -82,6 +86,17 @@ class Endpoint:
             self._wires.sever(connection)
             self.drop(connection)
         self._wires.dial_all(self)
+
+    def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
+        """See `Network`."""
+        self.listed, self.notice = dict(members), notice
+        for peer, connection in list(self.up.items()):
+            if peer not in members:
+                self._wires.sever(connection)
+                self.drop(connection)
+
+    def dial_all(self, *, is_wanted: bool) -> None:
+        """See `Network`. Here everybody dials everybody."""
 
     def send(self, peer: str, message: Message) -> bool:
         """See `Network`."""
