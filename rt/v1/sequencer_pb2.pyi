@@ -1068,7 +1068,7 @@ class Standing(_message.Message):
     def __init__(self, node: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., is_caught_up: _Optional[bool] = ..., nodes: _Optional[_Iterable[_Union[NodeStanding, _Mapping]]] = ..., epoch_id: _Optional[int] = ..., leader_gap_s: _Optional[float] = ..., is_resetting: _Optional[bool] = ..., members_version: _Optional[int] = ...) -> None: ...
 
 class NodeStanding(_message.Message):
-    __slots__ = ("name", "address", "is_connected", "is_counted", "summary", "summary_age_s", "clock_offset_s", "is_learner")
+    __slots__ = ("name", "address", "is_connected", "is_counted", "summary", "summary_age_s", "clock_offset_s", "is_learner", "raft_address")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -1077,6 +1077,7 @@ class NodeStanding(_message.Message):
     SUMMARY_AGE_S_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
     IS_LEARNER_FIELD_NUMBER: _ClassVar[int]
+    RAFT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     is_connected: bool
@@ -1085,4 +1086,5 @@ class NodeStanding(_message.Message):
     summary_age_s: float
     clock_offset_s: float
     is_learner: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., summary_age_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ..., is_learner: _Optional[bool] = ...) -> None: ...
+    raft_address: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_connected: _Optional[bool] = ..., is_counted: _Optional[bool] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., summary_age_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ..., is_learner: _Optional[bool] = ..., raft_address: _Optional[str] = ...) -> None: ...

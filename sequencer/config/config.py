@@ -78,7 +78,7 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         check_member_name(self.stream, kind="stream")
-        check_members(self.members)
+        check_members(self.members, is_whole=self.bootstrap)
         if self.name not in self.members:
             raise BadSetting(
                 "the node is not a member",
@@ -192,14 +192,18 @@ def check_member_name(name: str, *, kind: str = "node") -> str:
         raise BadSetting(error.what, where=kind, got=error.got, hint=error.hint) from error
 
 
-def check_members(members: Mapping[str, ClusterMember]) -> None:
-    """`BadSetting` unless they can form a cluster: its size, names, and no address used twice."""
-    if len(members) not in CLUSTER_SIZES:
+def check_members(members: Mapping[str, ClusterMember], *, is_whole: bool) -> None:
+    """`BadSetting` for an invalid name, and for an address that is used twice.
+
+    `is_whole`: they are to make a new cluster, so there must be 1, 3, 5 or 7.
+    """
+    if is_whole and len(members) not in CLUSTER_SIZES:
         raise BadSetting(
-            "invalid number of members",
+            "invalid number of members for a new cluster",
             where="members",
             got=f"{len(members)} members",
             expected="1, 3, 5 or 7",
+            hint="A node that is to be added to a cluster needs bootstrap = false.",
         )
     addresses: dict[str, str] = {}
     for name, member in members.items():

@@ -229,7 +229,7 @@ def _listen(setting: SettingSource) -> str:
 def _members(setting: SettingSource) -> Mapping[str, ClusterMember]:
     members = dict(_spelled_members(setting) if setting.is_text else _table_of_members(setting))
     with _at(setting.where):
-        check_members(members)
+        check_members(members, is_whole=False)
     return members
 
 

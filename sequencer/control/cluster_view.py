@@ -60,6 +60,7 @@ class ClusterView:
             epoch=status.epoch,
             epoch_id=status.epoch_id,
             leader_gap_s=status.leader_gap_s,
+            members_version=status.members_index,
             is_caught_up=accepts_sessions and bool(status.cluster) and status.leader is not None,
         )
         for member in status.members:
@@ -67,6 +68,7 @@ class ClusterView:
                 name=member.name,
                 address=self._addresses.get(member.name, ""),
                 is_learner=not member.votes,
+                raft_address=member.address,
                 is_connected=member.is_connected,
                 is_counted=bool(member.is_counted),
             )

@@ -34,7 +34,7 @@ from sequencer.ipc.silence import HUNG_S, SilenceDetector
 from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.epochs import EpochOver
-from sequencer.raft.model.members import RaftMember, Members
+from sequencer.raft.model.members import Members, RaftMember
 from sequencer.raft.raft import Raft, end_process
 from sequencer.state.apply_result import ClusterReset, Forgotten, Outcome, RangesMerged
 from sequencer.state.command_codec import encode_command, reset_of

@@ -10,7 +10,7 @@ voters with whole disks has one that holds or has merged them. Proof, for a list
   at least (n + 1)/2 + 1 - 1. Both are a majority of n.
 - If n is even, only n/2 may hold them, for the same reasons. Each majority still has one of these. A second
   change could break that. So from an even list nothing is changed before a majority has everything that n/2
-  voters may hold (`_Spread`). A voter that has not reported may hold anything, and one whose disk is not whole
+  voters may hold (`_Spread`). A voter that has not reported may hold anything. One whose disk is not whole
   may have held it.
 - A disk that replaced a lost one is not whole until it has what others had: `sequencer.leader.session_close`.
   Nothing is changed before all disks are whole, except that of a voter that is removed. A new voter's disk
@@ -192,8 +192,8 @@ class _Spread:
             return None
         if active.end is not None:
             end = min(end, active.end[:2])
-        is_first = session.active is active and session.consumed is not None
-        return None if is_first and session.consumed.end[:2] >= end else end
+        consumed = session.consumed if session.active is active else None
+        return None if consumed is not None and consumed.end[:2] >= end else end
 
     def _has_all(self, node: str) -> bool:
         for (session_id, run), end in self._ends.items():

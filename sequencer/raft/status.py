@@ -51,6 +51,7 @@ def status_of(
             _member(config, own, raft, name, member, is_connected=name in connected, own_end=log.synced.index)
             for name, member in sorted(raft.voter_disks.members.items())
         ),
+        members_index=state.members_index,
         leader_committed=raft.follower_role.leader_committed,
         received=None if incoming is None else (incoming.received, incoming.meta.length),
     )

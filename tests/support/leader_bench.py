@@ -13,7 +13,7 @@ from sequencer.leader.divergence_check import Divergence
 from sequencer.leader.leader import MINUTE_NS, Leader
 from sequencer.leader.proposals import LeaderProposals
 from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
-from sequencer.raft.model.members import RaftMember, Members
+from sequencer.raft.model.members import Members, RaftMember
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome, RangesMerged
 from sequencer.state.command_codec import decode_command

@@ -12,7 +12,7 @@ from planning import NOTHING, InFlight, Node, World
 
 from sequencer.leader.member_steps import MemberStep, MemberSteps, TransferLeadership
 from sequencer.merged.session_retention import SessionRetention
-from sequencer.raft.model.members import AddLearner, RaftMember, PromoteLearner, RemoveMember
+from sequencer.raft.model.members import AddLearner, PromoteLearner, RaftMember, RemoveMember
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES

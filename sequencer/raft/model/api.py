@@ -106,6 +106,8 @@ class Status:
     """Commands proposed here that are not applied yet."""
     members: tuple[MemberStatus, ...]
     """The newest list that this node has, committed or not."""
+    members_index: int = 0
+    """Raft index of the last list of members applied; 0: they never changed."""
     leader_committed: int = 0
     """Commit index that a leader last sent. It may be above `committed`."""
     received: tuple[int, int] | None = None

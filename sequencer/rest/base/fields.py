@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 import msgspec
 from msgspec import Meta
 
+from rt.endpoints import parse_endpoint
 from rt.names import (
     LEASE_NAME_BYTES_MAX,
     SESSION_NAME_BYTES_MAX,
@@ -36,6 +37,14 @@ _SIZE: Final = (
     r"|[1-9][0-9]{0,8}(\.[0-9]{1,9})?(G|Gi)|[1-9][0-9]{0,5}(\.[0-9]{1,9})?(T|Ti))"
 )
 """The texts that `parse_size` accepts, bounded below 2**62 by the number of digits."""
+
+_LABEL: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST: Final = (
+    rf"(({_LABEL}\.)*[A-Za-z]([A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?|(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+    rf"(\.(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])){{3}}|\[([0-9a-f]{{1,4}}:){{7}}[0-9a-f]{{1,4}}\]|\[::1\])"
+)
+_ADDRESS: Final = rf"^{_HOST}:([1-9][0-9]{{0,3}}|[1-5][0-9]{{4}})$"
+_ADDRESS_CHARACTERS_MAX: Final = 253
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -197,6 +206,14 @@ def name_of(field: str, description: str, kind: str, *, is_required: bool = True
     text = Annotated[str, Meta(pattern=f"^{_NAME}$")]
     read = partial(check_name, kind=kind)
     return Field(field, description, text, f"the name of a {kind}", is_required, read)
+
+
+def address_of(field: str, description: str) -> Field:
+    """host:port."""
+    text: Any = Annotated[
+        str, Meta(pattern=_ADDRESS, max_length=_ADDRESS_CHARACTERS_MAX, examples=["n4:7001"])
+    ]
+    return Field(field, description, text, "host:port", True, lambda address: str(parse_endpoint(address)))
 
 
 def hold_of(field: str, description: str) -> Field:

@@ -8,20 +8,18 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Final
 
 import msgspec
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment_table import TrimReason
-from rt.net.identity import Identity, Role
-from sequencer.rest.base.admin_ports import AdminPorts, ResetKind
+from sequencer.rest.base.admin_ports import ResetKind
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import Field, flag, hold_of, lease_of, name_of, session_of, size, whole
-from sequencer.rest.base.node_snapshot import NodeSnapshot
+from sequencer.rest.views.action import Action, ActionContext
 from sequencer.rest.views.admin_views import (
     CONFIGURATION_KEYS,
     ConfigurationReport,
@@ -34,17 +32,15 @@ from sequencer.rest.views.admin_views import (
     reset_report,
 )
 from sequencer.rest.views.context import RequestContext, Response, joined
+from sequencer.rest.views.member_actions import MEMBER_ACTIONS
 from sequencer.state.apply_result import (
-    CommandRejected,
     FeatureLevelRaised,
     GroupReset,
-    Outcome,
     RunFenced,
     SegmentsTrimmed,
 )
 from sequencer.state.commands import (
     Configure,
-    Operation,
     RaiseFeatureLevel,
     ReleaseHold,
     ResetGroup,
@@ -54,42 +50,6 @@ from sequencer.state.feature_level import check_raise
 from sequencer.state.leases.tables import DeleteTable
 from sequencer.state.session_commands import CloseSession
 from sequencer.state.state import CONFIGURABLE
-
-
-@dataclass(frozen=True, slots=True)
-class ActionContext:
-    """An authorized request for a change."""
-
-    snapshot: Callable[[], NodeSnapshot]
-    identity: Identity
-    body: Mapping[str, Any]
-    operations: AdminPorts
-
-    async def run(self, command: Operation) -> Outcome:
-        """Commit and apply `command`; raises `Conflict` with the reason if it was rejected."""
-        joined(self.snapshot())
-        outcome = await self.operations.commands.run(command)
-        if isinstance(outcome, CommandRejected):
-            raise Conflict(outcome.why, hint="Nothing was changed.")
-        return outcome
-
-
-Run: TypeAlias = Callable[[ActionContext], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One path for POST."""
-
-    roles: ClassVar[frozenset[Role]] = frozenset({"operator"})
-    path: str
-    summary: str
-    run: Run
-    fields: tuple[Field, ...]
-    answer: Any
-    """The type of the response's body."""
-    status: int = 200
-    """Of a successful response."""
 
 
 class TrimReport(Answer):
@@ -314,4 +274,5 @@ ACTIONS: Final[tuple[Action, ...]] = (
         ResetReport,
         202,
     ),
+    *MEMBER_ACTIONS,
 )

@@ -89,11 +89,12 @@ def is_resetting(node: NodeSnapshot) -> bool:
 def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
     members = sorted(node.standing.nodes, key=lambda one: one.name)
     away = [one for one in members if not (one.is_connected or one.name == node.node)]
-    spare = len(members) - len(away) - (len(members) // 2 + 1)
+    voters = [one for one in members if not one.is_learner]
+    spare = len(voters) - sum(not one.is_learner for one in away) - (len(voters) // 2 + 1)
     for one in away:
         text = f"{node.node} is not connected to {one.name}"
         ask = f"Ask it: `rt status --endpoints {one.address}`; if only its control process hangs, it says so."
-        if spare > 0:
+        if spare > 0 or one.is_learner:
             yield Alarm("member-unreachable", "warning", f"{text}. The stream continues without it. {ask}")
         else:
             less = "the cluster has no majority" if spare < 0 else "one more failure would stop the stream"

@@ -13,6 +13,12 @@ from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, defect
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.member_actions import (
+    MemberChangeReport,
+    SettledMemberChange,
+    member_change,
+    settled_member_change,
+)
 from sequencer.state.feature_level import raise_notes
 from sequencer.state.state import SequencerState
 
@@ -46,7 +52,9 @@ class MemberReport(Answer):
     """A node, as it last reported to this node."""
 
     name: Annotated[str, doc("Name of the node.")]
-    address: Annotated[str, doc("host:port of its gRPC server.")]
+    address: Annotated[str, doc("host:port of its gRPC server. Empty: it never reported it.")]
+    raft_address: Annotated[str, doc("host:port of its Raft.")]
+    role: Annotated[str, one_of(("voter", "learner")), doc("learner: it copies everything, and has no vote.")]
     is_leader: Annotated[bool, doc("Whether it is the leader.")]
     is_connected: Annotated[bool, doc("Whether this node is connected to it, or is it.")]
     is_counted: Annotated[bool, doc("Whether its vote counts: its disk is admitted.")]
@@ -112,6 +120,13 @@ class StatusReport(Answer):
     notes: Annotated[list[str], doc("What an operator may do at any time. Empty: nothing.")]
     alarms: Annotated[list[Alarm], doc("Critical alarms first. Empty: no problem is known.")]
     members: Annotated[list[MemberReport], doc("By name.")]
+    member_change: Annotated[
+        MemberChangeReport | None, doc("The change of the members that is being carried out. Null: none.")
+    ]
+    member_change_waits_for: Annotated[str, doc("What it waits for, as the leader says. Empty: nothing.")]
+    settled_member_change: Annotated[
+        SettledMemberChange | None, doc("The last change of the members that ended. Null: none did.")
+    ]
     node: Annotated[NodeStatus, doc("This node, which answered the request.")]
 
 
@@ -135,6 +150,11 @@ def status(asked: RequestContext) -> Response:
             notes=list(raise_notes(state.feature_level, node.member_levels)),
             alarms=alarms_of(node),
             members=[_member(one, node) for one in sorted(standing.nodes, key=lambda one: one.name)],
+            member_change=member_change(state),
+            member_change_waits_for=next(
+                (one.summary.members_wait for one in standing.nodes if one.name == standing.leader), ""
+            ),
+            settled_member_change=settled_member_change(state),
             node=_node(node),
         )
     )
@@ -164,6 +184,8 @@ def _member(one: pb.NodeStanding, node: NodeSnapshot) -> MemberReport:
     return MemberReport(
         name=one.name,
         address=one.address,
+        raft_address=one.raft_address,
+        role="learner" if one.is_learner else "voter",
         is_leader=one.name == standing.leader,
         is_connected=one.is_connected or one.name == standing.node,
         is_counted=one.is_counted,

@@ -1,7 +1,7 @@
 """Changes of the members: each step, then all orders of steps, lost disks and copies, while nothing is lost.
 
-`Voter` is a model of what is known of some bytes that were acknowledged once and are not merged: which voters hold
-them, and whose disk is whole. The decisions are the product's.
+`Voter` is a model of what is known of some bytes that were acknowledged once and are not merged: which voters
+hold them, and whose disk is whole. The decisions are the product's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sequencer.leader.member_steps import (
 )
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration
-from sequencer.raft.model.members import AddLearner, RaftMember, PromoteLearner, RemoveMember
+from sequencer.raft.model.members import AddLearner, PromoteLearner, RaftMember, RemoveMember
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import DiskJoined, MembersRequested, MembersSettled
 from sequencer.state.commands import JoinDisk
