@@ -261,8 +261,7 @@ class ControlProcess:
         self._send_cluster_view()
 
     def _on_members(self, members: Members) -> None:
-        """Another list of members is committed, or this process knows its first one."""
-        self._is_made.wait()
+        """Another list of members is committed, or the first one is known: maybe while Raft is opened."""
         self._members = members
         self._messenger.peers = sorted(members.keys() - {self._config.name})
         self._leader_loop.on_members(members)

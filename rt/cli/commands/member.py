@@ -27,8 +27,8 @@ _wait_option = click.option(
     "--wait/--no-wait",
     "waits",
     default=True,
-    help="Wait until the change is done, and show what it waits for. Default: --wait. If the wait is "
-    "interrupted, the change goes on.",
+    help="Wait until the change is done, and show what it waits for. Default: --wait. A change goes on if "
+    "its wait is interrupted.",
 )
 POLL_S: Final = 0.5
 

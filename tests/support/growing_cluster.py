@@ -1,0 +1,72 @@
+"""A cluster of real nodes whose members change: some begin it, the others are added by an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rt.net.rest_client import ask, check
+from sequencer.localcluster.nodes import LocalCluster
+from sequencer.state.feature_level import LATEST
+
+
+class GrowingCluster(LocalCluster):
+    """`count` nodes, of which the first `begin` make the cluster. The others know these and themselves."""
+
+    def __init__(self, root: Path, count: int, begin: int, *, flags: Sequence[str] = ()) -> None:
+        super().__init__(root, count, flags=flags)
+        self.first = self.names[:begin]
+
+    def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
+        seen = super()._seen_by(name)
+        return {each: seen[each] for each in {**dict.fromkeys(self.first), name: None}}
+
+    def _arguments(self, name: str) -> list[str]:
+        arguments = super()._arguments(name)
+        if name not in self.first:
+            arguments.remove("--bootstrap")
+        return arguments
+
+    def raft_address(self, name: str) -> str:
+        return f"127.0.0.1:{self.raft_ports[name]}"
+
+    def endpoints_of(self, *names: str) -> list[str]:
+        return [f"127.0.0.1:{self.data_ports[name]}" for name in names]
+
+    def ask(self, target: str, body: object = None, *, of: Sequence[str] = ()) -> Any:
+        """The answer of the first of these nodes (default: all that run) that answers."""
+        endpoints = self.endpoints_of(*(of or self.running))
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        tls = self.certificate("operator", "op")
+        answer = asyncio.run(ask(endpoints, tls, method, target, data, connect_timeout_s=1.0))
+        return json.loads(check(answer).body)
+
+    def raise_level(self) -> None:
+        """To the highest feature level, once every member has reported that it knows it."""
+
+        def are_known() -> bool:
+            return all(one["featureLevelLatest"] >= LATEST for one in self.ask("/status")["members"])
+
+        self.wait(are_known, "every member to report its feature levels")
+        self.ask("/raise-feature-level", {"level": LATEST})
+
+    def member(self, *words: str, of: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run `rt member`."""
+        tls = self.certificate("operator", "op")
+        endpoints = ",".join(self.endpoints_of(*(of or self.running)))
+        options = ["--endpoints", endpoints, "--ca", tls.ca, "--cert", tls.cert, "--key", tls.key]
+        return subprocess.run(
+            [Path(sys.executable).with_name("rt"), "member", *words, *map(str, options)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def roles(self, *, of: Sequence[str] = ()) -> dict[str, str]:
+        return {one["name"]: one["role"] for one in self.ask("/status", of=of)["members"]}
