@@ -49,13 +49,13 @@ from replicator.protocol.messages import (
     WholeRun,
     WholeRuns,
 )
+from replicator.protocol.version import common_version, range_of
 from rt.errors import ProtocolViolation
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import WANTED_BYTES_MAX
 from rt.message_codec import FieldCodec, MessageCodec, UnionCodec, inlined
-from rt.protocol_version import common_version, range_of
 from rt.v1 import replication_pb2 as pb
 
 PUSH_METHOD: Final = "/rt.v1.Replication/Push"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
+from replicator.protocol.version import VersionRange
 from rt.cluster_epoch import EPOCH_END
 from rt.errors import ProtocolViolation
 from rt.log.format.constants import NUMBER_MAX
@@ -18,7 +19,6 @@ from rt.log.read.outline import Waypoint
 from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import check_wanted
 from rt.names import check_dedup_id, check_name, check_session_name
-from rt.protocol_version import VersionRange
 from rt.units import SILENCE_MS_END
 
 PROTOCOL_VERSIONS: Final = VersionRange(1, 1)

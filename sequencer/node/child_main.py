@@ -25,6 +25,7 @@ from sequencer.config import logging_setup
 from sequencer.config.config import BadSetting, NodeConfig
 from sequencer.config.restart_policy import ExitStatus, RestartLater
 from sequencer.ipc.supervisor_link import SupervisorLink
+from sequencer.raft.model.members import MemberRemoved
 
 STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (Diverged, ExitStatus.DIVERGED),
@@ -48,6 +49,8 @@ logger = logging.getLogger("sequencer.node.child_main")
 
 def exit_status(error: BaseException) -> ExitStatus:
     """The exit status of a process that `error` has stopped."""
+    if isinstance(error, MemberRemoved):
+        return ExitStatus.RESET if error.is_listed else ExitStatus.FAILED
     known = next((status for kind, status in STATUSES if isinstance(error, kind)), None)
     if known is not None:
         return known

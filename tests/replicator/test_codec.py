@@ -51,6 +51,7 @@ from replicator.protocol.messages import (
     Run,
     SegmentSealed,
 )
+from replicator.protocol.version import VersionRange
 from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
@@ -58,7 +59,6 @@ from rt.log.format.segment_table import TrimReason
 from rt.log.read.outline import Waypoint
 from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import WANTED_MAX
-from rt.protocol_version import VersionRange
 from rt.v1 import replication_pb2 as pb
 
 ID = bytes(range(16))

@@ -56,8 +56,8 @@ def list_features(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> 
 def raise_level(level: int, connect_timeout: float, nodes: NodeOptions) -> None:
     """Raise the cluster to feature level LEVEL.
 
-    A level is never lowered. Members whose rt does not know the level can never start again. The cluster
-    refuses it unless all members reported in the last seconds that they know it.
+    A level is never lowered: afterwards an rt that does not know the level stops. The cluster refuses it
+    unless all members reported in the last seconds that they know it.
     """
     raised = _ask(nodes, connect_timeout, "/raise-feature-level", {"level": level})
     click.echo(f"The cluster has feature level {raised['featureLevel']}.")

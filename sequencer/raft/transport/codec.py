@@ -36,8 +36,8 @@ from itertools import accumulate, pairwise
 from operator import le
 from typing import Any, Final, TypeAlias, cast
 
+from replicator.protocol.version import common_version, range_of
 from rt.errors import FormatError
-from rt.protocol_version import common_version, range_of
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
     ENTRY_BYTES_MAX,

@@ -20,8 +20,8 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from replicator.protocol.version import VersionRange
 from rt.errors import FormatError, UnknownVersion
-from rt.protocol_version import VersionRange
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
     CHUNK_BYTES_MAX,
@@ -128,7 +128,8 @@ def decode_header(data: Buffer, offset: int = 0, expected_version: int = HELLO_V
     """
     length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
     if version != expected_version:
-        raise UnknownVersion("a frame of another version", got=version, expected=expected_version)
+        what, hint = "a frame of another version", "Upgrade the older node."
+        raise UnknownVersion(what, got=version, expected=expected_version, hint=hint)
     if kind not in FIXED_LAYOUTS or zero:
         raise FormatError(
             "invalid frame header", got=f"kind {kind}, reserved {zero}", expected="a known kind, reserved 0"

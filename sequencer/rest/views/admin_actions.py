@@ -250,8 +250,8 @@ ACTIONS: Final[tuple[Action, ...]] = (
     ),
     Action(
         "/raise-feature-level",
-        "Permits what the feature levels up to this one introduce. Members whose rt does not know the level "
-        "can never start again. Refused unless all members know it.",
+        "Permits what the feature levels up to this one introduce. It cannot be undone: an rt that does "
+        "not know the level stops. Refused unless all members know it.",
         raise_feature_level,
         (whole("level", "The new feature level.", low=2, high=2**32 - 1, is_required=True),),
         RaisedFeatureLevel,

@@ -125,8 +125,8 @@ MEMBER_ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         "/member-cancel",
-        "Ends the change of the members that is being carried out. Steps that were done stay, so a new node may "
-        "be a member without a vote.",
+        "Ends the change of the members that is being carried out. What was done stays: a new node may be a "
+        "member without a vote.",
         cancel_member_change,
         (),
         SettledMemberChange,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sequencer.raft.transport.frames
+from replicator.protocol.version import VersionRange
 from rt.errors import FormatError, UnknownVersion
-from rt.protocol_version import VersionRange
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
     CHUNK_BYTES_MAX,

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from raft_transport_bench import HELLO, HOST, Clock, Net, connected, frame
 
+from replicator.protocol.version import VersionRange
 from rt.errors import Closed
-from rt.protocol_version import VersionRange
 from sequencer.raft.model.messages import Forward
 from sequencer.raft.transport import codec
 from sequencer.raft.transport import mesh as mesh_module

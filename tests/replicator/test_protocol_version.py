@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from replicator.protocol.version import VersionRange, common_version, range_of
 from rt.errors import UnknownVersion
-from rt.protocol_version import VersionRange, common_version, range_of
 
 
 @pytest.mark.parametrize(
