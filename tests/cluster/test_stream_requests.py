@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from stream_consumers import Collector
 
 import rt
-from rt.cli.commands.streams import streams as command
+from rt.cli.streams.command import streams as command
 from rt.cli.streams.rows import read_queue
 from rt.net.lease_client import LeaseCalls
 from rt.streams import (

@@ -26,7 +26,8 @@ from sequencer.rest.base.request import Reply, Request
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.views.admin_actions import ACTIONS, Action
 from sequencer.rest.views.endpoints import ENDPOINTS
-from sequencer.state.commands import Configure, ReleaseHold, TrimSegments
+from sequencer.state import feature_level
+from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
 from sequencer.state.state import Configuration, SubscriberHold
 
 GIB = 2**30
@@ -38,6 +39,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/reset-group": {"group": "workers", "position": 200},
     "/delete-group": {"group": "workers"},
     "/close-session": {"session": "feed"},
+    "/raise-feature-level": {"level": 2},
     "/soft-reset": {},
     "/hard-reset": {"stream": "s"},
 }
@@ -249,8 +251,13 @@ def test_before_the_first_reset_the_status_is_idle(node: Node) -> None:
 
 
 @pytest.fixture(params=ACTIONS, ids=lambda one: one.path)
-def action(request: pytest.FixtureRequest, node: Node) -> Action:
+def action(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.MonkeyPatch) -> Action:
     found: Action = request.param
+    if "level" in GOOD[found.path]:
+        monkeypatch.setattr(feature_level, "LATEST", 2)
+        for member in node.view.standing.nodes:
+            member.summary.feature_level_latest = 2
+            member.summary_age_s = 0.5
     if "group" in GOOD[found.path]:
         assert node.view.state is not None
         node.view.state.holds["workers~0123456789abcdef.p000"] = SubscriberHold(100, at(9))
@@ -387,3 +394,40 @@ def test_a_request_is_logged_with_who_made_it(
 def test_the_port_without_certificates_has_no_actions(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError):
         Dispatcher(ENDPOINTS, node_view, pool, stream=None, actions=ACTIONS)
+
+
+# The feature level
+
+
+def test_a_level_that_a_member_does_not_know_is_refused_before_anything_is_requested(node: Node) -> None:
+    for one in node.view.standing.nodes:
+        one.summary.feature_level_latest = 1 if one.name == "n3" else 2
+        one.summary.rt_version = "1.2.3"
+
+    status, answer = node.post("/raise-feature-level", {"level": 2})
+
+    assert (status, answer["error"], answer["where"]) == (409, "FeatureLevelRefused", "member n3")
+    assert answer["got"] == "rt 1.2.3 with level 1 at most"
+    assert "Install a newer rt on n3" in answer["hint"]
+    assert not node.was_changed
+
+
+def test_the_level_of_the_cluster_and_of_each_member_are_in_the_status(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_level, "LATEST", 2)
+    monkeypatch.setitem(feature_level.PERMITS, 2, "something new")
+    for one in node.view.standing.nodes:
+        one.summary.feature_level_latest = 2
+        one.summary.rt_version = "1.2.3"
+    _, before = node.get("/status")
+    assert before["featureLevel"] == 1
+    assert {(one["featureLevelLatest"], one["version"]) for one in before["members"]} == {(2, "1.2.3")}
+    assert ["something new" in note for note in before["notes"]] == [True]
+
+    assert node.post("/raise-feature-level", {"level": 2}) == (200, {"featureLevel": 2})
+
+    assert node.commands.ran == [RaiseFeatureLevel(2)]
+    _, after = node.get("/status")
+    assert (after["featureLevel"], after["notes"]) == (2, [])
+    assert "\nrt_feature_level 2\n" in node.reply(Request("GET", "/metrics")).body.decode()

@@ -355,7 +355,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
             "rt_peer_",
             "rt_raft",
         ),
-        *("rt_alarms", "rt_info", "rt_certificate"),
+        *("rt_alarms", "rt_info", "rt_feature_level", "rt_certificate"),
     ),
     "Is anything stuck?": (
         *(

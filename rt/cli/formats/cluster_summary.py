@@ -178,6 +178,8 @@ def _alarms(overview: ClusterSummary) -> Iterator[str]:
     yield verdict(overview)
     for alarm in overview.alarms:
         yield f"  {alarm['severity']:<8}  {escape(alarm['name'])}: {escape(alarm['text'])}"
+    for note in overview.best.status.get("notes", ()):
+        yield f"  note      {escape(note)}"
     for one in overview.answers:
         if not one.status:
             yield f"  no answer from {escape(one.endpoint)}: {escape(one.error)}"

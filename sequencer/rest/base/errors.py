@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 from rt.errors import RtError
 from sequencer.rest.base.answer import Answer, doc
+from sequencer.state.feature_level import FeatureLevelRefused
 
 TEXT_MAX: Final = 400
 """Characters of each part of an error in a response, so that a long request is not echoed."""
@@ -62,7 +63,13 @@ class Conflict(RtError):
     grpc_status = "FAILED_PRECONDITION"
 
 
-_BY_CLASS: Final = {MethodNotAllowed: 405, TooLarge: 413, WrongMediaType: 415, Conflict: 409}
+_BY_CLASS: Final = {
+    MethodNotAllowed: 405,
+    TooLarge: 413,
+    WrongMediaType: 415,
+    Conflict: 409,
+    FeatureLevelRefused: 409,
+}
 
 
 def http_status(error: RtError) -> int:

@@ -19,6 +19,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.admin_ports import NO_RESET, ResetStatus
 from sequencer.state.apply_result import LeasesExpired, LeasesGranted, Outcome, SegmentsTrimmed
+from sequencer.state.feature_level import MemberLevel, member_level
 from sequencer.state.state import SequencerState
 
 LAG_BYTES_MAX: Final = 64 * 2**20
@@ -229,6 +230,14 @@ class NodeSnapshot:
     def report_age_s(self, member: pb.NodeStanding) -> float:
         """Seconds since the last report of a member arrived here; -1: none did."""
         return member.summary_age_s + self.control_silent_s if member.HasField("summary") else -1.0
+
+    @property
+    def member_levels(self) -> list[MemberLevel]:
+        """What each member reported of its program."""
+        return [
+            member_level(one.name, one.summary, is_current=0.0 <= self.report_age_s(one) < HUNG_S)
+            for one in self.standing.nodes
+        ]
 
     @property
     def lag(self) -> tuple[int, int]:

@@ -34,8 +34,23 @@ from sequencer.rest.views.admin_views import (
     reset_report,
 )
 from sequencer.rest.views.context import RequestContext, Response, joined
-from sequencer.state.apply_result import CommandRejected, GroupReset, Outcome, RunFenced, SegmentsTrimmed
-from sequencer.state.commands import Configure, Operation, ReleaseHold, ResetGroup, TrimSegments
+from sequencer.state.apply_result import (
+    CommandRejected,
+    FeatureLevelRaised,
+    GroupReset,
+    Outcome,
+    RunFenced,
+    SegmentsTrimmed,
+)
+from sequencer.state.commands import (
+    Configure,
+    Operation,
+    RaiseFeatureLevel,
+    ReleaseHold,
+    ResetGroup,
+    TrimSegments,
+)
+from sequencer.state.feature_level import check_raise
 from sequencer.state.leases.tables import DeleteTable
 from sequencer.state.session_commands import CloseSession
 from sequencer.state.state import CONFIGURABLE
@@ -100,6 +115,21 @@ class ClosedSession(Answer):
     session: Annotated[str, doc("Name of the session.")]
     id: Annotated[Count, doc("Id of the incarnation in this cluster.")]
     run_number: Annotated[Count, doc("Number of the run that is fenced.")]
+
+
+class RaisedFeatureLevel(Answer):
+    """The feature level of the cluster after it was raised."""
+
+    feature_level: Annotated[Count, doc("Feature level of the cluster.")]
+
+
+async def raise_feature_level(acting: ActionContext) -> Response:
+    """Checked here first: a member of an rt without feature levels could not read the request."""
+    node, level = acting.snapshot(), acting.body["level"]
+    check_raise(level, joined(node).feature_level, node.member_levels)
+    outcome = await acting.run(RaiseFeatureLevel(level))
+    assert isinstance(outcome, FeatureLevelRaised), outcome
+    return Response(RaisedFeatureLevel(outcome.level))
 
 
 async def release_hold(acting: ActionContext) -> Response:
@@ -257,6 +287,14 @@ ACTIONS: Final[tuple[Action, ...]] = (
         close_session,
         (session_of("session", "Name of an open session."),),
         ClosedSession,
+    ),
+    Action(
+        "/raise-feature-level",
+        "Permits what the feature levels up to this one introduce. It cannot be undone: an rt that does "
+        "not know the level stops. Refused unless all members know it.",
+        raise_feature_level,
+        (whole("level", "The new feature level.", low=2, high=2**32 - 1, is_required=True),),
+        RaisedFeatureLevel,
     ),
     Action(
         "/soft-reset",

@@ -13,6 +13,7 @@ from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, defect
 from sequencer.rest.views.admin_views import ConfigurationReport, configuration_of
 from sequencer.rest.views.alarms import Alarm, alarms_of
 from sequencer.rest.views.context import RequestContext, Response
+from sequencer.state.feature_level import raise_notes
 from sequencer.state.state import SequencerState
 
 
@@ -66,6 +67,8 @@ class MemberReport(Answer):
     clock_skew_seconds: Annotated[float, doc("How far its clock is ahead of the median of the members'.")]
     stopped: Annotated[str, doc("Why it has stopped merging permanently. Empty: it has not.")]
     clock: Annotated[str, doc(f"Its clock at its last report. {TIME}")]
+    feature_level_latest: Annotated[Count, doc("Highest feature level that its rt knows.")]
+    version: Annotated[str, doc("Its version of rt. Empty: it does not report one.")]
     disk_bytes: Annotated[Count, doc("Size of its file system.")]
     disk_free_bytes: Annotated[Count, doc("Free bytes of its file system.")]
 
@@ -105,6 +108,8 @@ class StatusReport(Answer):
     configuration: Annotated[ConfigurationReport, doc("The replicated configuration.")]
     retention: Annotated[RetentionReport, doc("What is retained of the merged log.")]
     leases: Annotated[Count, doc("Number of held leases.")]
+    feature_level: Annotated[Count, doc("Feature level of the cluster.")]
+    notes: Annotated[list[str], doc("What an operator may do at any time. Empty: nothing.")]
     alarms: Annotated[list[Alarm], doc("Critical alarms first. Empty: no problem is known.")]
     members: Annotated[list[MemberReport], doc("By name.")]
     node: Annotated[NodeStatus, doc("This node, which answered the request.")]
@@ -126,6 +131,8 @@ def status(asked: RequestContext) -> Response:
             configuration=configuration_of(node, state),
             retention=_retention(node, state),
             leases=len(state.leases),
+            feature_level=state.feature_level,
+            notes=list(raise_notes(state.feature_level, node.member_levels)),
             alarms=alarms_of(node),
             members=[_member(one, node) for one in sorted(standing.nodes, key=lambda one: one.name)],
             node=_node(node),
@@ -168,6 +175,8 @@ def _member(one: pb.NodeStanding, node: NodeSnapshot) -> MemberReport:
         clock_skew_seconds=round(node.clock_skews.get(one.name, 0.0), 3),
         stopped=merged.stopped,
         clock=time_or_empty(summary.clock_ns),
+        feature_level_latest=max(summary.feature_level_latest, 1),
+        version=summary.rt_version,
         disk_bytes=summary.disk_bytes,
         disk_free_bytes=summary.disk_free_bytes,
     )

@@ -119,6 +119,13 @@ def _of_members(node: NodeSnapshot, state: SequencerState) -> Iterator[Metric]:
         ("member",),
         {(name,): skew_s for name, skew_s in node.clock_skews.items()},
     )
+    yield number("rt_feature_level", "Feature level of the cluster.", state.feature_level)
+    yield Metric(
+        "rt_member_feature_level_latest",
+        "Highest feature level that the rt of this member knows.",
+        ("member",),
+        {(one.member,): one.latest for one in node.member_levels},
+    )
     own = next((one.summary for one in members.values() if one.name == node.node), pb.Summary())
     yield Metric(
         "rt_node_phase",

@@ -1,0 +1,97 @@
+"""`rt features`: levels of a cluster and its members, and how one is raised; against a node's REST views."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from receiving_node import make_pki
+from rest_node import Served, serving
+
+from rt.cli.commands.features import _lines, features
+from rt.net.grpc_channel import serve
+from sequencer.rest.http.dispatcher import Dispatcher
+from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
+from sequencer.state import feature_level
+
+FILES = {"ca": "ca.crt", "cert": "op.crt", "key": "op.key"}
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture
+def run(pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Served]]:
+    """Runs a command. The program knows level 2, and members as `latest` says."""
+    monkeypatch.setattr(feature_level, "LATEST", 2)
+    monkeypatch.setitem(feature_level.PERMITS, 2, "something new")
+
+    def run(*arguments: str, latest: int = 2) -> tuple[Result, Served]:
+        async def main() -> tuple[Result, Served]:
+            async with serving(pki, tmp_path) as served:
+                for member in served.data.follower.standing.nodes:
+                    member.summary.feature_level_latest = latest if member.name == "n3" else 2
+                    member.summary.rt_version = "1.2.3"
+                answering = served.rest.answering["rest"]
+                assert isinstance(answering, Dispatcher)
+                tunnel = Tunnel(lambda: answering)
+                server = await serve("127.0.0.1:0", [tunnel.register], roles=TUNNEL_ROLES, tls=served.tls)
+                try:
+                    files = [f"--{name}={pki / file}" for name, file in FILES.items()]
+                    line = [*arguments, f"--endpoints=localhost:{server.port}", *files]
+                    return await asyncio.to_thread(CliRunner().invoke, features, line), served
+                finally:
+                    await server.stop()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def test_the_levels_are_listed_and_when_to_raise(run: Any) -> None:
+    result, _ = run("list")
+    assert result.exit_code == 0, result.output
+    level, note, _, *rows = result.stdout.splitlines()
+    assert level == "feature level 1"
+    assert "feature level 2 (something new)" in note
+    assert "`rt features raise 2`" in note
+    assert [row.split() for row in rows][1:] == [[name, "1.2.3", "2"] for name in ("n1", "n2", "n3")]
+
+
+def test_without_a_level_that_all_know_nothing_is_to_be_raised(run: Any) -> None:
+    result, _ = run("list", "--json", latest=0)
+    assert json.loads(result.stdout) == {
+        "featureLevel": 1,
+        "members": [
+            {"name": name, "featureLevelLatest": level, "version": "1.2.3"}
+            for name, level in (("n1", 2), ("n2", 2), ("n3", 1))
+        ],
+    }
+    result, _ = run("list", latest=0)
+    assert "raise" not in result.stdout
+
+
+def test_nodes_of_an_rt_without_feature_levels_have_level_1() -> None:
+    level, _, _, row = _lines({"members": [{"name": "n1"}]})
+    assert level == "feature level 1"
+    assert row.split() == ["n1", "1"]
+
+
+def test_a_level_is_raised_if_all_members_know_it(run: Any) -> None:
+    result, served = run("raise", "2")
+    assert (result.exit_code, result.stdout) == (0, "The cluster has feature level 2.\n")
+    assert served.data.follower.state.feature_level == 2
+
+
+def test_a_member_that_does_not_know_the_level_is_named(run: Any) -> None:
+    result, served = run("raise", "2", latest=1)
+    assert result.exit_code != 0
+    assert "(at member n3): got rt 1.2.3 with level 1 at most, expected level 2" in str(result.exception)
+    assert served.data.follower.state.feature_level == 1
