@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from replicator.protocol.chunk_framing import checked_chunk, frame_chunk, framed_chunk
 from replicator.protocol.handshake import (
-    PROTOCOL_VERSION,
+    PROTOCOL_VERSIONS,
     Acknowledged,
     HoldRejected,
     LogOutline,
@@ -49,7 +49,8 @@ from replicator.protocol.messages import (
     WholeRun,
     WholeRuns,
 )
-from rt.errors import ProtocolViolation, UnknownVersion
+from replicator.protocol.version import common_version, range_of
+from rt.errors import ProtocolViolation
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.read.start_position import StartTime
@@ -165,15 +166,18 @@ def _whole_runs_of(message: pb.WholeRuns) -> tuple[WholeRun, ...]:
     return runs
 
 
-def _stream_of(message: pb.PushHello | pb.PullHello) -> str:
-    if message.version != PROTOCOL_VERSION:
-        raise UnknownVersion(
-            "the peer uses another version of the protocol",
-            got=message.version,
-            expected=PROTOCOL_VERSION,
-            hint="Upgrade the older side. Nodes are upgraded before their clients.",
-        )
-    return message.stream
+def _known_versions(_: int) -> dict[str, int]:
+    return {"version": PROTOCOL_VERSIONS.oldest, "version_latest": PROTOCOL_VERSIONS.latest}
+
+
+def _version_of_hello(message: pb.PushHello | pb.PullHello) -> int:
+    return common_version(PROTOCOL_VERSIONS, range_of(message.version, message.version_latest))
+
+
+def _version_of_start(message: pb.PushStart | pb.PullStart) -> int:
+    """The version that the node has chosen."""
+    chosen = range_of(message.version, message.version)
+    return common_version(PROTOCOL_VERSIONS, chosen, f"node {message.node}")
 
 
 def _start_of(message: pb.PullMerged) -> Wanted:
@@ -184,7 +188,8 @@ def _start_of(message: pb.PullMerged) -> Wanted:
     return "latest" if message.from_latest else "earliest"
 
 
-_STREAM: Final = FieldCodec(lambda stream: {"version": PROTOCOL_VERSION, "stream": stream}, _stream_of)
+_HELLO_VERSION: Final = FieldCodec(_known_versions, _version_of_hello)
+_START_VERSION: Final = FieldCodec(lambda version: {"version": version}, _version_of_start)
 _PLACE: Final = MessageCodec(LogOffset, pb.Place)
 _PLACE_IF_ANY: Final = FieldCodec(
     lambda place: {} if place is None else {"place": _PLACE.encode(place), "has_place": True},
@@ -215,7 +220,7 @@ _LOG: Final = UnionCodec[PullMerged | PullSession](
 _PUSH_REQUEST: Final = UnionCodec[PushRequest](
     pb.PushRequest,
     "kind",
-    hello=MessageCodec(PushHello, pb.PushHello, stream=_STREAM),
+    hello=MessageCodec(PushHello, pb.PushHello, version=_HELLO_VERSION),
     run=MessageCodec(Run, pb.Run, number="run"),
     chunk=_CHUNK,
     sealed=_SEALED,
@@ -225,7 +230,7 @@ _PUSH_REQUEST: Final = UnionCodec[PushRequest](
 _PUSH_REPLY: Final = UnionCodec[PushReply](
     pb.PushReply,
     "kind",
-    start=MessageCodec(PushStart, pb.PushStart, offset=_PLACE_IF_ANY),
+    start=MessageCodec(PushStart, pb.PushStart, offset=_PLACE_IF_ANY, version=_START_VERSION),
     opened=OpenReply,
     progress=PushProgress,
     silence_limit=SilenceLimit,
@@ -233,14 +238,16 @@ _PUSH_REPLY: Final = UnionCodec[PushReply](
 _PULL_REQUEST: Final = UnionCodec[PullRequest](
     pb.PullRequest,
     "kind",
-    hello=MessageCodec(PullHello, pb.PullHello, stream=_STREAM, log=FieldCodec(_LOG.encode, _LOG.decode)),
+    hello=MessageCodec(
+        PullHello, pb.PullHello, log=FieldCodec(_LOG.encode, _LOG.decode), version=_HELLO_VERSION
+    ),
     progress=PullProgress,
     acknowledged=Acknowledged,
 )
 _PULL_REPLY: Final = UnionCodec[PullReply](
     pb.PullReply,
     "kind",
-    start=MessageCodec(PullStart, pb.PullStart, offset="place"),
+    start=MessageCodec(PullStart, pb.PullStart, offset="place", version=_START_VERSION),
     chunk=_CHUNK,
     sealed=_SEALED,
     trimmed=MessageCodec(LogTrimmed, pb.Trimmed, before=_BEFORE),

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
+from replicator.protocol.version import VersionRange
 from rt.cluster_epoch import EPOCH_END
 from rt.errors import ProtocolViolation
 from rt.log.format.constants import NUMBER_MAX
@@ -20,7 +21,8 @@ from rt.log.read.topic_patterns import check_wanted
 from rt.names import check_dedup_id, check_name, check_session_name
 from rt.units import SILENCE_MS_END
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSIONS: Final = VersionRange(1, 1)
+"""The versions of push and pull that this program knows."""
 MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
@@ -34,13 +36,17 @@ _Item = TypeVar("_Item", bound=SegmentSealed | Run | LogTrimmed | CompleteUpTo)
 
 @dataclass(frozen=True, slots=True)
 class PushHello:
-    """The first message of a push client: whose log it brings. `cluster` is empty before the first push."""
+    """The first message of a push client: whose log it brings. `cluster` is empty before the first push.
+
+    `version`: once it was received, the version of the protocol that both sides use.
+    """
 
     stream: str
     session: str
     incarnation: bytes
     dedup_id: str | None = None
     cluster: bytes = b""
+    version: int = 1
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")
@@ -70,7 +76,7 @@ class SilenceLimit:
 class PushStart:
     """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
     segment). `takes_status`: it knows `PushStatus`. `silence_limit`: as committed of the session's last run;
-    None: the node knows of none.
+    None: the node knows of none. `version`: that of the protocol that both sides use.
     """
 
     cluster: bytes
@@ -80,6 +86,7 @@ class PushStart:
     offset: LogOffset | None = None
     takes_status: bool = False
     silence_limit: SilenceLimit | None = None
+    version: int = 1
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -226,10 +233,14 @@ class PullSession:
 
 @dataclass(frozen=True, slots=True)
 class PullHello:
-    """The first message of a pull client: the stream and the log that it asks for."""
+    """The first message of a pull client: the stream and the log that it asks for.
+
+    `version`: as in `PushHello`.
+    """
 
     stream: str
     log: PullMerged | PullSession
+    version: int = 1
 
     def __post_init__(self) -> None:
         check_name(self.stream, kind="stream")
@@ -255,6 +266,7 @@ class PullStart:
 
     `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
     is one past the last position in the node's merged log. `found`: where the time begins that was asked for.
+    `version`: as in `PushStart`.
     """
 
     cluster: bytes
@@ -266,6 +278,7 @@ class PullStart:
     dedup_id: str | None = None
     end: int = 0
     found: TimeFound | None = None
+    version: int = 1
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)

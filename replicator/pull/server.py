@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -174,12 +174,12 @@ class PullServicer:
             if hello.log.range is not None:  # Who reads ranges keeps no copy: the nodes must hold them first.
                 await self._confirm_hold(said.name)
         try:
-            await self._send(context, pull, hold)
+            await self._send(context, pull, hold, hello.version)
         finally:
             del self.pulls[key]
             hold.stop()
 
-    async def _send(self, context: Call, pull: Pull, hold: BudgetHold) -> None:
+    async def _send(self, context: Call, pull: Pull, hold: BudgetHold, version: int) -> None:
         async with self._opening:
             source = await run_to_end(self._pool, partial(self._opener.open, pull.wanted))
         try:
@@ -188,7 +188,7 @@ class PullServicer:
                 if source.end_offset is not None:
                     # It reports no progress: it is where it began, or at the end without bytes.
                     pull.progress = PullProgress(source.start.end if source.is_at_end else source.start.first)
-                await context.write(encode_pull_reply(source.start))
+                await context.write(encode_pull_reply(replace(source.start, version=version)))
                 await first_of(
                     self._send_items(context, pull, source, watched, hold),
                     self._listen(context, pull),

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from replicator.protocol.codec import PushReply, decode_push_request, encode_push_reply
@@ -147,7 +148,7 @@ class PushServicer:
             await self._replace(older, stream)
             intake = await self._stores.accept(hello, identity)
             try:
-                await stream.run(intake)
+                await stream.run(intake, hello.version)
             finally:
                 await intake.close()
         finally:
@@ -194,9 +195,9 @@ class _Stream:
         self._context = context
         self._writing = asyncio.Lock()
 
-    async def run(self, intake: SessionIntake) -> None:
+    async def run(self, intake: SessionIntake, version: int) -> None:
         """Store what comes and report progress, until the stream ends, fails or is replaced."""
-        await self._write(intake.start)
+        await self._write(replace(intake.start, version=version))
         await first_of(self._receive(intake), self._send_progress(intake), self._wait_replaced())
 
     async def _receive(self, intake: SessionIntake) -> None:

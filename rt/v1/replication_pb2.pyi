@@ -91,20 +91,22 @@ class WholeRun(_message.Message):
     def __init__(self, run: _Optional[int] = ..., run_id: _Optional[bytes] = ..., data: _Optional[bytes] = ..., end: _Optional[int] = ..., sealed_ns: _Optional[int] = ...) -> None: ...
 
 class PushHello(_message.Message):
-    __slots__ = ("version", "stream", "session", "incarnation", "dedup_id", "cluster")
+    __slots__ = ("version", "stream", "session", "incarnation", "dedup_id", "cluster", "version_latest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_LATEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     stream: str
     session: str
     incarnation: bytes
     dedup_id: str
     cluster: bytes
-    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., cluster: _Optional[bytes] = ...) -> None: ...
+    version_latest: int
+    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., session: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., dedup_id: _Optional[str] = ..., cluster: _Optional[bytes] = ..., version_latest: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("run", "run_id")
@@ -127,7 +129,7 @@ class PushReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
 
 class PushStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status", "silence_limit")
+    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status", "silence_limit", "version")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +138,7 @@ class PushStart(_message.Message):
     HAS_PLACE_FIELD_NUMBER: _ClassVar[int]
     TAKES_STATUS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     members: int
@@ -144,7 +147,8 @@ class PushStart(_message.Message):
     has_place: bool
     takes_status: bool
     silence_limit: SilenceLimit
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run",)
@@ -177,16 +181,18 @@ class PullRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[PullHello, _Mapping]] = ..., progress: _Optional[_Union[PullProgress, _Mapping]] = ..., acknowledged: _Optional[_Union[Acknowledged, _Mapping]] = ...) -> None: ...
 
 class PullHello(_message.Message):
-    __slots__ = ("version", "stream", "merged", "session")
+    __slots__ = ("version", "stream", "merged", "session", "version_latest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_LATEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     stream: str
     merged: PullMerged
     session: PullSession
-    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ...) -> None: ...
+    version_latest: int
+    def __init__(self, version: _Optional[int] = ..., stream: _Optional[str] = ..., merged: _Optional[_Union[PullMerged, _Mapping]] = ..., session: _Optional[_Union[PullSession, _Mapping]] = ..., version_latest: _Optional[int] = ...) -> None: ...
 
 class PullMerged(_message.Message):
     __slots__ = ("cluster", "place", "has_place", "end", "chain", "from_position", "from_latest", "from_timestamp_ns", "topics", "name", "acknowledged", "range")
@@ -261,7 +267,7 @@ class PullReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ..., outline: _Optional[_Union[Outline, _Mapping]] = ...) -> None: ...
 
 class PullStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end", "found")
+    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end", "found", "version")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +277,7 @@ class PullStart(_message.Message):
     DEDUP_ID_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     node: str
@@ -280,7 +287,8 @@ class PullStart(_message.Message):
     dedup_id: str
     end: int
     found: TimeFound
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ..., found: _Optional[_Union[TimeFound, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ..., found: _Optional[_Union[TimeFound, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class TimeFound(_message.Message):
     __slots__ = ("position", "is_message")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicator.protocol import codec
 from replicator.protocol.chunk_framing import frame_chunk, framed_chunk
 from replicator.protocol.codec import (
     decode_pull_reply,
@@ -50,6 +51,7 @@ from replicator.protocol.messages import (
     Run,
     SegmentSealed,
 )
+from replicator.protocol.version import VersionRange
 from rt.errors import InvalidName, ProtocolViolation, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SegmentId
@@ -280,8 +282,71 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
 
 def test_another_version_is_refused_by_its_number() -> None:
     hello = pb.PushHello(version=2, stream="s", session="x", incarnation=ID)
-    with pytest.raises(UnknownVersion, match="got 2, expected 1"):
+    with pytest.raises(UnknownVersion, match="got version 2, expected version 1"):
         decode_push_request(pb.PushRequest(hello=hello).SerializeToString())
+
+
+def known(monkeypatch: pytest.MonkeyPatch, oldest: int, latest: int) -> None:
+    monkeypatch.setattr(codec, "PROTOCOL_VERSIONS", VersionRange(oldest, latest))
+
+
+PUSH, PULL = PushHello("s", "x", ID), PullHello("s", PullMerged())
+
+
+@pytest.mark.parametrize(
+    ("client", "node", "common"), [((1, 3), (2, 4), 3), ((1, 1), (1, 2), 1), ((1, 4), (2, 2), 2)]
+)
+def test_both_sides_use_the_latest_version_that_both_know(
+    monkeypatch: pytest.MonkeyPatch, client: tuple[int, int], node: tuple[int, int], common: int
+) -> None:
+    known(monkeypatch, *client)
+    push, pull = encode_push_request(PUSH), encode_pull_request(PULL)
+    known(monkeypatch, *node)
+    assert decode_push_request(push) == replace(PUSH, version=common)
+    assert decode_pull_request(pull) == replace(PULL, version=common)
+    pushed = PushStart(ID, 1, 3, "n1", version=common)
+    pulled = PullStart(ID, 1, "n1", LogOffset(0, 0, 0), 0, version=common)
+    push, pull = encode_push_reply(pushed), encode_pull_reply(pulled)
+    known(monkeypatch, *client)
+    assert (decode_push_reply(push), decode_pull_reply(pull)) == (pushed, pulled)
+
+
+def test_without_a_common_version_both_ranges_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    known(monkeypatch, 3, 4)
+    push, pull = encode_push_request(PUSH), encode_pull_request(PULL)
+    start = encode_push_reply(PushStart(ID, 1, 3, "n1", version=4))
+    known(monkeypatch, 1, 2)
+    for decode, said in ((decode_push_request, push), (decode_pull_request, pull)):
+        with pytest.raises(UnknownVersion, match="got versions 3 to 4, expected versions 1 to 2"):
+            decode(said)
+    with pytest.raises(UnknownVersion, match=r"\(at node n1\): got version 4, expected versions 1 to 2"):
+        decode_push_reply(start)
+
+
+def test_a_peer_that_names_no_version_knows_version_1() -> None:
+    hello = pb.PushHello(version=1, stream="s", session="x", incarnation=ID)
+    assert decode_push_request(pb.PushRequest(hello=hello).SerializeToString()) == PUSH
+    start = pb.PushStart(cluster=ID, epoch=1, members=3, node="n1")
+    assert decode_push_reply(pb.PushReply(start=start).SerializeToString()) == PushStart(ID, 1, 3, "n1")
+
+
+UNKNOWN = b"\xf8\x7f\x07"
+"""Field 2047, the number 7."""
+
+
+def test_fields_that_a_newer_program_adds_are_ignored() -> None:
+    known_push, known_pull = pb.PushRequest(), pb.PullRequest()
+    known_push.ParseFromString(encode_push_request(PUSH))
+    known_pull.ParseFromString(encode_pull_request(PULL))
+    known_push.hello.MergeFromString(UNKNOWN)
+    known_pull.hello.MergeFromString(UNKNOWN)
+    known_pull.hello.merged.MergeFromString(UNKNOWN)
+    assert decode_push_request(known_push.SerializeToString() + UNKNOWN) == PUSH
+    assert decode_pull_request(known_pull.SerializeToString() + UNKNOWN) == PULL
+    chunk = Chunk(LogOffset(0, 0, 0), bytes(64))
+    found = decode_push_request(encode_push_request(chunk) + UNKNOWN)
+    assert isinstance(found, Chunk)
+    assert (found.start, bytes(found.data)) == (chunk.start, chunk.data)
 
 
 def test_a_value_that_cannot_be_is_not_made() -> None:

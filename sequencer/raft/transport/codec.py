@@ -2,7 +2,8 @@
 
     kind                       body
      1 PING                    empty
-     2 HELLO                   cluster 16, epoch 8, claim, wants bootstrap 1
+     2 HELLO                   cluster 16, epoch 8, claim, wants bootstrap 1; then, unless it is version 1
+                               only: oldest version 1, latest version 1; a receiver ignores what follows
      3 REQUEST_VOTE            term 8, last place, claim, pre 1, called 1
      4 REQUEST_VOTE_REPLY      term 8, granted 1, claim, pre 1
      5 APPEND_ENTRIES          term 8, prev place, commit 8, applied 8, chain 8, wants reply 1, count 4,
@@ -34,6 +35,7 @@ from itertools import accumulate, pairwise
 from operator import le
 from typing import Any, Final, TypeAlias, cast
 
+from replicator.protocol.version import common_version, range_of
 from rt.errors import FormatError
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
@@ -61,8 +63,10 @@ from sequencer.raft.transport.frames import (
     APPEND_ENTRIES_MAX,
     ENTRY_TABLE_BYTES,
     FIXED_LAYOUTS,
+    HELLO_VERSION,
     NUMBER_MAX,
     REST_BYTES_MAX,
+    VERSIONS,
     Buffer,
     FrameKind,
     check_length,
@@ -70,19 +74,30 @@ from sequencer.raft.transport.frames import (
 )
 
 
-def encode(message: Message | Hello, epoch: int) -> list[bytes]:
+def encode(message: Message | Hello, epoch: int, version: int = HELLO_VERSION) -> list[bytes]:
     """The frame of a message, as pieces to be sent in order. Contents are not copied.
 
-    The caller must keep the limits: AssertionError or struct.error otherwise.
+    `version`: what both sides use. The caller must keep the limits: AssertionError or struct.error otherwise.
     """
     if isinstance(message, AppendEntries):
-        return _encode_append_entries(message, epoch)
+        return _encode_append_entries(message, epoch, version)
     kind = _KINDS[type(message)]
+    if isinstance(message, Hello):
+        known = bytes(() if VERSIONS.latest == HELLO_VERSION else VERSIONS)
+        return [_encode_fixed(kind, epoch, message, len(known)) + known]
     if kind not in REST_BYTES_MAX:
-        return [_encode_fixed(kind, epoch, message, 0)]
+        return [_encode_fixed(kind, epoch, message, 0, version)]
     *fields, rest = cast("tuple[Any, ...]", message)
     assert len(rest) <= REST_BYTES_MAX[kind], len(rest)
-    return [_encode_fixed(kind, epoch, fields, len(rest)), rest]
+    return [_encode_fixed(kind, epoch, fields, len(rest), version), rest]
+
+
+def version_with(body: Buffer, peer: str) -> int:
+    """The version to use with the sender of this hello. `rt.UnknownVersion` if there is no common one."""
+    said = body[FIXED_LAYOUTS[FrameKind.HELLO].size :]
+    return common_version(
+        VERSIONS, range_of(*said[:2]) if len(said) > 1 else range_of(1, 1), f"member {peer}"
+    )
 
 
 def decode(kind: int, body: Buffer) -> Message | Hello:
@@ -101,7 +116,7 @@ def decode(kind: int, body: Buffer) -> Message | Hello:
     make, *readers = _FIELDS[kind]
     unread = iter(values)
     fields = [read(unread) for read in readers]
-    if kind in REST_BYTES_MAX:
+    if kind in REST_BYTES_MAX and kind is not FrameKind.HELLO:
         fields.append(bytes(body[fixed.size :]))
     message: Message | Hello = make(*fields)
     match message:
@@ -115,12 +130,14 @@ def decode(kind: int, body: Buffer) -> Message | Hello:
     return message
 
 
-def _encode_fixed(kind: FrameKind, epoch: int, fields: Iterable[Any], rest_bytes: int) -> bytes:
+def _encode_fixed(
+    kind: FrameKind, epoch: int, fields: Iterable[Any], rest_bytes: int, version: int = HELLO_VERSION
+) -> bytes:
     """The header and the fixed part."""
     fixed = FIXED_LAYOUTS[kind]
     flat = [*_flat(fields)]
     assert [len(one) for one in flat if type(one) is bytes] == _WIDTHS[kind], flat
-    return encode_header(kind, fixed.size + rest_bytes, epoch) + fixed.pack(*flat)
+    return encode_header(kind, fixed.size + rest_bytes, epoch, version) + fixed.pack(*flat)
 
 
 def _flat(fields: Iterable[Any]) -> Iterator[Any]:
@@ -131,7 +148,7 @@ def _flat(fields: Iterable[Any]) -> Iterator[Any]:
             yield field
 
 
-def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
+def _encode_append_entries(message: AppendEntries, epoch: int, version: int) -> list[bytes]:
     term, prev, commit, applied, chain, entries, wants_reply = message
     count, kind = len(entries), FrameKind.APPEND_ENTRIES
     assert count <= APPEND_ENTRIES_MAX, count
@@ -143,7 +160,7 @@ def _encode_append_entries(message: AppendEntries, epoch: int) -> list[bytes]:
     assert max(sizes, default=0) <= ENTRY_BYTES_MAX, max(sizes)
     fixed = FIXED_LAYOUTS[kind].pack(term, *prev, commit, applied, chain, wants_reply, count)
     table = struct.pack(f"<{count}I{count}Q", *sizes, *terms)
-    header = encode_header(kind, len(fixed) + len(table) + size, epoch)
+    header = encode_header(kind, len(fixed) + len(table) + size, epoch, version)
     return [header + fixed + table, *contents]
 
 

@@ -26,8 +26,8 @@ from typing import Final
 from rt.errors import CertificateError, FormatError
 from rt.net.identity import Identity, peer_of
 from sequencer.raft.model.messages import Hello, Message
-from sequencer.raft.transport.codec import decode
-from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, FrameKind, decode_header
+from sequencer.raft.transport.codec import decode, version_with
+from sequencer.raft.transport.frames import FRAME_HEADER_BYTES, HELLO_VERSION, FrameKind, decode_header
 from sequencer.raft.transport.peer_auth import PeerLost, PeerRejected
 
 PIECE_BYTES: Final = 256 << 10
@@ -60,6 +60,8 @@ class RaftConnection:
 
     hello: Hello | None = None
     """The peer's hello, once received."""
+    version = HELLO_VERSION
+    """The version of the protocol that both sides use after their hellos."""
     expires_s = math.inf
     """When the peer's certificate expires, seconds since the Unix epoch."""
     until_s = math.inf
@@ -260,7 +262,7 @@ class RaftConnection:
         messages: list[Message] = []
         buffer, start, filled, wanted = self._buffer, 0, self._filled, 0
         while filled - start >= FRAME_HEADER_BYTES:
-            length, kind, epoch = decode_header(buffer, start)
+            length, kind, epoch = decode_header(buffer, start, self.version)
             if (kind == FrameKind.HELLO) != (self.hello is None):
                 raise PeerRejected(
                     "hello", f"a frame of kind {kind} {'after' if self.hello else 'before'} its hello"
@@ -272,11 +274,12 @@ class RaftConnection:
                 wanted = end - start
                 break
             if kind != FrameKind.PING:
-                message = decode(kind, buffer[start + FRAME_HEADER_BYTES : end])
+                body = buffer[start + FRAME_HEADER_BYTES : end]
+                message = decode(kind, body)
                 if not isinstance(message, Hello):
                     messages.append(message)
                 elif message.epoch == epoch:
-                    self.hello = message
+                    self.hello, self.version = message, version_with(body, self.peer)
                     wanted = _BUFFER_BYTES
                 else:
                     raise PeerRejected("epoch", f"{epoch} in the header of its hello, {message.epoch} in it")

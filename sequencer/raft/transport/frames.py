@@ -4,9 +4,12 @@
         offset  bytes  field
              0      4  bytes of the body
              4      1  kind
-             5      1  version of this codec, 1
+             5      1  version of the protocol
              6      2  0
              8      8  epoch
+
+A hello is always a frame of version 1, and says which versions its sender knows. Every other frame has the
+latest version that both sides know.
 
 Invariant: what `decode_header` returns is within the limits of its kind.
 """
@@ -17,6 +20,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from replicator.protocol.version import VersionRange
 from rt.errors import FormatError, UnknownVersion
 from sequencer.raft.model.messages import (
     APPEND_BYTES_MAX,
@@ -29,7 +33,11 @@ from sequencer.raft.model.messages import (
 
 Buffer: TypeAlias = bytes | memoryview
 
-VERSION: Final = 1
+HELLO_VERSION: Final = 1
+VERSIONS: Final = VersionRange(1, 1)
+"""The versions of the protocol that this program knows."""
+HELLO_REST_BYTES_MAX: Final = 64
+"""A newer program may append more to its hello; it is ignored."""
 APPEND_ENTRIES_MAX: Final = 1 << 17
 """Entries in one `AppendEntries`: as many as `APPEND_BYTES_MAX` holds at 16 bytes each."""
 NUMBER_MAX: Final = (1 << 63) - 1
@@ -83,6 +91,7 @@ FIXED_LAYOUTS: Final = {
 ENTRY_TABLE_BYTES: Final = 12
 """Bytes of an entry in addition to its content."""
 REST_BYTES_MAX: Final = {
+    FrameKind.HELLO: HELLO_REST_BYTES_MAX,
     FrameKind.APPEND_ENTRIES: APPEND_ENTRIES_MAX * ENTRY_TABLE_BYTES + APPEND_BYTES_MAX,
     FrameKind.INSTALL_SNAPSHOT: CHUNK_BYTES_MAX,
     FrameKind.FORWARD: ENTRY_BYTES_MAX,
@@ -98,24 +107,24 @@ FRAME_BYTES_MAX: Final = FRAME_HEADER_BYTES + max(
 """The largest frame: an `AppendEntries`."""
 
 
-def encode_header(kind: FrameKind, length: int, epoch: int) -> bytes:
-    return _HEADER.pack(length, kind, VERSION, 0, epoch)
+def encode_header(kind: FrameKind, length: int, epoch: int, version: int = HELLO_VERSION) -> bytes:
+    return _HEADER.pack(length, kind, version, 0, epoch)
 
 
-def ping(epoch: int) -> bytes:
+def ping(epoch: int, version: int = HELLO_VERSION) -> bytes:
     """A frame that only keeps the connection alive."""
-    return encode_header(FrameKind.PING, 0, epoch)
+    return encode_header(FrameKind.PING, 0, epoch, version)
 
 
-def decode_header(data: Buffer, offset: int = 0) -> Header:
+def decode_header(data: Buffer, offset: int = 0, expected_version: int = HELLO_VERSION) -> Header:
     """Decode the header at `offset`, of which all bytes are there.
 
     `rt.FormatError` if it is malformed, of an unknown kind, or longer than its kind may be, before memory is
     allocated for the body; `rt.UnknownVersion`.
     """
     length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
-    if version != VERSION:
-        raise UnknownVersion("unknown frame version", got=version, expected=VERSION)
+    if version != expected_version:
+        raise UnknownVersion("a frame of another version", got=version, expected=expected_version)
     if kind not in FIXED_LAYOUTS or zero:
         raise FormatError(
             "invalid frame header", got=f"kind {kind}, reserved {zero}", expected="a known kind, reserved 0"

@@ -93,7 +93,7 @@ class TlsMesh:
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
-        self._encoded: tuple[Message, list[bytes], int] | None = None
+        self._encoded: tuple[Message, int, list[bytes], int] | None = None
         self._due_s = 0.0
         self._downs: deque[str] = deque()
         self._is_closed = False
@@ -134,10 +134,11 @@ class TlsMesh:
         connection = self._up.get(peer)
         if connection is None:
             return False
-        if self._encoded is None or self._encoded[0] is not message:  # Encode once for several peers.
-            buffers = encode(message, self._hello.epoch)
-            self._encoded = message, buffers, sum(map(len, buffers))
-        _, buffers, size = self._encoded
+        known, version = self._encoded, connection.version
+        if known is None or known[0] is not message or known[1] != version:  # Encode once for several peers.
+            buffers = encode(message, self._hello.epoch, version)
+            self._encoded = known = message, version, buffers, sum(map(len, buffers))
+        _, _, buffers, size = known
         if connection.unsent_bytes + size > self._outbox_bytes_max:
             self._drop(connection, PeerRejected("outbox", f"{connection.unsent_bytes} bytes are unsent"))
             return False
@@ -390,7 +391,7 @@ class TlsMesh:
             self._drop(connection, lost)
             return
         if not connection.stuck_bytes:
-            connection.send_now(ping(self._hello.epoch))
+            connection.send_now(ping(self._hello.epoch, connection.version))
             self._write(connection, now_s)
 
     def _check_open(self) -> None:

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 from raft_transport_bench import HELLO, HOST, Clock, Net, connected, frame
 
+from replicator.protocol.version import VersionRange
 from rt.errors import Closed
 from sequencer.raft.model.messages import Forward
+from sequencer.raft.transport import codec
 from sequencer.raft.transport import mesh as mesh_module
 
 # --- ends and beginnings ----------------------------------------------------------------------------------
@@ -33,6 +35,33 @@ def test_a_member_that_comes_back_on_its_port_is_connected_again(net: Net, name:
     net.drive(lambda: inbox.messages(name))
     ups = [("up", name, HELLO), ("down", name), ("up", name, HELLO._replace(epoch=8))]
     assert inbox.events == [*ups, ("message", name, Forward(b"back"))]
+
+
+def test_members_of_two_versions_talk_in_the_latest_one_that_both_know(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "VERSIONS", VersionRange(1, 3))
+    newer = net.mesh("n1")
+    monkeypatch.setattr(codec, "VERSIONS", VersionRange(1, 2))
+    older = net.mesh("n2")
+    net.drive(lambda: newer.connected and older.connected)
+    for sender, to in ((newer, "n2"), (older, "n1")):
+        assert [one.version for one in sender._up.values()] == [2]
+        sender.send(to, Forward(b"said"))
+        sender.flush()
+    net.drive(lambda: net.inboxes[newer].messages("n2") and net.inboxes[older].messages("n1"))
+
+
+def test_members_without_a_common_version_do_not_talk_and_say_why(
+    net: Net, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(codec, "VERSIONS", VersionRange(2, 3))
+    net.mesh("n1")
+    monkeypatch.setattr(codec, "VERSIONS", VersionRange(1, 1))
+    older = net.mesh("n2")
+    net.drive(lambda: older.refused["frame"])
+    assert not older.connected
+    assert "got versions 2 to 3, expected version 1. Upgrade the older side" in caplog.text
 
 
 def test_a_new_connection_replaces_the_old_one_and_nothing_of_the_old_comes_after_it(net: Net) -> None:
