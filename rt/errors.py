@@ -38,9 +38,12 @@ whether the same call may succeed later. Errors can be pickled.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rt.events import Event
 
 
@@ -297,6 +300,16 @@ class UnknownVersion(FormatError):
     """A file or structure of a version that this rt does not support."""
 
     grpc_status = "UNIMPLEMENTED"
+
+
+@contextmanager
+def naming_file(path: str) -> Iterator[None]:
+    """Let an `UnknownVersion` of the block name the file that was read."""
+    try:
+        yield
+    except UnknownVersion as error:
+        error.where = path
+        raise
 
 
 class CertificateError(RtError):

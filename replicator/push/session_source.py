@@ -29,10 +29,10 @@ from replicator.push.send_pacer import SendPacer
 from replicator.push.silence_promise import SilencePromise
 from replicator.send.read_cache import ReadCache
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError
+from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError, UnknownVersion
 from rt.log.disk import REAL, Disk, storage_errors, write_whole
 from rt.log.format.checksum import around, sealed
-from rt.log.format.constants import VERSION
+from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
@@ -248,11 +248,18 @@ class SessionSource:
 
 
 def _read_cluster(disk: Disk, path: str) -> bytes:
-    """The stored cluster; empty if none is stored or it cannot be read: then the nodes judge."""
+    """The stored cluster; empty if none is stored or it cannot be read: then the nodes judge.
+
+    `rt.UnknownVersion` if a newer rt stored it.
+    """
     file_path = os.path.join(path, CLUSTER_FILE)
     data = read_file(disk, file_path, _CLUSTER.size, doing="reading the cluster of a session")
     if data is None or len(data) < _CLUSTER.size:
         return b""
     magic, version, _, checksum, cluster = _CLUSTER.unpack(data)
-    is_good = (magic, version, checksum) == (_MAGIC, VERSION, around(data))
-    return bytes(cluster) if is_good else b""
+    if (magic, checksum) != (_MAGIC, around(data)):
+        return b""
+    if version != VERSION:
+        what = "unknown version of the cluster of a session"
+        raise UnknownVersion(what, where=file_path, got=version, expected=VERSION, hint=NEWER_HINT)
+    return bytes(cluster)

@@ -20,6 +20,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from rt.errors import UnknownVersion
 from rt.log.disk import REAL, write_whole
 from rt.log.format.checksum import crc32c
 
@@ -50,7 +51,7 @@ def encode(last: LastCommit) -> bytes:
 
 
 def decode(data: bytes) -> LastCommit | None:
-    """What the bytes of a record say; None if they say nothing."""
+    """What the bytes of a record say; None if they say nothing. `rt.UnknownVersion` for a newer version."""
     slots = [_decode_slot(data[at : at + _SLOT_BYTES]) for at in (0, _SLOT_BYTES)]
     found = [each for each in slots if each is not None]
     if not found or len({each.store_id for each in found}) > 1:
@@ -64,7 +65,12 @@ def _decode_slot(data: bytes) -> LastCommit | None:
     if len(data) < size or _CHECKSUM.unpack_from(data, _SLOT.size)[0] != crc32c(data[: _SLOT.size]):
         return None
     magic, version, store_id, number = _SLOT.unpack_from(data)
-    return LastCommit(store_id.hex(), number) if (magic, version) == (_MAGIC, _VERSION) else None
+    if magic != _MAGIC:
+        return None
+    if version != _VERSION:
+        what = "unknown version of the record of the last commit"
+        raise UnknownVersion(what, got=version, expected=_VERSION, hint="Use a newer rt.")
+    return LastCommit(store_id.hex(), number)
 
 
 def read_record(path: str) -> bytes | None:

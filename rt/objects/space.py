@@ -271,7 +271,8 @@ class PersistedObjectSpace(Registry):
             raise StateDamaged("the store has objects but no version", where=self._root)
         if version is not None and version != b"%d" % VERSION:
             what = "the object space has an unknown version"
-            raise UnknownVersion(what, got=repr(version[:20]), expected=VERSION, hint="Use a newer rt.")
+            got = repr(version[:20])
+            raise UnknownVersion(what, where=self._root, got=got, expected=VERSION, hint="Use a newer rt.")
         return version is not None
 
     def _load(self, object_id: str, stored: _Stored, kind: Kind, of: tuple[Of[Any], ...]) -> Persisted:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rt.errors import RtError, StorageError
+from rt.errors import RtError, StorageError, naming_file
 from rt.log.disk import storage_errors
 from rt.objects.commit_record import LastCommit, decode, read_record, record_path
 from rt.objects.core.errors import StateDamaged
@@ -48,7 +48,8 @@ class StoreFiles:
 def require_agreement(path: str, files: StoreFiles) -> None:
     """`StateDamaged` unless the recovered commit is the last one that was reported."""
     found, record = files.recovered, files.record
-    last = None if record is None else decode(record)
+    with naming_file(record_path(path)):
+        last = None if record is None else decode(record)
     if record is not None and last is None:
         raise _damaged("the record of the last commit is damaged", record_path(path))
     if found is None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from rt.errors import UnknownVersion
+from rt.errors import UnknownVersion, naming_file
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import NEWER_HINT, NUMBER_MAX, VERSION
@@ -149,7 +149,8 @@ def read_progress(path: str, *, disk: Disk = REAL) -> ProgressRecord | None:
         try:
             for _ in range(_TRIES):
                 data = file.pread(PROGRESS_BYTES, 0)
-                record = decode_progress(data)
+                with naming_file(name):
+                    record = decode_progress(data)
                 if record is not None or not any(data):
                     return record
             return None

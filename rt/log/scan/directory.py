@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from rt.errors import Corrupt, InvalidName, LogNotFound
+from rt.errors import Corrupt, InvalidName, LogNotFound, naming_file
 from rt.log.disk import Disk, storage_error, storage_errors
 from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, newest_durable_end
 from rt.log.format.index import IndexEntry, decode_entries, index_file_name
@@ -114,8 +114,10 @@ def _decode_table(content: bytes, path: str) -> SegmentTable:
 
 def read_durable_end(disk: Disk, path: str) -> DurableEnd | None:
     """What the writer last recorded as synced; None if there is no readable record."""
-    content = read_file(disk, os.path.join(path, DURABLE_FILE), 2 * RECORD_BYTES)
-    return None if content is None else newest_durable_end(content)
+    file_path = os.path.join(path, DURABLE_FILE)
+    content = read_file(disk, file_path, 2 * RECORD_BYTES)
+    with naming_file(file_path):
+        return None if content is None else newest_durable_end(content)
 
 
 def durable_offset(disk: Disk, path: str, segment: SegmentId, origin: bytes) -> int:

@@ -354,7 +354,8 @@ class Operator(Generic[A, B]):
             raise StateMismatch(what, where=self.address, got=name, expected=self.NAME)
         if version > self.VERSION:
             what = f"saved by a newer operator {self.NAME}"
-            raise UnknownVersion(what, where=self.address, got=version, expected=self.VERSION)
+            hint = "Use a newer rt."
+            raise UnknownVersion(what, where=self.address, got=version, expected=self.VERSION, hint=hint)
         self._timers = OperatorTimers.load(self, timers)
         self.load_state(state, version)
         self._children = self._group.load_children(self._index) or None

@@ -40,7 +40,8 @@ def decode_state(data: bytes) -> dict[str, dict[str, bytes]]:
     """The encoded content. `rt.UnknownVersion`, `StateDamaged`."""
     if data[:1] != bytes((VERSION,)):
         what = "the state of a key has an unknown version"
-        raise UnknownVersion(what, got=data[:1].hex() or "no bytes", expected=VERSION)
+        got, hint = data[:1].hex() or "no bytes", "Use a newer rt."
+        raise UnknownVersion(what, got=got, expected=VERSION, hint=hint)
     content: dict[str, dict[str, bytes]] = {}
     try:
         count, place = _number(data, 1)

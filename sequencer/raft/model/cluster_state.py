@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from rt.errors import FormatError, UnknownVersion
+from rt.log.format.constants import NEWER_HINT
 from sequencer.raft.model.entry_codec import Commands, JoinEntry, NoOp, ResetEntry, decode_content
 from sequencer.raft.model.messages import DiskClaim, LogIndex, RaftEntry
 
@@ -93,7 +94,11 @@ class ClusterState:
         assert entry.index == self.applied.index + 1, (entry.place, self.applied)
         self.applied = entry.place
         self.chain = crc32c(entry.content, crc32c(_PAIR.pack(*entry.place), self.chain))
-        content = decode_content(entry.content)
+        try:
+            content = decode_content(entry.content)
+        except UnknownVersion as error:
+            error.where = f"entry {entry.index} of the Raft log"
+            raise
         match content:
             case Commands():
                 return PackApplied(content, self._apply_commands(content))
@@ -172,7 +177,10 @@ def _decode(content: bytes) -> tuple[ClusterState, bytes]:
         raise FormatError("wrong magic in the state of a Raft snapshot", got=magic, expected=_MAGIC)
     if version != _VERSION:
         raise UnknownVersion(
-            "unknown version of the state in a Raft snapshot", got=version, expected=_VERSION
+            "unknown version of the state in a Raft snapshot",
+            got=version,
+            expected=_VERSION,
+            hint=NEWER_HINT,
         )
     state = ClusterState(cluster, epoch, {}, index, LogIndex(entry_index, term), chain)
     for _ in range(members):

@@ -42,6 +42,7 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 from rt.errors import FormatError, UnknownVersion
+from rt.log.format.constants import NEWER_HINT
 from rt.names import is_name
 from sequencer.raft.model.messages import COMMAND_BYTES_MAX, ENTRY_BYTES_MAX
 
@@ -109,7 +110,9 @@ def encode_reset(reset: ResetEntry) -> bytes:
 
 
 def decode_content(content: bytes) -> Content:
-    """Raises `rt.FormatError` for anything that the encoders do not write."""
+    """Raises `rt.UnknownVersion` for a kind or version of a newer rt, and `rt.FormatError` for anything else
+    that the encoders do not write.
+    """
     kind = content[0] if content else None
     if kind == _COMMANDS:
         return _decode_commands(content)
@@ -119,7 +122,9 @@ def decode_content(content: bytes) -> Content:
         return _decode_reset(content)
     if content == NO_OP:
         return NoOp()
-    raise _malformed("has an unknown kind", kind)
+    if kind is None or kind == NO_OP[0]:
+        raise _malformed("is malformed", content[:20])
+    raise UnknownVersion("unknown kind of a Raft entry", got=kind, hint=NEWER_HINT)
 
 
 def decode_join(content: bytes) -> JoinEntry | None:
@@ -167,7 +172,8 @@ def _decode_reset(content: bytes) -> ResetEntry:
 
 def _check_version(version: int) -> None:
     if version != _VERSION:
-        raise UnknownVersion("unknown version of a Raft entry", got=version, expected=_VERSION)
+        what = "unknown version of a Raft entry"
+        raise UnknownVersion(what, got=version, expected=_VERSION, hint=NEWER_HINT)
 
 
 def _malformed(what: str, got: object) -> FormatError:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from rt.errors import Corrupt, DiskFull, LogNotFound
+from rt.errors import Corrupt, DiskFull, LogNotFound, naming_file
 from rt.log.disk import Disk, File, storage_error, write_whole
 from sequencer.raft.model.messages import LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries
@@ -292,7 +292,8 @@ def _read(disk: Disk, path: str) -> bytearray:
 
 def _read_synced_end(disk: Disk, directory: str) -> SyncedEnd | None:
     path = os.path.join(directory, SYNCED_END_FILE)
-    return None if disk.size(path) is None else newest_synced_end(bytes(_read(disk, path)))
+    with naming_file(path):
+        return None if disk.size(path) is None else newest_synced_end(bytes(_read(disk, path)))
 
 
 def _remove_leftovers(disk: Disk, directory: str) -> None:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from rt.cluster_epoch import is_later, name_of
-from rt.errors import ClusterMismatch, DiskFull, LogNotFound
+from rt.errors import ClusterMismatch, DiskFull, LogNotFound, naming_file
 from rt.log.disk import Disk, Lock, storage_errors
 from sequencer.raft.model.cluster_state import ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
@@ -24,6 +24,7 @@ from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim
 from sequencer.raft.storage.identity import DiskIdentity, open_identity, store_identity
 from sequencer.raft.storage.log import DurableLog
 from sequencer.raft.storage.sealed_head import WIPE_HINT, damaged
+from sequencer.raft.storage.snapshot_format import snapshot_name
 from sequencer.raft.storage.snapshots import SnapshotStore
 
 LOCK_FILE = "lock"
@@ -149,7 +150,8 @@ def _state_of(
             expected=f"cluster {identity.cluster.hex()}, epoch {identity.epoch}",
             hint=WIPE_HINT,
         )
-    state, machine_bytes = decode_state(snapshots.read())
+    with naming_file(os.path.join(config.directory, snapshot_name(newest.place.index))):
+        state, machine_bytes = decode_state(snapshots.read())
     if (state.cluster, state.epoch, state.applied) != (newest.cluster, newest.epoch, newest.place):
         raise damaged("the state in the snapshot does not match its header", config.directory)
     state = grown(config, state)

@@ -124,7 +124,8 @@ def decode_header(data: Buffer, offset: int = 0, expected_version: int = HELLO_V
     """
     length, kind, version, zero, epoch = _HEADER.unpack_from(data, offset)
     if version != expected_version:
-        raise UnknownVersion("a frame of another version", got=version, expected=expected_version)
+        what, hint = "a frame of another version", "Upgrade the older node."
+        raise UnknownVersion(what, got=version, expected=expected_version, hint=hint)
     if kind not in FIXED_LAYOUTS or zero:
         raise FormatError(
             "invalid frame header", got=f"kind {kind}, reserved {zero}", expected="a known kind, reserved 0"
