@@ -14,6 +14,7 @@ SHARED: Final = (
     "tests/cluster/test_heartbeats.py",
     "tests/cluster/test_hostile_memory.py",
     "tests/cluster/test_power_cuts.py",
+    "tests/cluster/test_rolling_upgrade.py",
     "tests/cluster/test_stack_chaos.py",
     "tests/cluster/test_stream_requests.py",
     "tests/cluster/",

@@ -1,0 +1,214 @@
+"""Nodes, publishers and subscribers of an earlier version of rt work with this one.
+
+A cluster is upgraded node by node under load, and goes back. Nothing is lost, repeated or in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import upgrade_client
+from operating import told
+
+import rt
+from rt.child_process import ChildProcess
+from rt.net.identity import Role
+from sequencer.localcluster.clients import client_settings
+from sequencer.localcluster.nodes import LocalCluster, differences
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EARLIER = "81db653e0dc08ecfa2ee930bc5f783a4623132ef"
+"""The commit of the earlier program: the first one that negotiates versions of files and protocols."""
+EARLIER_VERSION = "0.1.0+earlier"
+"""How its nodes call themselves, so that /status says which program a node runs."""
+WAIT_S = 300.0
+BATCHES = 3
+"""Each publisher publishes so many batches more in each mix of versions."""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel of the earlier program in it, unpacked, for PYTHONPATH."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    if subprocess.run(
+        ["git", "-C", ROOT, "cat-file", "-e", f"{EARLIER}^{{commit}}"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip(f"the history does not contain {EARLIER}: a shallow clone, or no clone")
+    folder = tmp_path_factory.mktemp("earlier")
+    sources, wheels, unpacked = (folder / name for name in ("sources", "wheels", "unpacked"))
+    archive = folder / "sources.zip"
+    subprocess.run(
+        ["git", "-C", ROOT, "archive", "--format=zip", "-o", archive, EARLIER], check=True, timeout=WAIT_S
+    )
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(sources)
+    module = sources / "rt" / "__init__.py"
+    text = module.read_text()
+    assert '__version__ = "0.1.0"' in text
+    module.write_text(text.replace('__version__ = "0.1.0"', f'__version__ = "{EARLIER_VERSION}"'))
+    [wheel] = WheelBuilder(str(sources)).build(directory=str(wheels), versions=["standard"])
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(unpacked)
+    return unpacked
+
+
+class MixedCluster(LocalCluster):
+    """Nodes of two programs: those in `earlier_nodes` run the earlier one."""
+
+    def __init__(self, root: Path, earlier: Path) -> None:
+        super().__init__(root)
+        self.earlier, self.earlier_nodes = earlier, set(self.names)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        return self.environment(is_earlier=name in self.earlier_nodes)
+
+    def environment(self, *, is_earlier: bool) -> dict[str, str]:
+        environment = super()._environment("")
+        return {**environment, "PYTHONPATH": str(self.earlier)} if is_earlier else environment
+
+    def replace(self, name: str, *, is_earlier: bool) -> None:
+        """Stop a node, start it with that program, and wait until the others see it ready."""
+        assert self.stop(name) == {name: 0}
+        self.switch(name, is_earlier=is_earlier)
+        self.start(name)
+        self.wait_ready()
+        self.wait_version(name)
+
+    def switch(self, name: str, *, is_earlier: bool) -> None:
+        (self.earlier_nodes.add if is_earlier else self.earlier_nodes.discard)(name)
+
+    def wait_version(self, name: str) -> None:
+        """Until all nodes see this one ready, with the version of its program."""
+        version = EARLIER_VERSION if name in self.earlier_nodes else rt.__version__
+
+        def is_seen() -> bool:
+            seen = [
+                one
+                for by in self.running
+                for one in told(self, "/status", by=by)["members"]
+                if one["name"] == name
+            ]
+            return all((one["phase"], one["version"]) == ("ready", version) for one in seen)
+
+        self.wait(is_seen, f"{name} to be ready with version {version}", timeout_s=WAIT_S)
+
+    def replace_all(self, *, is_earlier: bool) -> Iterator[str]:
+        """Each node that runs the other program, the leader last. Yields after each."""
+        while others := [one for one in self.names if (one in self.earlier_nodes) != is_earlier]:
+            leader = self.wait_ready()
+            name = next((one for one in others if one != leader), leader)
+            self.replace(name, is_earlier=is_earlier)
+            yield name
+
+
+class Client:
+    """A publisher or a subscriber in a process of its own. It works until `stop`."""
+
+    def __init__(self, nodes: MixedCluster, role: Role, name: str, *, is_earlier: bool) -> None:
+        assert role in {"publisher", "subscriber"}
+        self._nodes, self.name, self.role = nodes, name, role
+        self._version = EARLIER_VERSION if is_earlier else rt.__version__
+        self._state = nodes.root / "clients" / name
+        self._state.mkdir(parents=True)
+        settings = client_settings(nodes, role, name, self._state / "log", state=str(self._state))
+        self._stderr = self._state / "stderr"
+        command = [sys.executable, "-P", upgrade_client.__file__, role, json.dumps(settings)]
+        with self._stderr.open("wb") as stderr:
+            self._process = ChildProcess(
+                command, env=nodes.environment(is_earlier=is_earlier), stderr=stderr, stdout=stderr
+            )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """Messages of each session that it has published, and that are merged, or that it has read."""
+        assert self._process.status is None, (self.name, self._stderr.read_text()[-2000:])
+        try:
+            found: dict[str, Any] = json.loads((self._state / "progress").read_text())
+        except FileNotFoundError:
+            return {}
+        assert found.pop("version") == self._version
+        return found
+
+    def stop(self) -> dict[str, int]:
+        """Its last progress."""
+        (self._state / "stop").touch()
+        status = self._process.wait(WAIT_S)
+        assert status == 0, (self.name, status, self._stderr.read_text()[-2000:])
+        found: dict[str, Any] = json.loads((self._state / "progress").read_text())
+        del found["version"]
+        return found
+
+
+class Load:
+    """A publisher and a subscriber of each program."""
+
+    def __init__(self, nodes: MixedCluster, opened: ExitStack) -> None:
+        self._nodes = nodes
+        made = [
+            opened.enter_context(Client(nodes, role, f"{role}{number}", is_earlier=number == 1))
+            for role in ("publisher", "subscriber")
+            for number in (1, 2)
+        ]
+        self._publishers, self._subscribers = made[:2], made[2:]
+
+    def go_on(self) -> None:
+        """Wait until each publisher has published some batches more, and all subscribers have read them."""
+        step = BATCHES * upgrade_client.BATCH
+        wanted = {one.name: one.progress.get(one.name, 0) + step for one in self._publishers}
+        self._wait_read(wanted)
+
+    def stop(self) -> int:
+        """Stop the publishers, and the subscribers when they have everything; the number of messages."""
+        published = {name: count for one in self._publishers for name, count in one.stop().items()}
+        self._wait_read(published)
+        for subscriber in self._subscribers:
+            assert subscriber.stop() == published
+        return sum(published.values())
+
+    def _wait_read(self, wanted: dict[str, int]) -> None:
+        def is_read() -> bool:
+            reads = [one.progress for one in self._subscribers]
+            return all(one.get(name, 0) >= count for one in reads for name, count in wanted.items())
+
+        self._nodes.wait(is_read, f"subscribers to read {wanted}", timeout_s=WAIT_S)
+
+
+@pytest.fixture
+def nodes(earlier: Path) -> Iterator[MixedCluster]:
+    with tempfile.TemporaryDirectory(prefix="rt-") as root, MixedCluster(Path(root), earlier) as nodes:
+        yield nodes
+
+
+def test_a_cluster_is_upgraded_goes_back_and_is_upgraded_again_under_load(nodes: MixedCluster) -> None:
+    nodes.start()
+    nodes.wait_ready()
+    with ExitStack() as opened:
+        load = Load(nodes, opened)
+        load.go_on()
+        for is_earlier in (False, True, False):
+            for _ in nodes.replace_all(is_earlier=is_earlier):
+                load.go_on()
+            versions = {one["version"] for one in told(nodes, "/status")["members"]}
+            assert versions == {EARLIER_VERSION if is_earlier else rt.__version__}
+        count = load.stop()
+    nodes.wait_merged(count)
+    assert nodes.stop() == dict.fromkeys(nodes.names, 0)
+    assert differences(nodes.compare(), count) == []
