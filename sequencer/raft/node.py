@@ -287,10 +287,9 @@ class RaftNode:
     def on_up(self, peer: str, hello: Hello) -> None:
         """Talk to the peer if it is of this cluster, or while one of the two is blank."""
         self._peers.on_up(peer, hello)
-        if self._epochs.is_silent or not self._peers.is_accepted(peer, hello):
+        if self._epochs.is_silent or not self.membership.is_accepted(peer, hello):
             return
         self._raft.on_up(peer, hello.claim)
-        self.membership.announce(peer, hello)
         if hello.cluster == NO_ID:
             self._bootstrap.offer_admission(peer, hello)
             self._bootstrap.try_bootstrap()

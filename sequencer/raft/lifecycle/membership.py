@@ -81,7 +81,7 @@ class Membership:
         if self._announced != self._newest():
             self._announced = self._newest()
             for peer, hello in self._peers.hellos.items():
-                self.announce(peer, hello)
+                self._announce(peer, hello)
 
     def report(self) -> None:
         """The committed list may have changed. Also called once at the start."""
@@ -128,7 +128,12 @@ class Membership:
 
     # What peers are told, and tell
 
-    def announce(self, peer: str, hello: Hello) -> None:
+    def is_accepted(self, peer: str, hello: Hello) -> bool:
+        """`Peers.is_accepted`, after telling the peer the list: also one of another epoch needs it."""
+        self._announce(peer, hello)
+        return self._peers.is_accepted(peer, hello)
+
+    def _announce(self, peer: str, hello: Hello) -> None:
         """Tell a connected peer the newest list: it may not know a new member, or its own removal."""
         disks, own = self._disks, self._own.identity
         if disks.has_list and hello.cluster in {own.cluster, NO_ID}:
@@ -190,19 +195,17 @@ class Membership:
             self._network.dial_all(is_wanted=is_wanted)
 
     def _is_removed(self, leaderless_s: float) -> bool:
-        name, disks, state = self._config.name, self._disks, self._own.state
-        if name in disks.members or self._own.claim.joined == NOWHERE:
-            is_told = self._told.index > disks.members_index
-        else:
-            if self._is_out and state.applied.index >= self._raft.follower_role.leader_committed:
-                return True  # Nothing after its removal is committed.
-            is_out = state.members is not None and name not in state.members
-            if is_out and leaderless_s > self._config.patience_s / 2:
-                return True
-            is_told = self._told.index >= disks.members_index
-        is_told = is_told and self._told.is_committed and name not in self._told_members
-        is_joined = self._own.claim.joined != NOWHERE
-        return is_told and is_joined and leaderless_s > 2 * self._config.election_ms_max / 1000
+        name, disks, told, applied = self._config.name, self._disks, self._told, self._own.state.applied
+        is_newer = told.index > disks.members_index
+        if self._own.claim.joined == NOWHERE or (is_newer and name in self._told_members):
+            return False  # It waits to be added, or was added again.
+        is_told = told.index >= disks.members_index and told.is_committed and name not in self._told_members
+        if is_told and leaderless_s > 2 * self._config.election_ms_max / 1000:
+            return is_newer or name not in disks.members
+        if name in self.applied or name in disks.members:
+            return False
+        is_reached = applied.index >= self._raft.follower_role.leader_committed
+        return (self._is_out and is_reached) or leaderless_s > self._config.patience_s / 2
 
 
 def describe(members: Members) -> str:

@@ -7,7 +7,11 @@ logs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from sequencer.raft.model.cluster_state import ClusterState
+from sequencer.raft.model.entry_codec import decode_members
+from sequencer.raft.model.members import Members, voters_of
 from sequencer.raft.model.messages import DiskClaim, LogIndex, RaftEntry
 from sequencer.raft.node import RaftNode
 from sequencer.raft.storage.log import DurableLog
@@ -18,8 +22,8 @@ from simulation.promises import DiskRecord, Promises, View
 class Checks:
     """All that was seen. Every method raises `Violation`."""
 
-    def __init__(self, state: ClusterState | None = None) -> None:
-        """`state`: what this epoch of the cluster began with; None for the first one."""
+    def __init__(self, state: ClusterState | None = None, voters: Iterable[str] = ()) -> None:
+        """`state`: what this epoch of the cluster began with; None for the first one, then with `voters`."""
         self.disks: dict[bytes, DiskRecord] = {}
         self.entries: dict[LogIndex, tuple[bytes, int]] = {}
         """Every entry ever seen in a log: its content, and the term of the one before."""
@@ -29,6 +33,14 @@ class Checks:
         self.disks_that_count: dict[str, DiskClaim] = {} if state is None else dict(state.disks)
         """By member, as of the last entry that was applied anywhere."""
         self.promises = Promises()
+        self._lists: dict[LogIndex, Members] = {}
+        """Every list of members ever seen in a log."""
+        first = None if state is None else state.members
+        names = voters if state is None else state.disks
+        self._had_list, self._first_voters = (
+            first is not None,
+            frozenset(names) if first is None else voters_of(first),
+        )
         self.elections = 0
         self._newest = 0
         self._chains: dict[int, int] = {}
@@ -48,7 +60,7 @@ class Checks:
         if before is not None:
             self._require_synced(name, record.synced, before, log)
         record.log = log
-        view = View(name, run, node, record, term=log.term)
+        view = View(name, run, node, record, lambda: self.voters(log), term=log.term)
         self.look(view)
         return view
 
@@ -76,8 +88,9 @@ class Checks:
             view.term,
         )
         view.term = log.term
-        if log.last != view.scanned or log.term_at(view.scanned.index) != view.scanned.term:
-            self._scan(view, log)
+        if not log.is_dirty:
+            view.record.on_synced(log)
+        self.scan(view)
         is_leader = raft.role == "leader"
         if is_leader and not view.is_leader:
             self._on_elected(view)
@@ -108,6 +121,11 @@ class Checks:
             known = self._chains.setdefault(state.applied.index, state.chain)
             require(known == state.chain, "states differ at one index", view.name, state.applied)
 
+    def scan(self, view: View) -> None:
+        log = view.node._log
+        if log.last != view.scanned or log.term_at(view.scanned.index) != view.scanned.term:
+            self._scan(view, log)
+
     def _scan(self, view: View, log: DurableLog) -> None:
         """Log matching: an index and a term name one entry, and all before it."""
         start = view.scanned.index + 1 if log.term_at(view.scanned.index) == view.scanned.term else 0
@@ -117,7 +135,41 @@ class Checks:
             known = self.entries.setdefault(entry.place, (entry.content, before or 0))
             require(known == (entry.content, before), "logs differ at one place", view.name, entry.place)
             before = entry.term
+            if members := decode_members(entry.content):
+                self._lists[entry.place] = members
         view.scanned = log.last
+
+    # Members
+
+    def voters(self, log: DurableLog) -> frozenset[str]:
+        """Of the newest list in a log, or before it."""
+        if not self._lists:
+            return self._first_voters
+        for entry in reversed(log.entries(log.base.index + 1)):
+            if members := decode_members(entry.content):
+                return voters_of(members)
+        before = [place for place in self._lists if place.index <= log.base.index and self._is_kept(place)]
+        return voters_of(self._lists[max(before)]) if before else self._first_voters
+
+    def _is_kept(self, place: LogIndex) -> bool:
+        known = self.committed.get(place.index)
+        return known is not None and known.place == place
+
+    @property
+    def has_list(self) -> bool:
+        """Whether a change of the members was ever committed."""
+        return self._had_list or bool(self.committed_lists())
+
+    def committed_lists(self) -> list[Members]:
+        return [members for place, members in self._lists.items() if self._is_kept(place)]
+
+    def voters_in_play(self) -> Iterator[frozenset[str]]:
+        """Of the newest committed list, and then of each list after it that may yet be committed."""
+        committed = max((place for place in self._lists if self._is_kept(place)), default=LogIndex(0, 0))
+        yield voters_of(self._lists[committed]) if committed.index else self._first_voters
+        for place, members in self._lists.items():
+            if place.index > max(committed.index, self.commit_end):
+                yield voters_of(members)
 
     # Elections
 
@@ -126,11 +178,12 @@ class Checks:
         self.elections += 1
         other = self._leaders.setdefault(term, view.run)
         require(other == view.run, "two leaders in one term", view.name, term)
-        disks = {name: raft._voter_disks.disk_of(name).disk for name in view.node._config.members}
+        voters = view.voters()
+        disks = {name: raft._voter_disks.disk_of(name).disk for name in sorted(voters)}
         given = self.promises.votes
         votes = [name for name, disk in disks.items() if view.name in {name, given.get((disk, term))}]
         require(
-            2 * len(votes) > len(view.node._config.members),
+            2 * len(votes) > len(voters),
             "elected without a majority",
             view.name,
             term,
@@ -189,7 +242,8 @@ class Checks:
         """A majority of the disks that count have synced the entry, and said so to this leader."""
         raft, term = view.node._raft, view.node._log.term_at(index)
         holders = []
-        for name in view.node._config.members:
+        voters = view.voters()
+        for name in sorted(voters):
             counted = raft._voter_disks.disk_of(name)
             record = self.disks.get(counted.disk)
             if record is None or record.log is None or counted not in record.claims:
@@ -199,7 +253,7 @@ class Checks:
                 continue
             if log.base.index >= index or (log.synced.index >= index and log.term_at(index) == term):
                 holders.append(name)
-        majority = 2 * len(holders) > len(view.node._config.members)
+        majority = 2 * len(holders) > len(voters)
         require(majority, "committed without a majority", view.name, index, term, holders)
 
     def on_entry(self, view: View, entry: RaftEntry) -> None:

@@ -23,6 +23,7 @@ from sequencer.raft.node import RaftNode
 from simulation.checks import Checks
 from simulation.history import History, require
 from simulation.lease_holders import Holders
+from simulation.member_requests import MemberRequests
 from simulation.network import Weather, Wires
 from simulation.owner_requests import OwnerRequests
 from simulation.run import NodeRun
@@ -58,7 +59,8 @@ class Cluster:
         self.settings, self.rng, self.node_class = settings, rng, node_class
         self.timeline = Timeline()
         self.clocks = Clocks()
-        self.epochs: dict[int, Checks] = {1: Checks()}
+        self.first_names = [f"n{at}" for at in range(1, settings.nodes + 1)]
+        self.epochs: dict[int, Checks] = {1: Checks(voters=self.first_names)}
         """By epoch of the cluster: each is a Raft of its own."""
         self.histories: dict[int, History] = {0: History()}
         """By the force that they began with, 0: the first."""
@@ -72,7 +74,9 @@ class Cluster:
         self._lines = itertools.count(1)
         self.weather = Weather(lost=settings.lost, doubled=settings.doubled, overtaken=settings.overtaken)
         self.wires = Wires(self.timeline, rng, self.weather)
-        self.members = {f"n{at}": Member(f"n{at}", MemoryDisk()) for at in range(1, settings.nodes + 1)}
+        self.members = {name: Member(name, MemoryDisk()) for name in self.first_names}
+        for at in range(1, settings.spares + 1):
+            self.members[f"s{at}"] = Member(f"s{at}", MemoryDisk(), is_wiped=True)
         self.recent: deque[tuple[object, ...]] = deque(maxlen=TRACE_EVENTS)
         self.digest = 0
         self.seen: Counter[str] = Counter()
@@ -80,6 +84,7 @@ class Cluster:
         self.runs_started = 0
         self.holders = Holders(self)
         self.requests = OwnerRequests(self)
+        self.member_requests = MemberRequests(self)
         self.running = ""
         """The member whose code runs, or ran last."""
 
@@ -157,12 +162,17 @@ class Cluster:
     def config_of(self, name: str) -> RaftConfig:
         """How a member is set up."""
         keep = self.settings.keep_entries
+        names, has_list = self.first_names, self.checks.has_list
+        is_blank = not any("snapshot." in path for path in self.members[name].disk.paths())
+        if has_list and is_blank:  # An operator names members that there are.
+            names = self.names_in_force()
+        names = [*names, *({name} - {*names})]
         return RaftConfig(
             name=name,
-            members={member: f"{member}:1" for member in self.members},
+            members={member: f"{member}:1" for member in names},
             directory="/raft",
             stream="simulated",
-            bootstrap=True,
+            bootstrap=name in self.first_names and not has_list,
             snapshot_ms=self.settings.snapshot_ms,
             segment_bytes=self.settings.segment_bytes,
             retry_ms=self.settings.retry_ms,
@@ -178,6 +188,14 @@ class Cluster:
         runs = [run for run in self.runs() if run.machine.line == self.line]
         leaders = [run for run in runs if run.node.is_leader]
         return max(leaders, key=lambda run: (run.node.state.epoch, run.node._raft.term), default=None)
+
+    def names_in_force(self) -> list[str]:
+        """The members, by the newest list that was applied."""
+        return sorted(self.checks.disks_that_count) or self.first_names
+
+    def voters(self) -> list[str]:
+        """Those that vote, by the newest committed list."""
+        return sorted(next(iter(self.checks.voters_in_play())))
 
     # Lives
 
@@ -198,6 +216,8 @@ class Cluster:
         self.trace("ends", name, keep)
         member.disk = member.disk.after_power_cut(keep, self.rng.getrandbits(32))
         if member.run is not None:
+            if member.run.view is not None:
+                member.run.checks.scan(member.run.view)
             member.run.end()
             notice = self.rng.uniform(0.0, 0.004) if is_process else self.rng.uniform(0.0, 2.0)
             self.wires.detach(member.run.endpoint, notice_after=notice)
@@ -244,18 +264,25 @@ class Cluster:
     @property
     def is_made(self) -> bool:
         """Whether a majority has had the first state: before, the cluster may need every disk and member."""
-        joined = sum(member.has_joined for member in self.members.values())
-        return 2 * joined > len(self.members)
+        joined = sum(self.members[name].has_joined for name in self.first_names)
+        return 2 * joined > len(self.first_names)
 
-    def may_wipe(self) -> bool:
-        """Whether another disk may be lost now; sees which of the lost ones are made up for."""
+    def may_wipe(self, name: str = "") -> bool:
+        """Whether this disk, or another one, may be lost now; sees which of the lost ones are made up for."""
         for run in self.runs():
             member = self.members[run.name]
             member.has_joined |= run.node.claim.joined != NOWHERE
-            if member.is_wiped:
+            if member.is_wiped or self.settings.spares:
                 member.is_wiped = self.checks.disks_that_count.get(run.name) != run.node.claim
-        wiped = sum(member.is_wiped for member in self.members.values())
-        return self.is_made and wiped + 1 <= (len(self.members) - 1) // 2
+        if not self.settings.spares:
+            wiped = sum(member.is_wiped for member in self.members.values())
+            return self.is_made and wiped + 1 <= (len(self.members) - 1) // 2
+        lists = list(self.member_requests.voters())
+        return self.is_made and all(self._is_whole_without(name, voters) for voters in lists)
+
+    def _is_whole_without(self, name: str, voters: frozenset[str]) -> bool:
+        wiped = [voter for voter in voters if voter == name or self.members[voter].is_wiped]
+        return name not in voters or len(wiped) <= (len(voters) - 1) // 2
 
     def replace_disk(self, name: str, *, by: MemoryDisk | None = None) -> None:
         """Stop the node, take its disk out, and put a new one in, or one that was taken out before."""

@@ -111,13 +111,13 @@ class Nemesis:
             self._cluster.stop_and_restart(name, self._keep())
 
     def _wipe(self, member: Member) -> None:
-        if not self._cluster.may_wipe() or member.is_wiped:
+        if not self._cluster.may_wipe(member.name) or member.is_wiped:
             return
         self._cluster.replace_disk(member.name)
         self._later(self._rng.random(), lambda: self._cluster.start(member.name))
 
     def _old_disk(self, member: Member) -> None:
-        if member.attic is None or not self._cluster.may_wipe():
+        if member.attic is None or not self._cluster.may_wipe(member.name):
             return
         self._cluster.replace_disk(member.name, by=member.attic)
         self._later(self._rng.random(), lambda: self._cluster.start(member.name))
@@ -176,12 +176,15 @@ class Nemesis:
         The rest is away for a while; whoever comes back has what it had, in an epoch that is over.
         """
         cluster, rng, run = self._cluster, self._rng, member.run
-        if run is None or run.view is None or len(cluster.members) == 1 or not cluster.may_wipe():
+        voters = cluster.voters()
+        if run is None or run.view is None or len(voters) == 1 or not cluster.may_wipe(member.name):
             return
-        is_whole = not any(one.is_wiped for one in cluster.members.values())
+        if member.name not in voters or len(set(cluster.member_requests.voters())) > 1:
+            return
+        is_whole = not any(cluster.members[name].is_wiped for name in voters)
         if not is_whole or not run.node.state.epoch or run.machine.line != cluster.line:
             return
-        others = [name for name in cluster.members if name != member.name]
+        others = [name for name in cluster.members if name != member.name and name in voters]
         rng.shuffle(others)
         blank, away = others[: len(others) // 2], others[len(others) // 2 :]
         for name in blank:

@@ -148,16 +148,33 @@ class Wires:
             del connection.ends[endpoint.name]
             endpoint.drop(connection)
 
-    def _dial_later(self, pair: tuple[str, str]) -> None:
+    def _refuse(self, one: Endpoint, by: Endpoint) -> None:
+        """A node gets the hello and the notice of another one that does not have it in its list."""
+        hello, notice = by.hello, by.notice
+        if one.name in by.listed or by.name not in one.listed or one.hello is None:
+            return
+        if hello is None or notice is None or {(one.name, by.name), (by.name, one.name)} & self.blocked:
+            return
+        connection, rises = Connection({one.name: one}), self._timeline.now + self._delay()
+        self._timeline.at(rises, partial(one.rise, connection, by.name, hello))
+        self._timeline.at(rises + self._delay(), partial(one.arrive, connection, by.name, [notice]))
+        self._timeline.at(rises + 0.2, partial(self._notice, connection, one))
+
+    def _dial_later(self, pair: tuple[str, str], *, seldom: float = 1.0) -> None:
         if pair not in self._dialling:
             self._dialling.add(pair)
-            delay = self.weather.dial_delay * self._rng.uniform(0.2, 2.0)
+            delay = seldom * self.weather.dial_delay * self._rng.uniform(0.2, 2.0)
             self._timeline.after(delay, partial(self._dial, pair))
 
     def _dial(self, pair: tuple[str, str]) -> None:
         self._dialling.discard(pair)
         one, two = (self.endpoints.get(name) for name in pair)
         if one is None or two is None or pair in self._pairs:
+            return
+        if one.name not in two.listed or two.name not in one.listed:
+            self._refuse(one, two)
+            self._refuse(two, one)
+            self._dial_later(pair, seldom=20)
             return
         if one.hello is None or two.hello is None or {pair, pair[::-1]} & self.blocked:
             self._dial_later(pair)

@@ -6,6 +6,7 @@ term.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sequencer.raft.model.messages import (
@@ -39,6 +40,9 @@ class DiskRecord:
     synced: LogIndex = NOWHERE
     """... and how far the log was synced."""
 
+    def on_synced(self, log: DurableLog) -> None:
+        self.term, self.vote, self.synced = log.term, log.voted_for, log.synced
+
 
 @dataclass(eq=False, slots=True)
 class View:
@@ -48,6 +52,8 @@ class View:
     run: int
     node: RaftNode
     record: DiskRecord
+    voters: Callable[[], frozenset[str]]
+    """Of the list that is in force in its log."""
     scanned: LogIndex = NOWHERE
     committed: int = 0
     applied: int = -1
@@ -99,7 +105,7 @@ class Promises:
             name,
             [type(message) for _, message in queued],
         )
-        record.term, record.vote, record.synced = log.term, log.voted_for, log.synced
+        record.on_synced(log)
 
     def _on_matched(self, claim: DiskClaim, term: int, index: int) -> None:
         known = self.acknowledged.get((claim.disk, term), 0)
@@ -115,8 +121,8 @@ class Promises:
 
     def _require_support(self, view: View, term: int) -> None:
         """A majority said that it would vote for this node in this term."""
-        supporters = self._supporters.get((view.name, term), set())
-        majority = 2 * (1 + len(supporters)) > len(view.node._config.members)
+        voters, supporters = view.voters(), self._supporters.get((view.name, term), set())
+        majority = 2 * len((supporters | {view.name}) & voters) > len(voters)
         require(majority, "an election that nobody supports", view.name, term, supporters)
 
     def _on_vote(self, view: View, term: int, candidate: str) -> None:

@@ -18,6 +18,7 @@ from rt.errors import ClusterMismatch, DiskFull, Overloaded, StorageError
 from sequencer.leader.lease_expiry import LeaseExpiry
 from sequencer.raft.lifecycle.services import NodeEnvironment
 from sequencer.raft.model.epochs import EpochOver
+from sequencer.raft.model.members import MemberChange, MemberRemoved
 from sequencer.raft.model.messages import Message, RaftEntry
 from sequencer.raft.node import RaftNode
 from sequencer.state.apply_result import Outcome
@@ -139,6 +140,11 @@ class NodeRun:
         self.wake()
         return True
 
+    def change_members(self, change: MemberChange, done: Future[None]) -> None:
+        """Have the members changed."""
+        self._calls.append(lambda: self.node.change_members(change, done))
+        self.wake()
+
     def transfer_leadership(self, seconds: float) -> None:
         """Have another one lead, if this one does."""
         self._calls.append(lambda: self.node.transfer_leadership(seconds, Future()))
@@ -187,6 +193,9 @@ class NodeRun:
         except EpochOver as over:
             self.cluster.trace("epoch_over", self.name, over.epoch)
             self.cluster.on_epoch_over(self)
+        except MemberRemoved as error:
+            self.cluster.trace("removed", self.name, error.what)
+            self.cluster.member_requests.on_removed(self, error)
         except Violation:
             raise
         except StorageError as error:

@@ -79,6 +79,9 @@ class Settings:
     """Of a machine's snapshot."""
     propose_every_s: float = 0.05
     """For each node of three; more propose more rarely."""
+    spares: int = 0
+    """Blank nodes that are no members at first; with them members are added and removed. A seed never decides
+    it."""
     holders: int = 0
     """Who ask for leases; a seed never decides it."""
     askers: int = 0

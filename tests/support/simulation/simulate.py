@@ -73,7 +73,8 @@ def simulate(
         raise SimulationFailed(
             f"{error!r}\nseed {seed}, {settings}\nlast events:\n{recent}\n"
             f"replay: python -m simulation.simulate --start {seed} --seeds 1"
-            f" --seconds {seconds}{f' --nodes {nodes}' if nodes else ''}\n{error!r}"
+            f" --seconds {seconds}{f' --nodes {nodes}' if nodes else ''}"
+            f"{f' --spares {settings.spares}' if settings.spares else ''}\n{error!r}"
         ) from error
     finally:
         cluster.close()
@@ -125,6 +126,7 @@ def _run(cluster: Cluster) -> None:
         client.begin()
     cluster.holders.begin()
     cluster.requests.begin()
+    cluster.member_requests.begin()
     if cluster.rng.random() < 0.8:
         timeline.run(min(2.0, settings.seconds / 3))  # Else the cluster is made under faults.
     nemesis.begin()
@@ -133,25 +135,29 @@ def _run(cluster: Cluster) -> None:
     timeline.run(timeline.now + 0.5)
     for client in clients:
         client.is_over = True
-    cluster.holders.is_over = cluster.requests.is_over = True
+    cluster.holders.is_over = cluster.requests.is_over = cluster.member_requests.is_over = True
     _settle(cluster)
 
 
 def _settle(cluster: Cluster) -> None:
     """First without a minority, then with all."""
     down = _minority(cluster)
-    await_well(cluster, [name for name in cluster.members if name not in down])
-    await_well(cluster, list(cluster.members))
+    await_well(cluster, [name for name in cluster.names_in_force() if name not in down])
+    await_well(cluster, cluster.names_in_force())
 
 
 def _minority(cluster: Cluster) -> list[str]:
     """Stop as many as may be missing, first those whose disk does not count; maybe none."""
-    most, is_wanted = (len(cluster.members) - 1) // 2, cluster.rng.random() < 0.5
+    is_wanted = cluster.rng.random() < 0.5
     cluster.may_wipe()
-    names = list(cluster.members)
+    lists = list(cluster.member_requests.voters())
+    names = [name for name in cluster.members if name in lists[0]]
+    most = (len(names) - 1) // 2
     cluster.rng.shuffle(names)
     names.sort(key=lambda name: not cluster.members[name].is_wiped)
-    wiped = sum(member.is_wiped for member in cluster.members.values())
+    wiped = sum(cluster.members[name].is_wiped for name in names)
+    if len(set(lists)) > 1:
+        return []
     if not is_wanted or not cluster.is_made or wiped > most or cluster.is_forking:
         return []
     down = names[:most]
@@ -189,6 +195,8 @@ def _unsettled(cluster: Cluster, names: list[str]) -> str:
         raise Violation("states differ")
     if behind := [run.name for run in runs if run.machine.index < len(cluster.history.commands)]:
         raise Violation(f"nobody has all that was applied: {behind}")
+    if unaware := cluster.member_requests.unaware():
+        return f"removed, and do not know: {unaware}"
     if stale := [run.name for run in runs if not run.node._raft.is_counted_here]:
         return f"disks that do not count: {stale}"
     return ""
@@ -230,9 +238,18 @@ class _Client:
 @click.option("--seconds", default=6.0, help="Virtual seconds of faults.")
 @click.option("--holders", default=0, help="How many ask for leases.")
 @click.option("--askers", default=0, help="How many post requests to the owners of leases.")
+@click.option("--spares", default=0, help="Blank nodes; with them members are added and removed.")
 @click.option("--go-on", is_flag=True, help="Run the other seeds too when one failed.")
 def main(
-    seeds: int, start: int, nodes: str | None, seconds: float, holders: int, askers: int, *, go_on: bool
+    seeds: int,
+    start: int,
+    nodes: str | None,
+    seconds: float,
+    holders: int,
+    askers: int,
+    spares: int,
+    *,
+    go_on: bool,
 ) -> None:
     """Simulate Raft clusters under faults; a seed that fails is shown with its last events."""
     began, virtual_s, commands, failed, digest = time.monotonic(), 0.0, 0, 0, 0
@@ -244,6 +261,7 @@ def main(
                 seconds=seconds,
                 holders=holders,
                 askers=askers,
+                spares=spares,
             )
         except SimulationFailed as error:
             failed += 1
