@@ -139,7 +139,7 @@ def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_
 
     async def play() -> None:
         async with Played(config) as played:
-            played.data.fetcher._endpoints = ["127.0.0.1:1"]
+            played.data.fetcher._peers._by_name = {"n2": "127.0.0.1:1"}
             state = new_state()
             do_open(state)
             do_open(state, run=1)
