@@ -351,7 +351,7 @@ def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: 
     status, answer = node.post(action.path, {**GOOD[action.path], "nope": 1})
 
     assert (status, answer["error"], answer["got"]) == (400, "BadRequest", "'nope'")
-    assert answer["expected"] == ", ".join(one.name for one in action.fields)
+    assert answer["expected"] == (", ".join(one.name for one in action.fields) or "none")
     assert not node.was_changed
 
 
