@@ -32,6 +32,7 @@ from sequencer.raft.model.messages import (
     InstallSnapshot,
     InstallSnapshotReply,
     LogIndex,
+    MemberList,
     Message,
     RaftEntry,
     RequestVote,
@@ -65,6 +66,7 @@ EXAMPLES: list[Message | Hello] = [
     Forward(b"a command"),
     Admit(b"a state"),
     AppMessage(b"a report"),
+    MemberList(9, is_committed=True, content=b"a list"),
 ]
 
 OFFSETS = st.integers(0, SNAPSHOT_BYTES_MAX)
@@ -116,6 +118,7 @@ MESSAGES = st.one_of(
     st.builds(TimeoutNow, NUMBERS),
     st.builds(FetchState, st.binary(min_size=32, max_size=32), OFFSETS),
     chunks().map(lambda chunk: FetchStateChunk(*chunk[1:])),
+    st.builds(MemberList, NUMBERS, st.booleans(), st.binary()),
 )
 
 
