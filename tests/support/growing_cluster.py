@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rt.errors import RtError
+from rt.log.check.compare import compare
 from rt.net.rest_client import ask, check
 from sequencer.localcluster.nodes import LocalCluster
 from sequencer.state.feature_level import LATEST
@@ -70,3 +72,14 @@ class GrowingCluster(LocalCluster):
 
     def roles(self, *, of: Sequence[str] = ()) -> dict[str, str]:
         return {one["name"]: one["role"] for one in self.ask("/status", of=of)["members"]}
+
+    def settled(self, *, of: Sequence[str] = ()) -> Any:
+        """The last change of the members that ended; None if none did, or no node answers."""
+        try:
+            return self.ask("/status", of=of)["settledMemberChange"]
+        except RtError:
+            return None
+
+    def compare_of(self, *names: str) -> list[str]:
+        """What differs between the merged logs of these nodes."""
+        return [*map(str, compare([*map(self.merged_directory, names)]).differences)]
