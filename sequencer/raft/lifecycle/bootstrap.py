@@ -75,7 +75,7 @@ class Bootstrap:
             return
         try:
             state, _ = decode_state(adopt.content)
-            check_members(self._config, state)
+            check_members(self._config, self._own.identity.disk, state)
         except (FormatError, ClusterMismatch) as error:
             logger.error("admission_rejected peer=%s error=%r", peer, str(error))
             return

@@ -22,14 +22,16 @@ from sequencer.raft.storage.snapshots import SnapshotMeta, SnapshotReceiver
 logger = logging.getLogger("sequencer.raft")
 
 
-def decode_snapshot(config: RaftConfig, meta: SnapshotMeta, content: bytes) -> tuple[ClusterState, bytes]:
+def decode_snapshot(
+    config: RaftConfig, disk: bytes, meta: SnapshotMeta, content: bytes
+) -> tuple[ClusterState, bytes]:
     """The state in a peer's snapshot. Raises `rt.FormatError` or `rt.ClusterMismatch` if it does not match
     `meta`.
     """
     state, machine_bytes = decode_state(content)
     if (state.cluster, state.epoch, state.applied) != (meta.cluster, meta.epoch, meta.place):
         raise FormatError("the state in a snapshot does not match its header", got=state.applied)
-    check_members(config, state)
+    check_members(config, disk, state)
     return state, machine_bytes
 
 
@@ -84,7 +86,7 @@ class SnapshotInstaller:
     def _install(self, peer: str, term: int, meta: SnapshotMeta, incoming: SnapshotReceiver) -> None:
         self.is_installing = True
         self._worker.run(
-            lambda: incoming.finish(partial(decode_snapshot, self._config, meta)),
+            lambda: incoming.finish(partial(decode_snapshot, self._config, self._own.identity.disk, meta)),
             lambda found: self._on_installed(peer, term, meta, *found),
             self._on_failed,
         )
