@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from replicator.protocol.grpc_service import ROLES, Call, replication_service
+from replicator.protocol.known_nodes import NO_NODES
 from replicator.protocol.messages import LogOffset
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, Corrupt, LogNotFound, RtError
+from rt.errors import ClusterMismatch, Corrupt, RtError
 from rt.net.grpc_channel import RpcServer, serve
 from rt.net.memory_guard import MemoryGuard
 from rt.net.tls import TLS
@@ -44,6 +45,7 @@ from sequencer.ipc.data_reports import DataReports
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
+from sequencer.merged.log_provider import NodeLogProvider
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
@@ -127,6 +129,9 @@ class DataProcess:
         self.commands = CommandClient(follower, self._propose)
         self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
+        self.known_nodes = NO_NODES
+        """The voting members, once they have changed. Call `on_nodes_changed` after setting it."""
+        self.push_servicer: PushServicer | None = None
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
         self.phase_reporter = PhaseReporter(follower, self.merged_log, self.catch_up, self.reports)
@@ -162,9 +167,12 @@ class DataProcess:
         )
         self.tasks.keep(self.reports.keep_reporting_clients(clients.connected))
         silence = PublisherSilence(self.follower, self._propose)
-        push = PushServicer(TrackedStores(self.ingest, clients, silence.commit), self.config.stream)
+        stores = TrackedStores(self.ingest, clients, silence.commit)
+        push = self.push_servicer = PushServicer(stores, self.config.stream, nodes=lambda: self.known_nodes)
         pull = self.pull_servicer = PullServicer(
-            NodeLogProvider(self.config, self.follower, self.replicas, self.ingest),
+            NodeLogProvider(
+                self.config, self.follower, self.replicas, self.ingest, nodes=lambda: self.known_nodes
+            ),
             self.config.stream,
             self._pool,
             on_acknowledged=self.hold_tracker.on_acknowledged,
@@ -199,6 +207,12 @@ class DataProcess:
     def stop(self) -> None:
         """End `run`. Called in the event loop."""
         self.tasks.stopping.set()
+
+    def on_nodes_changed(self) -> None:
+        """`known_nodes` was set: let the clients learn it. Called in the event loop."""
+        for servicer in (self.push_servicer, self.pull_servicer):
+            if servicer is not None:
+                servicer.on_nodes_changed()
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
@@ -366,35 +380,6 @@ class DataProcess:
         self.lease_manager.on_applied(command, outcome)
         self.group_positions.on_applied(command, outcome)
         self.ingest.on_applied(command, outcome)
-
-
-class NodeLogProvider:
-    """The logs of this node for the pull server: a `replicator.pull.source.LogProvider`."""
-
-    def __init__(
-        self, config: NodeConfig, follower: StateFollower, replicas: SessionReplicas, ingest: SessionIngest
-    ) -> None:
-        self.node, self.merged = config.name, config.merged_directory
-        self._follower, self._replicas, self._ingest = follower, replicas, ingest
-
-    @property
-    def cluster(self) -> bytes:
-        return self._ingest.cluster
-
-    @property
-    def epoch(self) -> int:
-        return self._follower.epoch
-
-    @property
-    def is_empty(self) -> bool:
-        state = self._follower.state
-        return state is not None and self._follower.is_caught_up and state.position == 0
-
-    def session(self, session_id: int) -> str:
-        path = self._replicas.path(session_id)
-        if not os.path.isdir(path):
-            raise LogNotFound("this node has no replica of that session", where=self.node, got=session_id)
-        return path
 
 
 def _address(listen: str, port: int) -> str:
