@@ -62,7 +62,7 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
 
 
 def _least_level(stage: Stage) -> int:
-    return min(one["featureLevelLatest"] for one in stage.rest("/status")["members"])
+    return min(int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"])
 
 
 def _change(stage: Stage, target: str, body: dict[str, str]) -> tuple[int, int]:
