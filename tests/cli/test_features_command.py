@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from receiving_node import make_pki
 from rest_node import Served, serving
 
-from rt.cli.commands.features import _lines, features
+from rt.cli.cluster.features import _lines, features
 from rt.net.grpc_channel import serve
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel

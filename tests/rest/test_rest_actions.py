@@ -29,9 +29,11 @@ from sequencer.rest.views.admin_actions import ACTIONS
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
-from sequencer.state.state import Configuration, SubscriberHold
+from sequencer.state.membership import CancelMembers, RequestMembers
+from sequencer.state.state import Configuration, MemberRequest, SubscriberHold
 
 GIB = 2**30
+CHANGE = MemberRequest(7, "n4", "n4.example:7001", "n3")
 GOOD: dict[str, dict[str, Any]] = {
     "/configuration": {"rollBytes": "1Gi"},
     "/trim": {"position": 200},
@@ -41,6 +43,10 @@ GOOD: dict[str, dict[str, Any]] = {
     "/delete-group": {"group": "workers"},
     "/close-session": {"session": "feed"},
     "/raise-feature-level": {"level": 2},
+    "/member-add": {"name": "n4", "raftAddress": "n4.example:7001"},
+    "/member-remove": {"name": "n3"},
+    "/member-replace": {"name": "n3", "newName": "n4", "raftAddress": "[::1]:7001"},
+    "/member-cancel": {},
     "/soft-reset": {},
     "/hard-reset": {"stream": "s"},
 }
@@ -259,6 +265,9 @@ def action(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.Monke
         for member in node.view.standing.nodes:
             member.summary.feature_level_latest = 2
             member.summary_age_s = 0.5
+    if found.path.startswith("/member-"):
+        node.state.feature_level = feature_level.MEMBER_CHANGES
+        node.state.member_request = CHANGE if found.path == "/member-cancel" else None
     if "group" in GOOD[found.path]:
         assert node.view.state is not None
         node.view.state.holds["workers~0123456789abcdef.p000"] = SubscriberHold(100, at(9))
@@ -342,7 +351,7 @@ def test_a_field_that_nobody_knows_is_refused_with_those_that_are_known(action: 
     status, answer = node.post(action.path, {**GOOD[action.path], "nope": 1})
 
     assert (status, answer["error"], answer["got"]) == (400, "BadRequest", "'nope'")
-    assert answer["expected"] == ", ".join(one.name for one in action.fields)
+    assert answer["expected"] == (", ".join(one.name for one in action.fields) or "none")
     assert not node.was_changed
 
 
@@ -432,3 +441,95 @@ def test_the_level_of_the_cluster_and_of_each_member_are_in_the_status(
     _, after = node.get("/status")
     assert (after["featureLevel"], after["notes"]) == (2, [])
     assert "\nrt_feature_level 2\n" in node.reply(Request("GET", "/metrics")).body.decode()
+
+
+# The members
+
+
+def with_addresses(node: Node, **addresses: str) -> None:
+    node.state.feature_level = feature_level.MEMBER_CHANGES
+    for one in node.view.standing.nodes:
+        one.raft_address = addresses.get(one.name, f"{one.name}.example:7001")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ran"),
+    [
+        ("add", {"name": "n4", "raftAddress": "n4.example:7001"}, RequestMembers("n4", "n4.example:7001")),
+        ("remove", {"name": "n2"}, RequestMembers(removes="n2")),
+        (
+            "replace",
+            {"name": "n2", "newName": "n4", "raftAddress": "10.0.0.4:7001"},
+            RequestMembers("n4", "10.0.0.4:7001", "n2"),
+        ),
+    ],
+)
+def test_a_change_of_the_members_starts_and_is_in_the_status(
+    node: Node, path: str, body: dict[str, str], ran: RequestMembers
+) -> None:
+    with_addresses(node)
+
+    status, answer = node.post(f"/member-{path}", body)
+
+    assert (status, node.commands.ran) == (202, [ran])
+    assert answer == {"number": 1, "adds": ran.adds, "raftAddress": ran.address, "removes": ran.removes}
+    _, after = node.get("/status")
+    assert after["memberChange"] == answer
+    assert after["settledMemberChange"] is None
+    status, answer = node.post("/member-remove", {"name": "n3"})
+    assert (status, answer["error"]) == (409, "Conflict")
+    assert "another change of members is being carried out" in answer["what"]
+
+
+def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:
+    with_addresses(node)
+    node.state.member_request = CHANGE
+
+    status, answer = node.post("/member-cancel", {})
+
+    assert (status, node.commands.ran) == (200, [CancelMembers()])
+    assert answer == {"number": 7, "why": "an operator cancelled it"}
+    assert node.get("/status")[1]["settledMemberChange"] == answer
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message", "got"),
+    [
+        ("remove", {"name": "n9"}, "no such member", "n9"),
+        ("add", {"name": "n2", "raftAddress": "n9.example:7001"}, "it is a member already", "n2"),
+        (
+            "add",
+            {"name": "n9", "raftAddress": "n2.example:7001"},
+            "another member has this",
+            "n2.example:7001",
+        ),
+        (
+            "replace",
+            {"name": "n9", "newName": "n4", "raftAddress": "n4.example:7001"},
+            "no such member",
+            "n9",
+        ),
+    ],
+)
+def test_a_change_of_the_members_that_cannot_be_is_refused_at_once(
+    node: Node, path: str, body: dict[str, str], message: str, got: str
+) -> None:
+    with_addresses(node)
+
+    status, answer = node.post(f"/member-{path}", body)
+
+    assert (status, answer["got"], node.was_changed) == (409, got, False)
+    assert answer["what"].startswith(message)
+
+
+def test_a_learner_that_a_cancelled_change_left_may_be_added_again(node: Node) -> None:
+    with_addresses(node)
+    learner = node.view.standing.nodes[-1]
+    learner.is_learner = True
+
+    status, _ = node.post("/member-add", {"name": learner.name, "raftAddress": learner.raft_address})
+
+    assert status == 202
+    roles = {one["name"]: one["role"] for one in node.get("/status")[1]["members"]}
+    assert roles[learner.name] == "learner"
+    assert sorted(roles.values()) == ["learner", "voter", "voter"]

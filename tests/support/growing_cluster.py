@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rt.errors import RtError
+from rt.log.check.compare import compare
 from rt.net.rest_client import ask, check
 from sequencer.localcluster.nodes import LocalCluster
 from sequencer.state.feature_level import LATEST
@@ -19,18 +21,7 @@ class GrowingCluster(LocalCluster):
     """`count` nodes, of which the first `begin` make the cluster. The others know these and themselves."""
 
     def __init__(self, root: Path, count: int, begin: int, *, flags: Sequence[str] = ()) -> None:
-        super().__init__(root, count, flags=flags)
-        self.first = self.names[:begin]
-
-    def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
-        seen = super()._seen_by(name)
-        return {each: seen[each] for each in {**dict.fromkeys(self.first), name: None}}
-
-    def _arguments(self, name: str) -> list[str]:
-        arguments = super()._arguments(name)
-        if name not in self.first:
-            arguments.remove("--bootstrap")
-        return arguments
+        super().__init__(root, count, flags=flags, begin=begin)
 
     def raft_address(self, name: str) -> str:
         return f"127.0.0.1:{self.raft_ports[name]}"
@@ -70,3 +61,14 @@ class GrowingCluster(LocalCluster):
 
     def roles(self, *, of: Sequence[str] = ()) -> dict[str, str]:
         return {one["name"]: one["role"] for one in self.ask("/status", of=of)["members"]}
+
+    def settled(self, *, of: Sequence[str] = ()) -> Any:
+        """The last change of the members that ended; None if none did, or no node answers."""
+        try:
+            return self.ask("/status", of=of)["settledMemberChange"]
+        except RtError:
+            return None
+
+    def compare_of(self, *names: str) -> list[str]:
+        """What differs between the merged logs of these nodes."""
+        return [*map(str, compare([*map(self.merged_directory, names)]).differences)]

@@ -461,6 +461,8 @@ class Lockstep:
         self.cuts: set[frozenset[str]] = set()
         self.removed: dict[str, MemberRemoved] = {}
         """Nodes that ended because they are no members."""
+        self.spares: dict[str, list[str]] = {}
+        """Nodes that the cluster did not know at first, with what they know."""
         self.rounds = 0
         self.seeds = itertools.count()
         self.drop_message: Callable[[str, str, Message], bool] = lambda _from, _to, _message: False
@@ -473,6 +475,8 @@ class Lockstep:
         self, name: str, disk: MemoryDisk | None = None, names: Sequence[str] = (), **settings: Any
     ) -> Member:
         """Begin a run, on a new disk if none is given; with other configured members if given."""
+        if name in self.spares:
+            names, settings = names or self.spares[name], {"bootstrap": False, **settings}
         config = config_of(name, names or self.names, **{**self.settings, **settings})
         # Were two nodes to make a cluster, it would be two.
         cluster = f"made by {name}".encode().ljust(16)
@@ -505,7 +509,8 @@ class Lockstep:
     def spare(self, name: str, *others: str) -> Member:
         """Start a blank node that the cluster does not know; it knows one member, or these."""
         self.generations.setdefault(name, 0)
-        return self.start(name, names=[name, *(others or self.names[:1])], bootstrap=False)
+        self.spares[name] = [name, *(others or self.names[:1])]
+        return self.start(name)
 
     def request(self, change: MemberChange, via: str | None = None) -> Future[None]:
         """Ask a node, the leader by default, for a change of the members."""
@@ -521,7 +526,8 @@ class Lockstep:
             error = done.exception(0)
             if error is None:
                 return
-            assert isinstance(error, MemberChangeNotReady), error
+            if not isinstance(error, MemberChangeNotReady):
+                raise error
             self.idle(0.1)
         raise AssertionError(error)
 

@@ -33,6 +33,7 @@ from sequencer.raft.model.messages import (
     InstallSnapshot,
     InstallSnapshotReply,
     LogIndex,
+    MemberList,
     Message,
     RaftEntry,
     RequestVote,
@@ -68,6 +69,7 @@ EXAMPLES: list[Message | Hello] = [
     Forward(b"a command"),
     Admit(b"a state"),
     AppMessage(b"a report"),
+    MemberList(9, is_committed=True, content=b"a list"),
 ]
 
 OFFSETS = st.integers(0, SNAPSHOT_BYTES_MAX)
@@ -119,6 +121,7 @@ MESSAGES = st.one_of(
     st.builds(TimeoutNow, NUMBERS),
     st.builds(FetchState, st.binary(min_size=32, max_size=32), OFFSETS),
     chunks().map(lambda chunk: FetchStateChunk(*chunk[1:])),
+    st.builds(MemberList, NUMBERS, st.booleans(), st.binary()),
 )
 
 
@@ -182,7 +185,7 @@ def check_total(kind: int, body: bytes) -> None:
     assert encoded == (body[: len(encoded)] if isinstance(message, Hello) else body)
 
 
-@pytest.mark.parametrize("message", EXAMPLES[1:-3], ids=range(1, len(EXAMPLES) - 3))
+@pytest.mark.parametrize("message", EXAMPLES[1:-4], ids=range(1, len(EXAMPLES) - 4))
 def test_no_body_may_be_shorter_or_longer_by_a_byte(message: Message) -> None:
     kind, body = parts(message)
     has_data = kind in {FrameKind.INSTALL_SNAPSHOT, FrameKind.FETCH_STATE_CHUNK}

@@ -92,7 +92,7 @@ def test_a_member_that_missed_the_first_state_makes_up_for_a_lost_disk() -> None
         assert cluster.may_wipe()
         cluster.replace_disk(joined[0])
         cluster.kill(other)  # Nobody leads now, and nobody can without the late one's vote.
-        await_well(cluster, list(cluster.members))
+        await_well(cluster, lambda: list(cluster.members))
 
 
 def test_a_seed_decides_everything() -> None:

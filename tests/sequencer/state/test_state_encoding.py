@@ -33,6 +33,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.feature_level import LATEST
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.leases import (
     AcquireLeases,
@@ -54,11 +55,13 @@ from sequencer.state.state import (
     End,
     ForcedQuorum,
     LastReset,
+    MemberRequest,
     MergedEnd,
     MergedSegment,
     NodeDisk,
     SequencerState,
     Session,
+    SettledMembers,
 )
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan, decode_write_plan, encode_write_plan
@@ -279,7 +282,7 @@ def test_a_reason_that_nobody_has_is_a_format_error() -> None:
 
 def test_a_newer_version_is_told_from_nonsense() -> None:
     with pytest.raises(UnknownVersion):
-        decode_state(pb.SequencerState(version=2).SerializeToString())
+        decode_state(pb.SequencerState(version=LATEST + 1).SerializeToString())
     with pytest.raises(FormatError):
         decode_state(b"\xff")
 
@@ -407,3 +410,13 @@ def test_a_session_that_did_not_change_is_not_encoded_again() -> None:
     data = encode_state(state)
     assert [one for one in state.encoded if state.encoded[one] is not before[one]] == [1]
     assert data == encode_state(decode_state(data))
+
+
+def test_a_change_of_the_members_survives_a_snapshot() -> None:
+    state = young()
+    plain = encode_state(state)
+    state.member_requests, state.settled_members = 3, SettledMembers(2, "why")
+    state.member_request = MemberRequest(3, "n4", "n4:7001", "n1")
+    assert decode_state(encode_state(state)) == state
+    state.member_requests, state.settled_members, state.member_request = 0, None, None
+    assert encode_state(state) == plain, "without one the bytes are those of before"

@@ -257,8 +257,11 @@ class Cluster:
         run = self.members[name].run
         if run is None or run.view is None or run.fork is not None:
             return
-        # One that does not count follows by itself.
-        if run.machine.line != self.line and run.node._raft.is_counted_here:
+        # One that does not count follows by itself, unless it counted before it was removed.
+        has_counted = run.node._raft.is_counted_here
+        if self.settings.spares:
+            has_counted |= run.node.claim.joined != NOWHERE
+        if run.machine.line != self.line and has_counted:
             self.replace_disk(name)
 
     @property

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,8 +142,8 @@ def _run(cluster: Cluster) -> None:
 def _settle(cluster: Cluster) -> None:
     """First without a minority, then with all."""
     down = _minority(cluster)
-    await_well(cluster, [name for name in cluster.names_in_force() if name not in down])
-    await_well(cluster, cluster.names_in_force())
+    await_well(cluster, lambda: [name for name in cluster.names_in_force() if name not in down])
+    await_well(cluster, cluster.names_in_force)
 
 
 def _minority(cluster: Cluster) -> list[str]:
@@ -166,14 +166,14 @@ def _minority(cluster: Cluster) -> list[str]:
     return down
 
 
-def await_well(cluster: Cluster, names: list[str]) -> None:
+def await_well(cluster: Cluster, names: Callable[[], list[str]]) -> None:
     """Let time pass until these members are well; raises `Violation` if they are not in `settle_s`."""
     timeline = cluster.timeline
     end = timeline.now + cluster.settings.settle_s
-    while why := _unsettled(cluster, names):
+    while why := _unsettled(cluster, names()):
         if timeline.now > end:
-            raise Violation(f"{names} not well {cluster.settings.settle_s} s after the last fault: {why}")
-        for name in names:
+            raise Violation(f"{names()} not well {cluster.settings.settle_s} s after the last fault: {why}")
+        for name in names():
             cluster.empty_if_left_out(name)
             cluster.start(name)
         timeline.run(timeline.now + 0.1)

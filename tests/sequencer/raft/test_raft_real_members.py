@@ -1,0 +1,237 @@
+"""Changes of the members on real nodes: threads, TLS on the loopback, and disks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+
+import pytest
+from raft_bench import ListMachine
+from raft_members import HOST
+
+from rt.errors import Closed, Overloaded
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
+from rt.net.tls import TLS
+from sequencer.localcluster.loopback import free_port
+from sequencer.raft.model.config import RaftConfig
+from sequencer.raft.model.members import (
+    AddLearner,
+    MemberChange,
+    MemberChangeNotReady,
+    MemberRemoved,
+    Members,
+    PromoteLearner,
+    RemoveMember,
+)
+from sequencer.raft.raft import Raft
+
+NAMES = ("n1", "n2", "n3", "n4", "n5")
+DEADLINE_S = 120.0
+
+
+def wait_for(condition: Callable[[], object], said: Callable[[], object] = lambda: None) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.005)
+
+
+class Node:
+    """A node on a directory of its own, and its runs."""
+
+    def __init__(self, cluster: RealCluster, name: str, *known: str, bootstrap: bool = False) -> None:
+        self.cluster, self.name, self.known, self.bootstrap = cluster, name, [name, *known], bootstrap
+        self.directory = str(cluster.directory / name)
+        self.reported: list[Members] = []
+        self.error: BaseException | None = None
+        self.open()
+
+    def open(self) -> None:
+        self.error, self.machine = None, ListMachine()
+        config = RaftConfig(
+            name=self.name,
+            members={name: self.cluster.addresses[name] for name in self.known},
+            directory=self.directory,
+            stream="s",
+            bootstrap=self.bootstrap,
+            snapshot_ms=200,
+            keep_entries=50,
+        )
+        self.raft = Raft(
+            config,
+            self.machine,
+            tls=self.cluster.tls[self.name],
+            on_members=self.reported.append,
+            on_failure=self.on_failure,
+        )
+
+    def on_failure(self, error: BaseException) -> None:
+        self.error = error
+
+
+class RealCluster:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        ca = directory / "ca"
+        init_ca(ca)
+        self.tls = {name: TLS(*issue(ca, Identity("s", "node", name), loopback=True)) for name in NAMES}
+        self.addresses = {name: f"{HOST}:{free_port()}" for name in NAMES}
+        self.nodes: dict[str, Node] = {}
+        self.acknowledged: list[tuple[int, bytes]] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._propose)
+
+    def start(self, name: str, *known: str, bootstrap: bool = False) -> Node:
+        node = self.nodes[name] = Node(self, name, *known, bootstrap=bootstrap)
+        return node
+
+    def leader(self) -> Raft:
+        leaders: list[Raft] = []
+        wait_for(
+            lambda: leaders.extend(one.raft for one in self.nodes.values() if one.raft.is_leader) or leaders
+        )
+        return leaders[0]
+
+    def change(self, change: MemberChange) -> None:
+        """Have a change made, by whoever leads then."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (error := self.leader().change_members(change).exception(DEADLINE_S)) is not None:
+            if not isinstance(error, MemberChangeNotReady) or time.monotonic() > deadline:
+                raise error
+            time.sleep(0.05)
+
+    def add(self, name: str) -> None:
+        self.start(name, "n1")
+        self.change(AddLearner(name, self.addresses[name]))
+        self.change(PromoteLearner(name))
+
+    def remove(self, name: str) -> MemberRemoved:
+        node = self.nodes[name]
+        node.raft.transfer_leadership(10.0)
+        self.change(RemoveMember(name))
+        return self.ended(name)
+
+    def ended(self, name: str) -> MemberRemoved:
+        """Wait until the node ended, because it is no member."""
+        node = self.nodes[name]
+        wait_for(lambda: node.error is not None, node.raft.status)
+        error = node.error
+        assert isinstance(error, MemberRemoved)
+        node.raft.stop()
+        del self.nodes[name]
+        return error
+
+    @contextlib.contextmanager
+    def proposing(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            self._thread.join()
+
+    def _propose(self) -> None:
+        waiting: list[tuple[Future[int], bytes]] = []
+        for number in itertools.count():
+            if self._is_over.wait(0.002):
+                break
+            nodes, command = list(self.nodes.values()), b"%d" % number
+            with contextlib.suppress(Closed, Overloaded):
+                waiting.append((nodes[number % len(nodes)].raft.propose(command), command))
+        for future, command in waiting:
+            with contextlib.suppress(Closed, FutureTimeout):
+                self.acknowledged.append((future.result(DEADLINE_S), command))
+
+    def close(self) -> None:
+        for node in self.nodes.values():
+            node.raft.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[RealCluster]:
+    made = RealCluster(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pushes")
+def test_a_cluster_grows_to_five_and_shrinks_to_three_under_load(cluster: RealCluster) -> None:
+    """And a removed node that comes back says that it is removed, until it is added again."""
+    first = cluster.start("n1", bootstrap=True)
+    with cluster.proposing():
+        for name in NAMES[1:]:
+            cluster.add(name)
+        assert {one.name: one.votes for one in first.raft.status().members} == dict.fromkeys(NAMES, True)
+        wait_for(lambda: all(node.reported[-1] == first.raft.members for node in cluster.nodes.values()))
+        for name in ("n1", "n5"):  # The least name, which dials nobody, and the greatest one.
+            assert not cluster.remove(name).is_listed
+        assert set(cluster.leader().members) == {"n2", "n3", "n4"}
+        for name in ("n1", "n5"):
+            cluster.start(name, "n2")
+            assert "add it to the cluster again" in str(cluster.ended(name))
+        cluster.change(AddLearner("n1", cluster.addresses["n1"]))
+        if _ended(cluster.start("n1", "n2")):
+            cluster.start("n1", "n2")
+        cluster.change(PromoteLearner("n1"))
+        before = len(cluster.nodes["n1"].machine.commands)
+        wait_for(lambda: len(cluster.nodes["n1"].machine.commands) > before + 100)
+    _check(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pushes")
+@pytest.mark.parametrize("name", ["n1", "n3"])
+def test_a_node_that_was_away_is_told_that_it_was_removed(cluster: RealCluster, name: str) -> None:
+    """Before and after the others dial it: n1 dials nobody as long as it hears a leader."""
+    for one in NAMES[:3]:
+        cluster.start(one, *({*NAMES[:3]} - {one}), bootstrap=True)
+    cluster.leader()
+    wait_for(lambda: all(node.raft.status().cluster for node in cluster.nodes.values()))
+    node = cluster.nodes.pop(name)
+    node.raft.stop()
+    cluster.change(RemoveMember(name))
+    others = [other.raft for other in cluster.nodes.values()]
+    wait_for(lambda: not any(name in raft._node.membership._parting for raft in others))
+    for _ in range(2):
+        node.open()
+        cluster.nodes[name] = node
+        assert not cluster.ended(name).is_listed
+    refused = sum((raft._mesh.refused for raft in others), Counter[str]())
+    assert set(refused) <= {"member", "direction"}
+
+
+def _ended(node: Node) -> bool:
+    """Whether it has to start once more, as it was removed and added again; else it has joined."""
+    own = node.name
+
+    def has_joined() -> bool:
+        return any(one.name == own and one.is_counted for one in node.raft.status().members)
+
+    wait_for(lambda: node.error is not None or has_joined(), node.raft.status)
+    if node.error is None:
+        return False
+    assert isinstance(node.error, MemberRemoved)
+    assert node.error.is_listed
+    node.raft.stop()
+    return True
+
+
+def _check(cluster: RealCluster) -> None:
+    """All nodes have applied the same, and everything that was acknowledged once."""
+    machines = [node.machine for node in cluster.nodes.values()]
+    last = max(index for index, _ in cluster.acknowledged)
+    wait_for(lambda: all(len(machine.applied) >= last for machine in machines))
+    commands = machines[0].commands[:last]
+    assert all(machine.commands[:last] == commands for machine in machines)
+    assert len(set(commands)) == len(commands)
+    assert all(commands[index - 1] == command for index, command in cluster.acknowledged)
+    assert len(cluster.acknowledged) > 100
