@@ -16,7 +16,10 @@ from typing import Final, NamedTuple
 from rt.errors import RtError, UnknownVersion
 from rt.v1 import sequencer_pb2 as pb
 
-PERMITS: Final = {1: "everything that rt did before there were feature levels"}
+PERMITS: Final = {
+    1: "everything that rt did before there were feature levels",
+    2: "membership changes",
+}
 """By level: what it permits in addition to the levels below."""
 LATEST: Final = max(PERMITS)
 """This program knows the levels from 1 to this one."""

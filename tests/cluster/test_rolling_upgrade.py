@@ -6,6 +6,7 @@ A cluster is upgraded node by node under load, and goes back. Nothing is lost, r
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,22 @@ class MixedCluster(LocalCluster):
         self.switch(name, is_earlier=is_earlier)
         self.start(name)
         self.wait_ready()
+        self.wait_version(name)
+
+    def refusal(self, name: str) -> str:
+        """Start a stopped node with the earlier program. Its error, with which it must end."""
+        self.switch(name, is_earlier=True)
+        self.start(name)
+        assert self.wait_ended(name, timeout_s=WAIT_S) == 1
+        words = self.last_words(name)
+        assert "the cluster has a feature level that this rt does not know" in words
+        assert ": got level 2, expected level 1 at most" in words
+        return words
+
+    def restart(self, name: str) -> None:
+        """Start a stopped node with this program, and wait until the others see it ready."""
+        self.switch(name, is_earlier=False)
+        self.start(name)
         self.wait_version(name)
 
     def switch(self, name: str, *, is_earlier: bool) -> None:
@@ -209,6 +226,52 @@ def test_a_cluster_is_upgraded_goes_back_and_is_upgraded_again_under_load(nodes:
             versions = {one["version"] for one in told(nodes, "/status")["members"]}
             assert versions == {EARLIER_VERSION if is_earlier else rt.__version__}
         count = load.stop()
+    nodes.wait_merged(count)
+    assert nodes.stop() == dict.fromkeys(nodes.names, 0)
+    assert differences(nodes.compare(), count) == []
+
+
+def test_a_level_is_raised_when_all_members_know_it_and_then_an_earlier_node_refuses(
+    nodes: MixedCluster,
+) -> None:
+    raised = {"level": 2}
+    nodes.earlier_nodes = {"n3"}
+    nodes.start()
+    nodes.wait_ready()
+    for name in nodes.names:
+        nodes.wait_version(name)
+    with pytest.raises(rt.RtError, match=f"member n3.*rt {re.escape(EARLIER_VERSION)} with level 1 at most"):
+        told(nodes, "/raise-feature-level", raised)
+    with ExitStack() as opened:
+        load = Load(nodes, opened)
+        nodes.replace("n3", is_earlier=False)
+        assert ["`rt features raise 2`" in note for note in told(nodes, "/status")["notes"]] == [True]
+        assert told(nodes, "/raise-feature-level", raised) == {"featureLevel": 2}
+        nodes.wait(
+            lambda: {told(nodes, "/status", by=name)["featureLevel"] for name in nodes.names} == {2},
+            "all nodes to have the level",
+        )
+        load.go_on()
+
+        assert nodes.stop("n3") == {"n3": 0}
+        assert f"in {nodes.directory('n3')}/raft" in nodes.refusal("n3")  # In a command or in a snapshot.
+        load.go_on()
+        nodes.restart("n3")
+        load.go_on()
+        count = load.stop()
+
+    # After a reset the level is in all snapshots. A blank node gets that of a peer.
+    assert nodes.stop("n3") == {"n3": 0}
+    told(nodes, "/soft-reset", {})
+    nodes.wait(
+        lambda: all(told(nodes, "/status", by=name)["epoch"] == 2 for name in nodes.running), "the next epoch"
+    )
+    nodes.wipe("n3")
+    assert "a snapshot that a peer sent; the files of this node are unchanged" in nodes.refusal("n3")
+    nodes.restart("n3")
+    assert nodes.stop("n3") == {"n3": 0}
+    assert f"the newest snapshot in {nodes.directory('n3')}/raft" in nodes.refusal("n3")
+    nodes.restart("n3")
     nodes.wait_merged(count)
     assert nodes.stop() == dict.fromkeys(nodes.names, 0)
     assert differences(nodes.compare(), count) == []

@@ -33,6 +33,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.feature_level import LATEST
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.leases import (
     AcquireLeases,
@@ -279,7 +280,7 @@ def test_a_reason_that_nobody_has_is_a_format_error() -> None:
 
 def test_a_newer_version_is_told_from_nonsense() -> None:
     with pytest.raises(UnknownVersion):
-        decode_state(pb.SequencerState(version=2).SerializeToString())
+        decode_state(pb.SequencerState(version=LATEST + 1).SerializeToString())
     with pytest.raises(FormatError):
         decode_state(b"\xff")
 
