@@ -17,7 +17,6 @@ from sequencing import do_close, do_fence, do_open, new_state, opening
 from watch_loop import WatchLoop
 
 import rt
-from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.protocol.messages import LogOffset
 from replicator.push.client import PushClient
 from rt.cluster_epoch import epoch_of
@@ -249,11 +248,14 @@ def test_a_publisher_learns_the_members_when_they_change(config, control, pki, t
             pushing = asyncio.ensure_future(client.run())
             await until(lambda: client._source is not None and client._source.quorum.majority == 1)
             await until(lambda: data.push_servicer is not None and data.push_servicer.sessions == ["feed"])
-            names = [KnownNode("n1", endpoint), KnownNode("n2", f"localhost:{free_port()}")]
-            data.known_nodes = KnownNodes(tuple(names), 1)
-            data.on_nodes_changed()
+            view = pb.Standing(node="n1", leader="n1", is_caught_up=True, members_version=1)
+            view.nodes.add(name="n1", address=endpoint)
+            view.nodes.add(name="n2", address=f"localhost:{free_port()}")
+            view.nodes.add(name="n3", is_learner=True)
+            say(pb.ToData(standing=view))
             await until(lambda: client._source is not None and client._source.quorum.majority == 2)
             await until(lambda: [one.is_connected for one in client.report.endpoints] == [True, False])
+            await until(lambda: 1 in [one.report.members_version for one in heard])
             pushing.cancel()
             await asyncio.wait([pushing])
         data.stop()
