@@ -255,7 +255,9 @@ def test_a_publisher_learns_the_members_when_they_change(config, control, pki, t
             say(pb.ToData(standing=view))
             await until(lambda: client._source is not None and client._source.quorum.majority == 2)
             await until(lambda: [one.is_connected for one in client.report.endpoints] == [True, False])
-            await until(lambda: 1 in [one.report.members_version for one in heard])
+            await until(
+                lambda: any(pb.ToControl.FromString(one).report.members_version == 1 for one in heard)
+            )
             pushing.cancel()
             await asyncio.wait([pushing])
         data.stop()
