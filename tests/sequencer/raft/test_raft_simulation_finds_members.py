@@ -13,6 +13,7 @@ from sequencer.raft.lifecycle.membership import Membership
 from sequencer.raft.model.entry_codec import JoinEntry
 from sequencer.raft.storage import open_directory
 
+pytestmark = pytest.mark.slow
 Patch = pytest.MonkeyPatch
 
 LIGHT: dict[str, Any] = {"spares": 3, "propose_every_s": 0.1, "burst": 0.0, "large": 0.0}
