@@ -9,8 +9,8 @@ import click
 import uvloop
 
 from replicator.cli.attached_push import push_attached
+from replicator.cli.session_discovery import SessionDiscovery
 from replicator.push.client import PushClient
-from replicator.push.session_discovery import SessionDiscovery
 from replicator.send.directory_watch import WatchHub
 from rt.child_process import spare_what_is_loaded
 from rt.cli.endpoints import NodeOptions, endpoint_options

@@ -36,6 +36,7 @@ from replicator.protocol.handshake import (
     check_log_offset,
     check_progress,
 )
+from replicator.protocol.known_nodes import NO_NODES, KnownNodes
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
     PULLED_CHUNK_BYTES_MAX,
@@ -217,6 +218,12 @@ _LOG: Final = UnionCodec[PullMerged | PullSession](
     session=MessageCodec(PullSession, pb.PullSession, offset="place"),
 )
 
+_KNOWN_NODES: Final = MessageCodec(KnownNodes, pb.KnownNodes)
+_NODES: Final = FieldCodec(
+    lambda nodes: {"nodes": _KNOWN_NODES.encode(nodes)} if nodes.version else {},
+    lambda message: _KNOWN_NODES.decode(message.nodes) if message.HasField("nodes") else NO_NODES,
+)
+
 _PUSH_REQUEST: Final = UnionCodec[PushRequest](
     pb.PushRequest,
     "kind",
@@ -230,7 +237,7 @@ _PUSH_REQUEST: Final = UnionCodec[PushRequest](
 _PUSH_REPLY: Final = UnionCodec[PushReply](
     pb.PushReply,
     "kind",
-    start=MessageCodec(PushStart, pb.PushStart, offset=_PLACE_IF_ANY, version=_START_VERSION),
+    start=MessageCodec(PushStart, pb.PushStart, offset=_PLACE_IF_ANY, version=_START_VERSION, nodes=_NODES),
     opened=OpenReply,
     progress=PushProgress,
     silence_limit=SilenceLimit,
@@ -247,7 +254,7 @@ _PULL_REQUEST: Final = UnionCodec[PullRequest](
 _PULL_REPLY: Final = UnionCodec[PullReply](
     pb.PullReply,
     "kind",
-    start=MessageCodec(PullStart, pb.PullStart, offset="place", version=_START_VERSION),
+    start=MessageCodec(PullStart, pb.PullStart, offset="place", version=_START_VERSION, nodes=_NODES),
     chunk=_CHUNK,
     sealed=_SEALED,
     trimmed=MessageCodec(LogTrimmed, pb.Trimmed, before=_BEFORE),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
+from replicator.protocol.known_nodes import MEMBERS_MAX, NO_NODES, KnownNodes
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
 from replicator.protocol.version import VersionRange
 from rt.cluster_epoch import EPOCH_END
@@ -23,7 +24,6 @@ from rt.units import SILENCE_MS_END
 
 PROTOCOL_VERSIONS: Final = VersionRange(1, 1)
 """The versions of push and pull that this program knows."""
-MEMBERS_MAX: Final = 7
 WHY_CHARACTERS_MAX: Final = 1000
 WAYPOINTS_MAX: Final = 4096
 STATUS_SECONDS: Final = 2.0
@@ -76,7 +76,8 @@ class SilenceLimit:
 class PushStart:
     """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
     segment). `takes_status`: it knows `PushStatus`. `silence_limit`: as committed of the session's last run;
-    None: the node knows of none. `version`: that of the protocol that both sides use.
+    None: the node knows of none. `members`: the number of voting members; `nodes` names them. `version`: that
+    of the protocol that both sides use.
     """
 
     cluster: bytes
@@ -87,6 +88,7 @@ class PushStart:
     takes_status: bool = False
     silence_limit: SilenceLimit | None = None
     version: int = 1
+    nodes: KnownNodes = NO_NODES
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)
@@ -94,6 +96,8 @@ class PushStart:
         check_name(self.node, kind="node")
         if not 1 <= self.members <= MEMBERS_MAX:
             raise ValueError(f"a cluster of {self.members} members: 1 to {MEMBERS_MAX}")
+        if self.nodes.version and len(self.nodes.nodes) != self.members:
+            raise ValueError(f"{len(self.nodes.nodes)} nodes of {self.members} members")
         if self.offset is not None:
             check_log_offset(self.offset)
 
@@ -266,7 +270,7 @@ class PullStart:
 
     `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
     is one past the last position in the node's merged log. `found`: where the time begins that was asked for.
-    `version`: as in `PushStart`.
+    `nodes`: the voting members of the cluster. `version`: as in `PushStart`.
     """
 
     cluster: bytes
@@ -279,6 +283,7 @@ class PullStart:
     end: int = 0
     found: TimeFound | None = None
     version: int = 1
+    nodes: KnownNodes = NO_NODES
 
     def __post_init__(self) -> None:
         _check_id("cluster", self.cluster)

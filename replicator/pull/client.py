@@ -2,7 +2,8 @@
 
 Invariants:
 - The copy goes on exactly where it ends, with any node: all have the same bytes.
-- A node that fails, is silent, or has less than the copy is left for the next one.
+- A node that fails, is silent, or has less than the copy is left for the next one. Once the members have
+  changed, the nodes that they name are next ones too.
 - A node whose log differs from the copy ends the pull (`rt.Diverged`), because one of the two is wrong. So
   does a local disk that failed.
 - What is written is synced in rounds of `SYNC_SECONDS`. What the subscriber acknowledges is sent within
@@ -40,6 +41,7 @@ from replicator.protocol.handshake import (
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.local_copy import LocalCopy
 from replicator.pull.node_call import pull_channel
+from replicator.pull.node_channels import NodeChannels
 from rt.endpoints import check_endpoints
 from rt.errors import (
     CertificateError,
@@ -58,7 +60,7 @@ from rt.errors import (
 )
 from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel
-from rt.net.grpc_errors import NothingMergedYet, Unreachable, asking
+from rt.net.grpc_errors import MembersChanged, NothingMergedYet, Unreachable, asking
 from rt.net.tls import TLS
 
 # isort: split
@@ -110,7 +112,8 @@ class PullClient:
         endpoints = check_endpoints(endpoints, is_required=True)
         self.copy = copy
         self._stream = stream
-        self._channels: list[Channel] = [pull_channel(each, tls, insecure=insecure) for each in endpoints]
+        at = int(draw(0, len(endpoints))) % len(endpoints)  # Clients spread over the nodes.
+        self._nodes = NodeChannels(endpoints, partial(pull_channel, tls=tls, insecure=insecure), at)
         self._tls = tls
         self._was_reached = False  # Whether a node has ever accepted a stream.
         self._raises_damage = raises_damage
@@ -144,25 +147,29 @@ class PullClient:
             await self._release()
 
     async def _follow_until_stopped(self) -> None:
-        at, failures, refusals = self._first_endpoint(), 0, 0
+        failures, refusals, nodes = 0, 0, self._nodes
         while True:
             self._heard_at = 0.0
-            error = await self._follow(self._channels[at])
+            error = await self._follow()
             self.node = None
+            if isinstance(error, MembersChanged) and nodes.is_renewal():
+                continue
             if isinstance(error, _FINAL) or (self._raises_damage and self._is_of_copy(error)):
                 raise error
             refusals = refusals + 1 if isinstance(error, _REFUSALS) else 0
-            if refusals >= len(self._channels):
+            if refusals >= len(nodes.targets):
                 raise error
             failures = 1 if self._heard_at else failures + 1
             self.switches += 1
             if not self._was_reached:
-                error = await self._reason_of(error, self._channels[at].target)
-            self.left[self._channels[at].target] = error
+                error = await self._reason_of(error, nodes.target)
+            self.left[nodes.target] = error
             self._report_corrupt()
             self._report_unreached()
-            logger.warning("node_left endpoint=%s error=%r", self._channels[at].target, str(error))
-            at = (at + 1) % len(self._channels)
+            logger.warning("node_left endpoint=%s error=%r", nodes.target, str(error))
+            nodes.record_failure()
+            nodes.advance()
+            await nodes.close_unused()
             if isinstance(error, DiskFull):
                 failures = _FAILURES_FULL
             pause = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(failures - 1, 10))
@@ -171,11 +178,11 @@ class PullClient:
     @property
     def has_left_all(self) -> bool:
         """Whether every node was left since an item last came."""
-        return len(self.left) >= len(self._channels)
+        return all(target in self.left for target in self._nodes.counted)
 
     def _report_corrupt(self) -> None:
         """Report it, once for each range, when every node was left because its bytes are corrupt."""
-        errors = [self.left.get(channel.target) for channel in self._channels]
+        errors = [self.left.get(target) for target in self._nodes.counted]
         if not all(isinstance(error, FormatError) for error in errors):
             return
         start = self.copy.position
@@ -201,9 +208,9 @@ class PullClient:
         await asyncio.sleep(seconds)
         if self._was_reached:
             return
-        for channel in self._channels:
-            silent = Timeout("no answer yet", where=channel.target, expected=f"within {seconds:g} s")
-            self.left.setdefault(channel.target, silent)
+        for target in self._nodes.targets:
+            silent = Timeout("no answer yet", where=target, expected=f"within {seconds:g} s")
+            self.left.setdefault(target, silent)
         logger.error("no_node_reached seconds=%g reasons=%r", seconds, self._reasons)
         self._report_unreached()
 
@@ -222,20 +229,17 @@ class PullClient:
         """Whether the error says that a file of the copy is damaged, rather than what a node sent."""
         return isinstance(error, Corrupt) and os.path.dirname(error.path) == self.copy.path
 
-    def _first_endpoint(self) -> int:
-        """Clients spread over the nodes."""
-        return int(self._draw(0, len(self._channels))) % len(self._channels)
-
-    async def _follow(self, channel: Channel) -> RtError:
+    async def _follow(self) -> RtError:
         """Follow one node until it is left. Returns why."""
+        target = self._nodes.target
         try:
-            with asking(channel.target):
-                await self._stream_from(channel)
+            with asking(target):
+                await self._stream_from(self._nodes.channel())
         except RtError as error:
             if isinstance(error, _OURS) and isinstance(error.__cause__, grpc.aio.AioRpcError):
-                return Unreachable(str(error), where=channel.target)  # A fault of the node, not of the copy.
+                return Unreachable(str(error), where=target)  # A fault of the node, not of the copy.
             return error
-        return Unreachable("the node ended the stream", where=channel.target)
+        return Unreachable("the node ended the stream", where=target)
 
     async def _stream_from(self, channel: Channel) -> None:
         call: Any = channel.get().stream_stream(PULL_METHOD)()
@@ -244,6 +248,7 @@ class PullClient:
             await self._send(call, PullHello(self._stream, wanted))
             start = await self._read_start(call, channel.target)
             await self._in_thread(lambda: self.copy.start(start))
+            self._nodes.record_answer(start, self.left)
             self.node = start.node
             self._was_reached = True
             logger.info(
@@ -332,7 +337,7 @@ class PullClient:
         since = loop.time()
         while True:
             left = max(since, self._heard_at) + self._silence_seconds - loop.time()
-            if left <= 0 and len(self._channels) > 1:
+            if left <= 0 and len(self._nodes.targets) > 1:
                 raise Timeout(
                     "the node is silent", where=target, expected=f"something in {self._silence_seconds:g} s"
                 )
@@ -346,7 +351,7 @@ class PullClient:
         async with self._copy_lock:
             await run_to_end(self._pool, self.copy.close)
         self._pool.shutdown(wait=False)
-        await asyncio.gather(*(channel.close() for channel in self._channels), return_exceptions=True)
+        await self._nodes.close()
 
     async def _send(self, call: Any, said: PullRequest) -> None:
         """Write a message. If the call has ended, the reading side raises why."""

@@ -6,6 +6,7 @@ Invariants:
 - A node that fails, is silent, has less, or sends bytes that do not verify is left for the next one. If all
   of them fail for `patience_seconds`, that is an error. If none has ever answered, `connect_seconds` count.
 - A node that fails again and again is logged once, until it answers.
+- Once the members have changed, the nodes that they name are asked too.
 - The end of the log is asked of a majority at first. The log is empty if every node says so.
 - What is returned was verified here.
 
@@ -21,6 +22,7 @@ import random
 import threading
 import time
 from collections.abc import Coroutine, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from replicator.protocol.handshake import (
@@ -35,6 +37,7 @@ from replicator.protocol.handshake import (
 )
 from replicator.protocol.messages import Chunk
 from replicator.pull.node_call import SILENCE_SECONDS, NodeCall, pull_channel
+from replicator.pull.node_channels import NodeChannels
 from replicator.pull.range_stream import Found, RangeStream
 from rt.endpoints import check_endpoints
 from rt.errors import (
@@ -53,8 +56,7 @@ from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import TopicPatterns, check_wanted
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.connect_probe import explain_silence
-from rt.net.grpc_channel import Channel
-from rt.net.grpc_errors import NothingMergedYet, Unreachable
+from rt.net.grpc_errors import MembersChanged, NothingMergedYet, Unreachable
 from rt.net.tls import TLS
 
 logger = logging.getLogger("replicator")
@@ -100,17 +102,17 @@ class RemoteLog:
         endpoints = check_endpoints(endpoints, is_required=True)
         self._tls = TLS(ca=ca, cert=cert, key=key)
         self._loop = _LoopThread()
-        self._channels: list[Channel] = self._loop.run(_opened(endpoints, self._tls))
+        at = random.randrange(len(endpoints))
+        self._nodes = NodeChannels(endpoints, partial(pull_channel, tls=self._tls), at)
+        """The one that is asked: readers spread over them, and stay with one that answers."""
         self._has_answered = False  # Any node, ever.
         self._failures: dict[str, RtError] = {}
         """By node, its last error since it has answered. The first one was logged."""
-        self._at = random.randrange(len(self._channels))
-        """The node that is asked: readers spread over them, and stay with one that answers."""
         self._end = 0
         self._bounds: tuple[float, int, int] | None = None
         """Until when they are valid; where the log begins, and ends."""
         self._held: Acknowledged | None = None
-        self._told_node: int | None = None  # The node that was told so.
+        self._told_node: str | None = None  # The endpoint of the node that was told so.
         self.received_bytes = 0  # Of the log, also those that were skipped.
 
     def bounds(self) -> tuple[int, int]:
@@ -174,7 +176,7 @@ class RemoteLog:
 
     def close(self) -> None:
         if not self._loop.is_closed:
-            self._loop.run(_closed(self._channels))
+            self._loop.run(self._nodes.close())
             self._loop.close()
 
     # Calls
@@ -185,20 +187,20 @@ class RemoteLog:
         A wiped node has little of the log until it has copied it. If fewer than a majority answer, the best
         answer counts, and that is logged.
         """
-        nodes = len(self._channels)
-        wanted = 1 if self._end else nodes // 2 + 1
-        answers: list[tuple[PullStart, int]] = []
+        answers: list[tuple[PullStart, str]] = []
         while True:
             start, _ = self._ask("earliest", PullRange(0))
-            is_again = self._at in (at for _, at in answers)
+            nodes = self._nodes.count
+            wanted = 1 if self._end else nodes // 2 + 1
+            is_again = self._nodes.target in (target for _, target in answers)
             if is_again and len(answers) < wanted:
                 logger.warning("no_majority_reachable answers=%d nodes=%d", len(answers), nodes)
-            answers.append((start, self._at))
-            start, at = max(answers, key=lambda answer: answer[0].end)
+            answers.append((start, self._nodes.target))
+            start, target = max(answers, key=lambda answer: answer[0].end)
             if is_again or len(answers) >= nodes or (len(answers) >= wanted and start.end >= self._end):
-                self._at, self._end = at, max(self._end, start.end)
+                self._nodes.target, self._end = target, max(self._end, start.end)
                 return start
-            self._at = (self._at + 1) % nodes
+            self._nodes.advance()
 
     def _ask(
         self, position: Wanted, wanted: PullRange, *, least_end: int = 0
@@ -248,23 +250,33 @@ class RemoteLog:
     ) -> NodeCall:
         """A call that a node has answered. Raises when all have failed for long enough."""
         while True:
-            at = self._at
-            held = None if at == self._told_node else self._held
+            target = self._nodes.target
+            held = None if target == self._told_node else self._held
             merged = PullMerged(position=position, topics=topics, acknowledged=held, range=wanted)
             silence_seconds = SILENCE_SECONDS if self._has_answered else trial.share_seconds()
-            opening = NodeCall.open(self._channels[at], PullHello(self._stream, merged), silence_seconds)
             try:
-                call = self._loop.run(opening)
+                call = self._loop.run(self._open(PullHello(self._stream, merged), silence_seconds))
             except RtError as error:
                 self._leave(error, trial)
             else:
-                self._told_node = at
+                self._told_node = target
                 self._record_answer(trial)
                 return call
 
+    async def _open(self, hello: PullHello, silence_seconds: float) -> NodeCall:
+        call = await NodeCall.open(self._nodes.channel(), hello, silence_seconds)
+        try:
+            self._nodes.record_answer(call.start, self._failures)
+        except RtError:
+            await call.end()
+            raise
+        return call
+
     def _leave(self, error: RtError, trial: _Attempt) -> None:
         """Go on to the next node after a pause; raise if that is of no use any more."""
-        target = self._channels[self._at].target
+        if isinstance(error, MembersChanged) and self._nodes.is_renewal():
+            return
+        target = self._nodes.target
         if isinstance(error, NothingMergedYet):
             self._record_answer(trial)
             level = logging.DEBUG
@@ -277,7 +289,7 @@ class RemoteLog:
         except RtError as last:
             if self._has_answered or isinstance(last, _REFUSALS):
                 raise
-            targets = [channel.target for channel in self._channels]
+            targets = self._nodes.targets
             within, probe = self._connect_seconds, _PROBE_SHARE * self._connect_seconds
             raise self._loop.run(
                 explain_silence(
@@ -289,18 +301,20 @@ class RemoteLog:
                     probe_seconds=probe,
                 )
             ) from last
-        self._at = (self._at + 1) % len(self._channels)
+        self._nodes.record_failure()
+        self._nodes.advance()
+        self._loop.run(self._nodes.close_unused())
         time.sleep(pause)
 
     def _attempt(self) -> _Attempt:
         if self._has_answered:
-            return _Attempt(self._patience_seconds, len(self._channels))
+            return _Attempt(self._patience_seconds, self._nodes)
         patience_seconds = (1 - _PROBE_SHARE) * self._connect_seconds
-        return _Attempt(patience_seconds, len(self._channels), is_first=True)
+        return _Attempt(patience_seconds, self._nodes, is_first=True)
 
     def _record_answer(self, trial: _Attempt) -> None:
         """The node that is asked has answered."""
-        self._failures.pop(self._channels[self._at].target, None)
+        self._failures.pop(self._nodes.target, None)
         self._has_answered = True
         trial.patience_seconds = self._patience_seconds
 
@@ -310,7 +324,7 @@ class _Attempt:
     that the log is empty.
     """
 
-    def __init__(self, patience_seconds: float, nodes: int, *, is_first: bool = False) -> None:
+    def __init__(self, patience_seconds: float, nodes: NodeChannels, *, is_first: bool = False) -> None:
         self.patience_seconds = patience_seconds
         self._started = time.monotonic()
         self._nodes = nodes
@@ -324,7 +338,10 @@ class _Attempt:
     def share_seconds(self) -> float:
         """How long the next node may be silent, if each node is to have its turn in time."""
         left = self._started + self.patience_seconds - time.monotonic()
-        return min(SILENCE_SECONDS, max(left, 0.0) / max(self._nodes - self._failures, 1) + _TURN_SECONDS_MIN)
+        return min(
+            SILENCE_SECONDS,
+            max(left, 0.0) / max(len(self._nodes.targets) - self._failures, 1) + _TURN_SECONDS_MIN,
+        )
 
     def record_success(self) -> None:
         self._failing_since = self._failure = None
@@ -339,11 +356,12 @@ class _Attempt:
         self._empties = self._empties + 1 if isinstance(error, NothingMergedYet) else 0
         if self._failure is None or not isinstance(error, NothingMergedYet):
             self._failure = error
-        if max(self._refusals, self._empties) >= self._nodes:
+        nodes = len(self._nodes.targets)
+        if max(self._refusals, self._empties) >= nodes:
             raise error
         if now - self._failing_since >= self.patience_seconds:
             raise self._failure
-        rounds = (self._failures - 1) // self._nodes
+        rounds = (self._failures - 1) // nodes
         left = self._failing_since + self.patience_seconds - now
         return 0.0 if not rounds else min(_PAUSE_SECONDS_MAX, 0.05 * 2 ** min(rounds, 6), left)
 
@@ -358,14 +376,6 @@ def _pulled(interest: Projection) -> tuple[str, ...]:
         return check_wanted(found.patterns).patterns
     except InvalidOption:
         return ()
-
-
-async def _opened(endpoints: Sequence[str], tls: TLS) -> list[Channel]:
-    return [pull_channel(each, tls) for each in endpoints]
-
-
-async def _closed(channels: Sequence[Channel]) -> None:
-    await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
 
 
 class _LoopThread:

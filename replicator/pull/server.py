@@ -7,6 +7,8 @@ Invariants:
   (`replicator.pull.negotiation`).
 - The memory of all streams is bounded, and shared fairly (`replicator.pull.memory_budget`).
 - A stream with nothing to send waits on a watch that all streams of the directory share.
+- A client's stream of the merged log ends when the members that it was told have changed: it connects again,
+  and learns them.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from replicator.protocol.handshake import (
     PullMerged,
     PullProgress,
     PullSession,
+    PullStart,
 )
 from replicator.protocol.messages import CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX, Chunk, Item, Run
 from replicator.protocol.run_in_thread import run_to_end
@@ -40,7 +43,7 @@ from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
 from rt.log.disk import REAL, Disk
 from rt.net.grpc_auth import STREAMS_PER_IDENTITY_MAX, caller
-from rt.net.grpc_errors import NothingMergedYet
+from rt.net.grpc_errors import MembersChanged, NothingMergedYet
 from rt.net.identity import Identity
 
 logger = logging.getLogger("replicator")
@@ -65,6 +68,8 @@ class Pull:
     sent_ns: int = 0
     progress: PullProgress = field(default_factory=lambda: PullProgress(0))
     rejection: HoldRejected | None = None  # Sent before the next items.
+    told_version: int | None = None  # Of the members that a client was told.
+    outdated: asyncio.Event = field(default_factory=asyncio.Event)  # Set when they have changed.
 
 
 def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
@@ -96,6 +101,11 @@ def check_acknowledged(identity: Identity, said: Acknowledged) -> None:
         )
 
 
+async def _wait_outdated(pull: Pull) -> None:
+    await pull.outdated.wait()
+    raise MembersChanged
+
+
 async def _confirm_nothing(_name: str) -> None:
     """For a server without holds."""
 
@@ -106,7 +116,8 @@ class PullServicer:
     For a server of `rt.net.grpc_channel.serve`, whose gate turns errors into statuses. `identify` returns the
     identity of the caller. `on_progress` gets what a receiver reports, `on_acknowledged` the position below
     which a named subscriber, which was checked, needs nothing. `confirm_hold` waits until the cluster has the
-    hold. `check_reach` raises `rt.Corrupt` if a file is known to be damaged before an offset.
+    hold. `check_reach` raises `rt.Corrupt` if a file is known to be damaged before an offset. Call
+    `on_nodes_changed` when the members that `logs` names have changed.
     """
 
     def __init__(
@@ -144,10 +155,20 @@ class PullServicer:
                 pull.rejection = HoldRejected(name, why)
         self._hub.wake(self._logs.merged)
 
+    def on_nodes_changed(self) -> None:
+        """End the streams whose clients were told other members. In the event loop."""
+        version = self._logs.nodes.version
+        for pull in self.pulls.values():
+            if pull.told_version not in {None, version}:
+                pull.outdated.set()
+
     async def pull(self, _requests: Any, context: Call) -> None:
         try:
             with frames_cleared():
                 await self._serve(context)
+        except MembersChanged as error:
+            logger.info("pull_ended peer=%s error=%r", context.peer(), str(error))
+            raise
         except RtError as error:
             self.refused[type(error).__name__] += 1
             level = logging.INFO if isinstance(error, NothingMergedYet) else logging.WARNING
@@ -188,14 +209,24 @@ class PullServicer:
                 if source.end_offset is not None:
                     # It reports no progress: it is where it began, or at the end without bytes.
                     pull.progress = PullProgress(source.start.end if source.is_at_end else source.start.first)
-                await context.write(encode_pull_reply(replace(source.start, version=version)))
+                await context.write(encode_pull_reply(self._start(source.start, pull, version)))
                 await first_of(
                     self._send_items(context, pull, source, watched, hold),
                     self._listen(context, pull),
                     hold.wait_ended(),
+                    _wait_outdated(pull),
                 )
         finally:
             source.sender.close()
+
+    def _start(self, start: PullStart, pull: Pull, version: int) -> PullStart:
+        """The start with the version of the protocol and, for a client, the members."""
+        start = replace(start, version=version)
+        if pull.identity.role == "node" or isinstance(pull.wanted, PullSession):
+            return start
+        nodes = self._logs.nodes
+        pull.told_version = nodes.version
+        return replace(start, nodes=nodes)
 
     def _record_overtaken(self, pull: Pull, source: PullSource) -> None:
         overtaking = source.overtaking

@@ -16,6 +16,7 @@ from replicator.protocol.handshake import (
     PullSession,
     PullStart,
 )
+from replicator.protocol.known_nodes import KnownNodes
 from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed, SegmentSealed
 from replicator.pull.memory_budget import BudgetGrant
 from replicator.pull.negotiation import (
@@ -56,6 +57,10 @@ class LogProvider(Protocol):
 
     @property
     def node(self) -> str: ...
+
+    @property
+    def nodes(self) -> KnownNodes:
+        """The voting members of the cluster, once they have changed."""
 
     @property
     def merged(self) -> str:

@@ -2,6 +2,7 @@
 
 Invariants:
 - A node that is slow, unreachable or wrong costs the others nothing.
+- Once the members have changed, the client pushes to the nodes that they name too, and counts only members.
 - The client goes on until all nodes refuse the session for good, the local log cannot be read, the directory
   was removed, or the publisher has ended and a majority has everything.
 - One client serves a directory, by lock.
@@ -14,19 +15,21 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from replicator.protocol.handshake import STATUS_SECONDS
+from replicator.protocol.handshake import NOWHERE, STATUS_SECONDS
 from replicator.push.lock import is_awaited, lock_push, wait_for_turn
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.session_source import SessionSource
 from replicator.push.stall_detector import StallDetector
 from replicator.push.stream import PushStream
 from replicator.push.stream_faults import LocalLogFailed
+from replicator.push.stream_set import PushStreams
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.endpoints import check_endpoints
 from rt.errors import Fenced, LogNotFound, RtError
 from rt.log.disk import REAL, Disk, Lock
-from rt.net.grpc_channel import Channel, check_target, open_channel
+from rt.net.grpc_channel import check_target, open_channel
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import PushState
 from rt.sidecar.push_protocol import SERVING_FILE, EndpointStatus
@@ -76,7 +79,7 @@ class PushClient:
         self._hub = WatchHub() if hub is None else hub
         self._disk = disk
         self._source: SessionSource | None = None
-        self._streams: list[PushStream] = []
+        self._streams: PushStreams | None = None
         self._is_finishing = False
         self._stall = StallDetector()
 
@@ -85,16 +88,26 @@ class PushClient:
         """Whether a majority of the nodes has synced everything that the last poll found."""
         if self._source is None:
             return False
-        drained = {stream.node for stream in self._streams if stream.is_drained}
-        return len(drained) >= self._source.quorum.majority
+        quorum = self._source.quorum
+        streams = self._streams.all if self._streams is not None else []
+        drained = {stream.node for stream in streams if stream.node is not None and stream.is_drained}
+        return sum(map(quorum.known.has_member, drained)) >= quorum.majority
 
     @property
     def report(self) -> PushReport:
         """The connection to each node, and what blocks the session."""
-        endpoints = [
-            EndpointStatus(stream.target, _is_serving(stream), stream.failure) for stream in self._streams
-        ]
-        return PushReport(self._blocking(), tuple(endpoints))
+        endpoints = [EndpointStatus(one.target, one.is_serving, one.failure) for one in self._counted]
+        members = 0 if self._streams is None else self._streams.members
+        return PushReport(self._blocking(), tuple(endpoints), members)
+
+    @property
+    def _counted(self) -> list[PushStream]:
+        return [] if self._streams is None else self._streams.counted
+
+    @property
+    def _nodes(self) -> int:
+        """How many nodes there are, as far as is known."""
+        return 0 if self._streams is None else self._streams.members or len(self._streams.all)
 
     @property
     def stuck(self) -> str:
@@ -135,18 +148,15 @@ class PushClient:
             await self._run(log, watched, lock)
 
     async def _run(self, log: SessionSource, watched: WatchedDirectory, lock: Lock) -> None:
-        channels: list[Channel] = []
         tasks: list[asyncio.Task[None]] = []
+        connect = partial(open_channel, tls=self._tls, insecure=self._insecure)
+        streams = self._streams = PushStreams(log, self._endpoints, connect, self._tls, self._report)
         try:
-            for endpoint in self._endpoints:
-                channel = open_channel(endpoint, self._tls, insecure=self._insecure)
-                channels.append(channel)
-                stream = PushStream(log, endpoint, channel, tls=self._tls, on_change=self._report)
-                self._streams.append(stream)
+            streams.open()
             tasks.append(asyncio.create_task(self._wait_until_done(log, lock)))
             tasks.append(asyncio.create_task(self._watch_directory(log, watched, lock)))
             tasks.append(asyncio.create_task(self._watch_progress(log)))
-            tasks += [asyncio.create_task(stream.run()) for stream in self._streams]
+            tasks.append(asyncio.create_task(streams.run()))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 await task
@@ -161,8 +171,7 @@ class PushClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
-            self._streams.clear()
+            await streams.close()
 
     async def _wait_until_done(self, log: SessionSource, lock: Lock) -> None:
         while True:
@@ -190,9 +199,10 @@ class PushClient:
 
     async def _watch_progress(self, log: SessionSource) -> None:
         while True:
-            starts = sorted((stream.start for stream in self._streams), reverse=True)
+            starts = sorted((stream.start for stream in self._counted), reverse=True)
             # Of a session that is merged whole, nodes may report nothing but where it goes on.
-            reached = max(log.quorum.merged_offset, starts[len(starts) // 2])
+            of_majority = starts[self._nodes // 2] if self._nodes // 2 < len(starts) else NOWHERE
+            reached = max(log.quorum.merged_offset, of_majority)
             self._stall.update(asyncio.get_running_loop().time(), reached, log.bytes_after(reached))
             await asyncio.sleep(STATUS_SECONDS)
 
@@ -223,7 +233,7 @@ class PushClient:
         """
         error = self._blocking()
         is_fenced = isinstance(error, Fenced)
-        may_mend = (self._waits and not self._is_finishing) or not all(one.refused for one in self._streams)
+        may_mend = (self._waits and not self._is_finishing) or not all(one.refused for one in self._counted)
         if error is None or (may_mend and not is_fenced):
             return
         log.give_up(PushState.FENCED if is_fenced else PushState.REFUSED)
@@ -235,18 +245,16 @@ class PushClient:
         A majority refuses and no other node takes its bytes: then no other could replicate it alone.
         Or enough of the nodes fence it.
         """
-        nodes = len(self._streams)
-        refusals = [stream.refused for stream in self._streams if stream.refused is not None]
+        streams, nodes = self._counted, self._nodes
+        refusals = [stream.refused for stream in streams if stream.refused is not None]
         fenced = [error for error in refusals if isinstance(error, Fenced)]
-        serving = sum(map(_is_serving, self._streams))
-        if _is_fenced(len(fenced), serving, nodes) or (fenced and len(refusals) == nodes):
+        if not refusals:
+            return None
+        serving = sum(stream.is_serving for stream in streams)
+        if _is_fenced(len(fenced), serving, nodes) or (fenced and len(refusals) >= nodes):
             return fenced[0]
-        is_accepted = any(stream.is_accepting for stream in self._streams)
+        is_accepted = any(stream.is_accepting for stream in streams)
         return refusals[0] if 2 * len(refusals) > nodes and not is_accepted else None
-
-
-def _is_serving(stream: PushStream) -> bool:
-    return stream.node is not None and stream.refused is None
 
 
 def _is_fenced(fenced: int, serving: int, nodes: int) -> bool:

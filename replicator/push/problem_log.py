@@ -19,10 +19,13 @@ LOG_AGAIN_SECONDS: Final = 60.0
 
 
 class PushReport(NamedTuple):
-    """The connections of a push. `error` blocks it until somebody mends the cause."""
+    """The connections of a push. `error` blocks it until somebody mends the cause. A majority of `members`
+    must be connected; 0: of the endpoints.
+    """
 
     error: RtError | None
     endpoints: tuple[EndpointStatus, ...]
+    members: int = 0
 
     @property
     def is_connected(self) -> bool:

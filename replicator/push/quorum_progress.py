@@ -2,7 +2,7 @@
 
 Invariants:
 - A number is replicated when a majority of the cluster's members has synced it. A member counts once, by its
-  name; one that never reported has nothing.
+  name; one that never reported has nothing. Once the members are known by name, other nodes do not count.
 - A number is merged when any member says so, because it reports what is committed. Merged implies replicated:
   only replicated bytes are merged.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from replicator.protocol.handshake import NOWHERE, PushProgress
+from replicator.protocol.known_nodes import NO_NODES, KnownNodes
 from replicator.protocol.messages import LogOffset
 from rt.sidecar.progress_file import NO_LEVEL, Level
 
@@ -33,14 +34,16 @@ class QuorumProgress:
     def __init__(self) -> None:
         self.merged = NO_LEVEL
         self.merged_offset = NOWHERE  # Up to where the session is merged, as far as a node reported.
+        self.known: KnownNodes = NO_NODES
+        """The members by name, once they have changed. What was replicated stays so (`ProgressFile`)."""
         self._progress: dict[str, PushProgress] = {}
         self._members: dict[str, int] = {}
         self._connected: set[str] = set()
 
     @property
     def members(self) -> int:
-        """Nodes of the cluster; while they change, the larger number counts."""
-        return max(self._members.values(), default=0)
+        """Nodes of the cluster; if nodes differ about it and do not name them, the larger number counts."""
+        return len(self.known.nodes) or max(self._members.values(), default=0)
 
     @property
     def majority(self) -> int:
@@ -50,7 +53,8 @@ class QuorumProgress:
     @property
     def replicated(self) -> Level:
         """What a majority has synced, as far as it is known now."""
-        levels = (Level(said.durable.run, said.durable_number) for said in self._progress.values())
+        counted = (said for node, said in self._progress.items() if self.known.has_member(node))
+        levels = (Level(said.durable.run, said.durable_number) for said in counted)
         return max(majority_level(levels, self.members), self.merged)
 
     @property
@@ -60,7 +64,8 @@ class QuorumProgress:
         It gets them from us sooner than from its peers. A disconnected node gets them merged, when it is
         back.
         """
-        told = (self._progress[node] for node in self._connected if node in self._progress)
+        connected = filter(self.known.has_member, self._connected)
+        told = (self._progress[node] for node in connected if node in self._progress)
         near = (said for said in told if said.durable.run == self.merged.run)
         return max(
             (

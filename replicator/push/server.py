@@ -5,6 +5,8 @@ Invariants:
   only with that dedup id.
 - A stream begins with a hello, and a run is open before a byte of it is accepted.
 - A session has one stream: a newer one replaces the older.
+- A stream ends when the members that its client was told have changed: the client connects again, and learns
+  them.
 - One message of a stream is in memory at a time; the others wait in gRPC's windows.
 """
 
@@ -15,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from replicator.protocol.codec import PushReply, decode_push_request, encode_push_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
@@ -27,10 +29,12 @@ from replicator.protocol.handshake import (
     PushStatus,
     SilenceLimit,
 )
+from replicator.protocol.known_nodes import NO_NODES, KnownNodes
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun, WholeRuns
 from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, ProtocolViolation, RtError
 from rt.names import dedup_owner, session_owner
 from rt.net.grpc_auth import caller
+from rt.net.grpc_errors import MembersChanged
 from rt.net.identity import Identity
 
 logger = logging.getLogger("replicator")
@@ -104,15 +108,22 @@ class PushServicer:
     """Answers `Replication.Push`. `refused` counts rejections by the error's class.
 
     For a server of `rt.net.grpc_channel.serve`, whose gate turns errors into statuses. `identify` returns the
-    identity of the caller.
+    identity of the caller, `nodes` the members now: call `on_nodes_changed` when they have changed. Before
+    their first change the number of members is the one in the store's `PushStart`.
     """
 
     def __init__(
-        self, stores: SessionReplicaStore, stream: str, *, identify: Callable[[], Identity] = caller
+        self,
+        stores: SessionReplicaStore,
+        stream: str,
+        *,
+        identify: Callable[[], Identity] = caller,
+        nodes: Callable[[], KnownNodes] = lambda: NO_NODES,
     ) -> None:
         self._stores = stores
         self._stream = stream
         self._identify = identify
+        self._nodes = nodes
         self._streams: dict[str, _Stream] = {}
         self._owned: Counter[str] = Counter()  # The number of streams of each certificate's name.
         self.refused: Counter[str] = Counter()
@@ -121,10 +132,20 @@ class PushServicer:
     def sessions(self) -> list[str]:
         return sorted(self._streams)
 
+    def on_nodes_changed(self) -> None:
+        """End the streams whose clients were told other members. In the event loop."""
+        version = self._nodes().version
+        for stream in self._streams.values():
+            if stream.told_version not in {None, version}:
+                stream.end(MembersChanged())
+
     async def push(self, _requests: Any, context: Call) -> None:
         try:
             with frames_cleared():
                 await self._serve(context)
+        except MembersChanged as error:
+            logger.info("push_ended peer=%s error=%r", context.peer(), str(error))
+            raise
         except RtError as error:
             self.refused[type(error).__name__] += 1
             logger.warning("push_ended peer=%s error=%r", context.peer(), str(error))
@@ -148,7 +169,7 @@ class PushServicer:
             await self._replace(older, stream)
             intake = await self._stores.accept(hello, identity)
             try:
-                await stream.run(intake, hello.version)
+                await stream.run(intake, self._nodes(), hello.version)
             finally:
                 await intake.close()
         finally:
@@ -176,29 +197,42 @@ class PushServicer:
     async def _replace(self, older: _Stream | None, stream: _Stream) -> None:
         """Return when the older stream has ended. Raises if a newer one came meanwhile."""
         if older is not None:
-            older.replaced.set()
+            older.end(Closed("a newer stream of this session took over", hint=_ONE_CLIENT_HINT))
             await older.has_ended.wait()
-        if stream.replaced.is_set():
-            raise _replaced()
+        stream.raise_if_ending()
 
 
-def _replaced() -> Closed:
-    return Closed("a newer stream of this session took over", hint="One push client a session directory.")
+_ONE_CLIENT_HINT: Final = "One push client a session directory."
 
 
 class _Stream:
     """One stream of a session, while it is served."""
 
     def __init__(self, context: Call) -> None:
-        self.replaced = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._reason: RtError | None = None
         self.has_ended = asyncio.Event()
+        self.told_version: int | None = None
+        """Of the members that the client was told; None: of none yet."""
         self._context = context
         self._writing = asyncio.Lock()
 
-    async def run(self, intake: SessionIntake, version: int) -> None:
+    def end(self, error: RtError) -> None:
+        """End the stream with this error, unless it ends already."""
+        self._reason = self._reason or error
+        self._ending.set()
+
+    def raise_if_ending(self) -> None:
+        if self._reason is not None:
+            raise self._reason
+
+    async def run(self, intake: SessionIntake, nodes: KnownNodes, version: int) -> None:
         """Store what comes and report progress, until the stream ends, fails or is replaced."""
-        await self._write(replace(intake.start, version=version))
-        await first_of(self._receive(intake), self._send_progress(intake), self._wait_replaced())
+        start, self.told_version = replace(intake.start, version=version), nodes.version
+        if nodes.version:
+            start = replace(start, members=len(nodes.nodes), nodes=nodes)
+        await self._write(start)
+        await first_of(self._receive(intake), self._send_progress(intake), self._wait_ending())
 
     async def _receive(self, intake: SessionIntake) -> None:
         while isinstance(data := await self._context.read(), bytes):
@@ -224,9 +258,9 @@ class _Stream:
             told = await intake.next_progress(told)
             await self._write(told)
 
-    async def _wait_replaced(self) -> None:
-        await self.replaced.wait()
-        raise _replaced()
+    async def _wait_ending(self) -> None:
+        await self._ending.wait()
+        self.raise_if_ending()
 
     async def _write(self, answer: PushReply) -> None:
         async with self._writing:

@@ -100,6 +100,10 @@ class SessionSource:
         self._changed.append(event)
         return event
 
+    def stop_listening(self, event: asyncio.Event) -> None:
+        """The stream of that event was closed."""
+        self._changed = [one for one in self._changed if one is not event]
+
     def wake(self, *, is_last: bool = False) -> None:
         """The directory may have changed; `is_last`: for the last time, so that what is there is all."""
         self.poll_count += is_last

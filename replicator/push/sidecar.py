@@ -204,7 +204,8 @@ class _Session:
         self._tell()
 
     def _tell(self) -> None:
-        self._say(PushReported.of(self.asked.number, self._error, self._report.endpoints))
+        report = self._report
+        self._say(PushReported.of(self.asked.number, self._error, report.endpoints, report.members))
 
 
 def _ignore() -> None:

@@ -5,8 +5,8 @@ Invariants:
 - No chunk of a run is sent before the node has opened the run. Runs that go whole, many in a message, are an
   exception: the node opens them before it takes them.
 - Sent bytes that are not known to be synced are bounded.
-- If a stream ends, another one is tried, at first soon, then once a second. Only a fault of the local log
-  ends the pushing.
+- If a stream ends, another one is tried, at first soon, then once a second; at once if it ended because the
+  members changed. Only a fault of the local log ends the pushing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import (
@@ -40,20 +40,13 @@ from replicator.protocol.messages import (
 )
 from replicator.push.session_source import SessionSource
 from replicator.push.stall_detector import StallDetector
-from replicator.push.stream_faults import BLOCKING, REFUSALS, first_of, read_own_log
+from replicator.push.stream_faults import BLOCKING, REFUSALS, FailureReason, first_of, read_own_log
 from replicator.push.whole_runs import joined
 from replicator.send.sender import ITEMS_MAX, Sender
-from rt.errors import (
-    CertificateError,
-    Fenced,
-    ProtocolViolation,
-    RtError,
-    Timeout,
-)
+from rt.errors import Fenced, ProtocolViolation, RtError, Timeout
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
-from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, end_call
-from rt.net.grpc_errors import Unreachable, asking
+from rt.net.grpc_errors import MembersChanged, Unreachable, asking
 from rt.net.tls import TLS
 
 # isort: split
@@ -71,21 +64,29 @@ doubles after each timeout, because an overloaded node would start from scratch 
 
 SETTLE_SECONDS: Final = 0.5
 """How often to repeat a limit of silence until a node answers that it is committed."""
-PROBE_AGAIN_SECONDS: Final = 5.0
-"""How often to find out why a node cannot be reached."""
+
+
+class StreamOwner(Protocol):
+    """The streams of one session, as each of them needs them. Called in the event loop."""
+
+    def admit(self, stream: PushStream, start: PushStart) -> None:
+        """A node answered. Must raise if it is not the one to which the stream should lead."""
+
+    def learn(self, start: PushStart) -> None:
+        """A node of the session's cluster and epoch accepted the session. May close any stream."""
+
+    def record_failure(self, stream: PushStream) -> None:
+        """The stream failed. May close any stream."""
+
+    def on_change(self) -> None:
+        """What a stream reports about itself may have changed."""
 
 
 class PushStream:
-    """The stream of `log` to `target`. Run `run` in a task."""
+    """The stream of `log` to `target`. Run `run` in a task; `close` it before the task is cancelled."""
 
     def __init__(
-        self,
-        log: SessionSource,
-        target: str,
-        channel: Channel,
-        *,
-        tls: TLS | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        self, log: SessionSource, target: str, channel: Channel, owner: StreamOwner, tls: TLS | None
     ) -> None:
         self.target = target
         self.refused: RtError | None = None
@@ -93,16 +94,19 @@ class PushStream:
         self.failure: RtError | None = None
         """Why the last stream ended; None while one runs, and before the first."""
         self.node: str | None = None  # The name of the connected node.
-        self._tls = tls
-        self._on_change = on_change
+        self.is_renewed = False
+        """Whether the node ended the stream because the members changed, and is asked again at once."""
+        self.is_closed = False
+        self._owner = owner
+        self._told_version = 0  # Of the members that the node named last.
+        self._renewed_version = -1  # The one when that was last so.
+        self._reason = FailureReason(target, tls)
         self._place: LogOffset | None = None
         """Where the current or last stream started; None if the node did not say."""
         self._failed_at: LogOffset | None = None
         """Where the last stream started that ended; None once the node has acknowledged more."""
         self._blocked: tuple[LogOffset | None] | None = None
         """Where the last stream started that ended with one of `BLOCKING`; None once that place is passed."""
-        self._probe_at = 0.0
-        self._is_refused_once = False
         self._source = log
         self._channel = channel
         self._changed = log.changed()
@@ -132,13 +136,30 @@ class PushStream:
         return NOWHERE if self.node is None or self._place is None else self._place
 
     @property
+    def is_serving(self) -> bool:
+        """Whether the node accepts the session now, or did until it ended the stream to be asked again."""
+        return (self.node is not None or self.is_renewed) and self.refused is None
+
+    @property
     def is_accepting(self) -> bool:
         """Whether the node takes what is sent, as far as is known: it did not end the last stream here."""
         return self.node is not None and self.refused is None and self._place != self._failed_at
 
+    def close(self) -> None:
+        """The endpoint is not used any more: another stream may lead to its node from now on."""
+        self.is_closed = True
+        self._leave_node()
+        self._source.stop_listening(self._changed)
+
+    def _leave_node(self) -> None:
+        if self.node is not None:
+            self._source.remove(self.node)
+        self.node = None
+        self._found_nothing_at = -1
+
     async def run(self) -> None:
-        """Stream until cancelled. Only `LocalLogFailed` ends it."""
-        while True:
+        """Stream until closed or cancelled. Only `LocalLogFailed` ends it."""
+        while not self.is_closed:
             self._place = None
             error: RtError = Unreachable("the stream ended", where=self.target)
             try:
@@ -147,11 +168,11 @@ class PushStream:
             except RtError as ended:
                 error = ended
             finally:
-                if self.node is not None:
-                    self._source.remove(self.node)
-                self.node = None
-                self._found_nothing_at = -1
-            self._record_failure(await self._reason_of(error))
+                self._leave_node()
+            if isinstance(error, MembersChanged) and self._told_version > self._renewed_version:
+                self._renewed_version, self.is_renewed = self._told_version, True
+                continue
+            self._record_failure(await self._reason.find(error, self.failure))
             await asyncio.sleep(self._pause())
 
     def _pause(self) -> float:
@@ -159,26 +180,6 @@ class PushStream:
         self._failures += 1
         longest = min(BACKOFF_SECONDS_MIN * 2 ** min(self._failures - 1, 10), BACKOFF_SECONDS_MAX)
         return random.uniform(longest / 2, longest)
-
-    async def _reason_of(self, error: RtError) -> RtError:
-        """A more precise reason, if the node could not be reached.
-
-        A certificate that is refused in the handshake must be refused twice: a node that stops may end a
-        connection at the same moment.
-        """
-        now = asyncio.get_running_loop().time()
-        if not isinstance(error, Unreachable) or self._tls is None:
-            return error
-        if now < self._probe_at:
-            return error if self.failure is None else self.failure
-        reason = await probe_endpoint(self.target, self._tls)
-        is_refused = isinstance(reason, CertificateError)
-        if is_refused and not self._is_refused_once:
-            self._is_refused_once = True
-            return error
-        self._is_refused_once = is_refused
-        self._probe_at = now + PROBE_AGAIN_SECONDS
-        return error if reason is None else reason
 
     def _record_failure(self, error: RtError) -> None:
         logger.debug("push_stream_ended endpoint=%s path=%s reason=%s", self.target, self._source.path, error)
@@ -190,14 +191,21 @@ class PushStream:
             self._source.progressed.set()
         if blocked is not None:
             self._blocked = blocked
-        self._on_change()
+        self.is_renewed = False
+        if not self.is_closed:
+            self._owner.record_failure(self)
+            self._owner.on_change()
 
     async def _stream(self) -> None:
         call: Any = self._channel.get().stream_stream(PUSH_METHOD)()
         try:
             start = await self._read_start(call)
-            self.node = start.node
+            self._owner.admit(self, start)
+            self.node, self._told_version = start.node, start.nodes.version
             self._source.start(start)
+            self._owner.learn(start)
+            if self.is_closed:
+                return
             self._check_is_wanted(start.offset)
             self._reset(start)
             self._source.wake()  # So that there is another poll after the first one.
@@ -247,14 +255,9 @@ class PushStream:
         return start
 
     def _reset(self, start: PushStart) -> None:
-        logger.info(
-            "push_stream_started endpoint=%s node=%s path=%s place=%s",
-            self.target,
-            start.node,
-            self._source.path,
-            start.offset,
-        )
-        self._place = start.offset or NOWHERE
+        said = self.target, start.node, self._source.path, start.offset
+        logger.info("push_stream_started endpoint=%s node=%s path=%s place=%s", *said)
+        self._place, self.is_renewed = start.offset or NOWHERE, False
         if self._blocked != (self._place,):
             self._unblock()
         self._failures = 0
@@ -269,9 +272,8 @@ class PushStream:
     def _unblock(self) -> None:
         """The node accepts what is sent."""
         self.refused = self.failure = self._blocked = None
-        self._is_refused_once = False
-        self._probe_at = 0.0
-        self._on_change()
+        self._reason.reset()
+        self._owner.on_change()
 
     async def _read(self, call: Any) -> None:
         assert self.node is not None

@@ -18,7 +18,9 @@ from rt.errors import (
     RtError,
     TooManyFiles,
 )
+from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_errors import Unreachable
+from rt.net.tls import TLS
 
 _T = TypeVar("_T")
 
@@ -30,6 +32,8 @@ BLOCKING: Final = (ProtocolViolation, FormatError, InvalidMessage, Diverged)
 stream at the same place is a rejection."""
 CALL_END_SECONDS: Final = 1.0
 """How long the status of a call may take that is over."""
+PROBE_AGAIN_SECONDS: Final = 5.0
+"""How often to find out why a node cannot be reached."""
 
 
 class LocalLogFailed(Exception):
@@ -69,3 +73,37 @@ async def first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, A
         if isinstance(end, Exception) and not isinstance(end, asyncio.InvalidStateError):
             raise end
     raise Unreachable("the stream ended")
+
+
+class FailureReason:
+    """Why a node cannot be reached, for one stream: gRPC reports only that it failed to connect."""
+
+    def __init__(self, target: str, tls: TLS | None) -> None:
+        self._target, self._tls = target, tls
+        self._probe_at = 0.0
+        self._is_refused_once = False
+
+    def reset(self) -> None:
+        """The node was reached."""
+        self._is_refused_once = False
+        self._probe_at = 0.0
+
+    async def find(self, error: RtError, last: RtError | None) -> RtError:
+        """A more precise reason than `error`, if the node could not be reached. `last`: the one before.
+
+        A certificate that is refused in the handshake must be refused twice: a node that stops may end a
+        connection at the same moment.
+        """
+        now = asyncio.get_running_loop().time()
+        if not isinstance(error, Unreachable) or self._tls is None:
+            return error
+        if now < self._probe_at:
+            return error if last is None else last
+        reason = await probe_endpoint(self._target, self._tls)
+        is_refused = isinstance(reason, CertificateError)
+        if is_refused and not self._is_refused_once:
+            self._is_refused_once = True
+            return error
+        self._is_refused_once = is_refused
+        self._probe_at = now + PROBE_AGAIN_SECONDS
+        return error if reason is None else reason

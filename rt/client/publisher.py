@@ -83,9 +83,9 @@ class Publisher:
     every 100 ms ("interval"), or when a segment is sealed ("never"). `compression` is None or "zstd".
 
     With `endpoints` ("host:port" of each node) and `tls`, a separate process, shared by publishers, pushes
-    the session to the nodes. It continues after this process has ended, until all is pushed. A sealed segment
-    is deleted `local_persistence` seconds after it was sealed, if all its messages are merged. Without
-    endpoints all segments stay.
+    the session to the nodes, and to those that join the cluster later. It continues after this process has
+    ended, until all is pushed. A sealed segment is deleted `local_persistence` seconds after it was sealed,
+    if all its messages are merged. Without endpoints all segments stay.
 
     Nodes that cannot be reached stop nothing: messages wait on the disk, and `status` says why. What blocks
     replication until somebody mends it (the nodes refuse the certificate, its role or the stream, belong to

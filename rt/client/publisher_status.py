@@ -32,12 +32,13 @@ class PublisherStatus:
 
     - "local": the publisher has no endpoints.
     - "connecting": no attempt to connect has ended yet.
-    - "replicating": a majority of the endpoints is connected.
+    - "replicating": a majority of the nodes is connected.
     - "waiting": fewer are connected, which may pass by itself. `endpoints` says why.
     - "blocked": nothing is replicated until somebody mends the cause of `error`.
     - "closed": the publisher was closed.
 
-    It began at `since_ns` (ns since the Unix epoch). `endpoints` has an `EndpointStatus` for each node.
+    It began at `since_ns` (ns since the Unix epoch). `endpoints` has an `EndpointStatus` for each node: those
+    that the publisher was opened with, and once the members of the cluster have changed, its members.
     `unsent_messages` were published and are not replicated yet, also those of earlier runs in the directory.
     `unsent_bytes` are their bytes, estimated within a segment of which a part is replicated. `progress` is
     that of `Publisher.progress`.
@@ -196,11 +197,13 @@ def above(segments: Iterable[SegmentExtent], level: Level) -> tuple[int, int]:
     return messages, size_bytes
 
 
-def state_of(error: RtError | None, endpoints: tuple[EndpointStatus, ...]) -> ReplicationState:
-    """The state of an open publisher with endpoints."""
+def state_of(
+    error: RtError | None, endpoints: tuple[EndpointStatus, ...], members: int = 0
+) -> ReplicationState:
+    """The state of an open publisher with endpoints. `members`: the number of nodes; 0: of endpoints."""
     if error is not None:
         return "blocked"
-    if 2 * sum(one.is_connected for one in endpoints) > len(endpoints):
+    if 2 * sum(one.is_connected for one in endpoints) > (members or len(endpoints)):
         return "replicating"
     return "waiting" if any(one.error is not None for one in endpoints) else "connecting"
 

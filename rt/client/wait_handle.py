@@ -72,6 +72,7 @@ class WaitHandle:
         self._problem = problem
         self.endpoints = tuple(EndpointStatus(endpoint, is_connected=False) for endpoint in endpoints)
         """The connection to each node, as the push process reported it last."""
+        self._members = 0
         self.since_ns = time.time_ns()
         """When the state of the replication changed last."""
         self.disconnects = 0
@@ -119,7 +120,7 @@ class WaitHandle:
 
     @property
     def state(self) -> ReplicationState:
-        return state_of(self._problem.error, self.endpoints)
+        return state_of(self._problem.error, self.endpoints, self._members)
 
     def wait(self, run: int, number: int, level: WaitLevel, timeout: float | None) -> None:
         """Return when `number` of run `run` has reached `level`.
@@ -273,7 +274,7 @@ class WaitHandle:
             error = _fenced(self.directory, str(error))
         with self._changed:
             state, connected = self.state, {one.endpoint for one in self.endpoints if one.is_connected}
-            self.endpoints = report.endpoints or self.endpoints
+            self.endpoints, self._members = report.endpoints or self.endpoints, report.members
             self.disconnects += len(connected - {one.endpoint for one in self.endpoints if one.is_connected})
             self._problem.record(error)
             if self.state != state:

@@ -60,6 +60,15 @@ class NothingMergedYet(Unreachable):
     """The peer's log has no message yet."""
 
 
+class MembersChanged(Unreachable):
+    """The node ended the stream because the members changed. It names them when the client connects again,
+    which may be at once.
+    """
+
+    def __init__(self, what: str = "the members of the cluster changed", **details: Any) -> None:
+        super().__init__(what, **{"hint": "Connect again: the node names them.", **details})
+
+
 _BY_CODE: dict[grpc.StatusCode, type[RtError]] = {
     grpc.StatusCode.CANCELLED: Unreachable,
     grpc.StatusCode.DATA_LOSS: FormatError,
@@ -193,7 +202,7 @@ def asking(where: object) -> Iterator[None]:
 
 
 def _class_named(name: object) -> type[RtError]:
-    for own in (Unreachable, NothingMergedYet):
+    for own in (Unreachable, NothingMergedYet, MembersChanged):
         if name == own.__name__:
             return own
     kind = getattr(rt.errors, name, None) if isinstance(name, str) else None

@@ -77,12 +77,16 @@ class PushReported(Struct, frozen=True, tag="reported"):
     failed: ErrorReported | None
     connections: tuple[tuple[str, bool, ErrorReported | None], ...]
     """Endpoint, whether it is connected, and why it failed."""
+    members: int = 0
+    """How many nodes the cluster has, as a node said when they changed; 0: as many as endpoints."""
 
     @classmethod
-    def of(cls, number: int, error: RtError | None, endpoints: Iterable[EndpointStatus]) -> PushReported:
+    def of(
+        cls, number: int, error: RtError | None, endpoints: Iterable[EndpointStatus], members: int = 0
+    ) -> PushReported:
         """`error` blocks the push until somebody mends it; None: nothing does."""
         connections = ((one.endpoint, one.is_connected, _failed(one.error)) for one in endpoints)
-        return cls(number, _failed(error), tuple(connections))
+        return cls(number, _failed(error), tuple(connections), members)
 
     @property
     def error(self) -> RtError | None:

@@ -129,7 +129,7 @@ class PushReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PushStart, _Mapping]] = ..., opened: _Optional[_Union[RunOpened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ...) -> None: ...
 
 class PushStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status", "silence_limit", "version")
+    __slots__ = ("cluster", "epoch", "members", "node", "place", "has_place", "takes_status", "silence_limit", "version", "nodes")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class PushStart(_message.Message):
     TAKES_STATUS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     members: int
@@ -148,7 +149,24 @@ class PushStart(_message.Message):
     takes_status: bool
     silence_limit: SilenceLimit
     version: int
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    nodes: KnownNodes
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., members: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., has_place: _Optional[bool] = ..., takes_status: _Optional[bool] = ..., silence_limit: _Optional[_Union[SilenceLimit, _Mapping]] = ..., version: _Optional[int] = ..., nodes: _Optional[_Union[KnownNodes, _Mapping]] = ...) -> None: ...
+
+class KnownNodes(_message.Message):
+    __slots__ = ("nodes", "version")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[KnownNode]
+    version: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[KnownNode, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class KnownNode(_message.Message):
+    __slots__ = ("name", "endpoint")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    endpoint: str
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class RunOpened(_message.Message):
     __slots__ = ("run",)
@@ -267,7 +285,7 @@ class PullReply(_message.Message):
     def __init__(self, start: _Optional[_Union[PullStart, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., trimmed: _Optional[_Union[Trimmed, _Mapping]] = ..., complete: _Optional[_Union[CompleteUpTo, _Mapping]] = ..., hold_refused: _Optional[_Union[HoldRefused, _Mapping]] = ..., outline: _Optional[_Union[Outline, _Mapping]] = ...) -> None: ...
 
 class PullStart(_message.Message):
-    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end", "found", "version")
+    __slots__ = ("cluster", "epoch", "node", "place", "first", "session", "dedup_id", "end", "found", "version", "nodes")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +296,7 @@ class PullStart(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     FOUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     cluster: bytes
     epoch: int
     node: str
@@ -288,7 +307,8 @@ class PullStart(_message.Message):
     end: int
     found: TimeFound
     version: int
-    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ..., found: _Optional[_Union[TimeFound, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    nodes: KnownNodes
+    def __init__(self, cluster: _Optional[bytes] = ..., epoch: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., first: _Optional[int] = ..., session: _Optional[str] = ..., dedup_id: _Optional[str] = ..., end: _Optional[int] = ..., found: _Optional[_Union[TimeFound, _Mapping]] = ..., version: _Optional[int] = ..., nodes: _Optional[_Union[KnownNodes, _Mapping]] = ...) -> None: ...
 
 class TimeFound(_message.Message):
     __slots__ = ("position", "is_message")

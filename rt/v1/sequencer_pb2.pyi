@@ -214,12 +214,14 @@ class Configure(_message.Message):
     def __init__(self, roll_bytes: _Optional[int] = ..., roll_minutes: _Optional[int] = ..., session_bytes_max: _Optional[int] = ..., retention_minutes: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., retention_disk_percent: _Optional[int] = ..., hold_bytes_max: _Optional[int] = ..., sessions_max: _Optional[int] = ..., sessions_per_name_max: _Optional[int] = ..., session_idle_minutes: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("node", "disk")
+    __slots__ = ("node", "disk", "address")
     NODE_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node: str
     disk: bytes
-    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ...) -> None: ...
+    address: str
+    def __init__(self, node: _Optional[str] = ..., disk: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("node", "disk")
@@ -600,16 +602,18 @@ class Force(_message.Message):
     def __init__(self, request: _Optional[bytes] = ..., node: _Optional[str] = ...) -> None: ...
 
 class NodeDisk(_message.Message):
-    __slots__ = ("node", "id", "joined", "is_whole")
+    __slots__ = ("node", "id", "joined", "is_whole", "address")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     JOINED_FIELD_NUMBER: _ClassVar[int]
     IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node: str
     id: bytes
     joined: int
     is_whole: bool
-    def __init__(self, node: _Optional[str] = ..., id: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ...) -> None: ...
+    address: str
+    def __init__(self, node: _Optional[str] = ..., id: _Optional[bytes] = ..., joined: _Optional[int] = ..., is_whole: _Optional[bool] = ..., address: _Optional[str] = ...) -> None: ...
 
 class MergedEnd(_message.Message):
     __slots__ = ("has_segment", "run", "roll", "offset", "first", "created_ns", "declared", "chain", "total_bytes", "next_run")

@@ -23,16 +23,16 @@ from sequencer.bench.stage import STILL_S, Setup, Stage
 from sequencer.localcluster.nodes import differences
 
 GOAL_S: Final = 2.0
-_RATE_MB: Final = 5.0
+RATE_MB: Final = 5.0
 """Of each publisher: load, but less than the machine can carry."""
-_LEAD_BYTES: Final = 1 << 20
+LEAD_BYTES: Final = 1 << 20
 """A publisher waits when it is this far ahead, so that the figure is of the failover, not of a backlog."""
 
 
 def failover(setup: Setup, *, publishers: int, kills: int) -> Iterator[Figure]:
     with setup.open() as stage:
         stage.start_publishers(publishers, 1024)
-        stage.ask("flood", lead_bytes=_LEAD_BYTES, rate_mb=_RATE_MB)
+        stage.ask("flood", lead_bytes=LEAD_BYTES, rate_mb=RATE_MB)
         stage.wait_for(lambda: min(stage.merged()), 1, "merges for the slowest publisher")
         gaps_s = [kill_leader(stage) for _ in range(kills)]
         name = f"{setup.nodes} nodes: leader killed under load"

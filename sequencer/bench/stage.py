@@ -151,10 +151,15 @@ class Stage:
         for name in names or self.nodes.names:
             self.wait_for(partial(self.nodes.merged_position, name), end, f"{name} merges")
 
-    def _rounds(self) -> int:
+    def rest(self, target: str, body: object = None) -> Any:
+        """The answer of a node that runs: of GET, or of POST with a body."""
         tls = self.nodes.certificate("operator", "bench")
-        status = check(asyncio.run(ask(self.nodes.endpoints, tls, "GET", "/status")))
-        return int(json.loads(status.body)["committed"]["instruction"])
+        endpoints = [f"127.0.0.1:{self.nodes.data_ports[name]}" for name in self.nodes.running]
+        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        return json.loads(check(asyncio.run(ask(endpoints, tls, method, target, data))).body)
+
+    def _rounds(self) -> int:
+        return int(self.rest("/status")["committed"]["instruction"])
 
     def _pids(self, table: ProcessTable) -> Iterator[int]:
         """All processes that take part."""
@@ -196,16 +201,16 @@ class Setup:
     nodes: int
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[Stage]:
-        """A stage whose nodes are ready. Leaving it ends everything."""
+    def open(self, *, spare: int = 0) -> Iterator[Stage]:
+        """A stage whose nodes are ready. Leaving it ends everything. `spare` more nodes are not started."""
         with (
             tempfile.TemporaryDirectory(prefix="rt", dir=self.directory) as root,
             logs_kept(Path(root), self.directory),
             nothing_left(),
-            LocalCluster(Path(root), self.nodes, stream=STREAM) as nodes,
+            LocalCluster(Path(root), self.nodes + spare, stream=STREAM, begin=self.nodes) as nodes,
             contextlib.ExitStack() as opened,
         ):
-            nodes.start()
+            nodes.start(*nodes.first)
             nodes.wait_ready()
             yield Stage(Path(root), nodes, opened)
 

@@ -13,11 +13,14 @@ from typing import Final
 from rt.bench.measure import Figure
 from sequencer.bench.backlog import backlog, offline_starts
 from sequencer.bench.failover import failover
+from sequencer.bench.member_changes import member_changes
 from sequencer.bench.merge_speed import merging
 from sequencer.bench.speed import latency, many, throughput
 from sequencer.bench.stage import Setup
 
-PARTS: Final = ("throughput", "latency", "failover", "many", "backlog", "offline-starts", "merging")
+PARTS: Final = (
+    *("throughput", "latency", "failover", "members", "many", "backlog", "offline-starts", "merging"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ class TransportBench:
                 return latency(setup, rates_hz=self.rates_hz, seconds=self.seconds, rounds=self.rounds)
             case "failover":
                 return failover(setup, publishers=self.publishers, kills=self.failovers)
+            case "members":
+                return member_changes(setup, publishers=self.publishers)
             case "many":
                 return many(setup, publishers=self.many, seconds=self.seconds)
             case "backlog":

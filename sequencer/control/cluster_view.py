@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 import rt
@@ -46,11 +47,18 @@ class ClusterView:
         ]
 
     def to_proto(
-        self, status: Status, leadership: Leadership, now_ns: int, *, accepts_sessions: bool
+        self,
+        status: Status,
+        leadership: Leadership,
+        now_ns: int,
+        *,
+        accepts_sessions: bool,
+        joined: Mapping[str, str] = MappingProxyType({}),
     ) -> pb.Standing:
         """The message for the data process.
 
-        `accepts_sessions`: this node knows of all fences, and its disk counts.
+        `accepts_sessions`: this node knows of all fences, and its disk counts. `joined`: the gRPC address with
+        which each member joined, for those that do not report.
         """
         standing = pb.Standing(
             node=self._name,
@@ -66,7 +74,7 @@ class ClusterView:
         for member in status.members:
             one = standing.nodes.add(
                 name=member.name,
-                address=self._addresses.get(member.name, ""),
+                address=self._addresses.get(member.name) or joined.get(member.name, ""),
                 is_learner=not member.votes,
                 raft_address=member.address,
                 is_connected=member.is_connected,

@@ -39,6 +39,7 @@ from sequencer.raft.raft import Raft, end_process
 from sequencer.state.apply_result import ClusterReset, Forgotten, Outcome, RangesMerged
 from sequencer.state.command_codec import encode_command, reset_of
 from sequencer.state.commands import Command, JoinDisk, ResetCluster
+from sequencer.state.feature_level import MEMBER_CHANGES
 from sequencer.state.state_codec import encode_state
 
 TICK_NS: Final = 50 * 10**6
@@ -64,6 +65,7 @@ class ControlProcess:
     ) -> None:
         """`on_alive` is called on the consensus thread every `SUMMARY_NS`. It must not block."""
         self._config, self._on_alive = config, on_alive
+        self._address = config.members[config.name].data
         self._leadership = Leadership(None, 0, False)
         self._is_attached = False
         self._is_over = False
@@ -299,7 +301,7 @@ class ControlProcess:
             summary = summarize(
                 self._reporter.holdings.data_status, time.time_ns(), phase, data_silent_s=silent_s
             )
-            summary.address = self._config.members[self._config.name].data
+            summary.address = self._address
             summary.members_wait = self._member_changer.refused or self._leader_loop.waits_for
             self._messenger.send_summary(summary)
             self._send_cluster_view()
@@ -336,7 +338,9 @@ class ControlProcess:
         is_led = self._consensus.is_caught_up and self._leadership.leader is not None
         if now_ns >= self._join_due_ns and is_led:
             self._join_due_ns = now_ns + JOIN_AGAIN_NS
-            self._propose(encode_command(JoinDisk(self._config.name, self._disk)))
+            has_address = self._machine.state.feature_level >= MEMBER_CHANGES
+            address = self._address if has_address else ""
+            self._propose(encode_command(JoinDisk(self._config.name, self._disk, address)))
 
     # To the data process
 
@@ -356,6 +360,7 @@ class ControlProcess:
                 self._leadership,
                 time.monotonic_ns(),
                 accepts_sessions=accepts_sessions,
+                joined={name: disk.address for name, disk in self._machine.state.disks.items()},
             )
             standing.is_resetting = is_resetting
             self._send(pb.ToData(standing=standing))

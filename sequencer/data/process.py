@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Final
 
 from replicator.protocol.grpc_service import ROLES, Call, replication_service
+from replicator.protocol.known_nodes import NO_NODES
 from replicator.protocol.messages import LogOffset
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, Corrupt, LogNotFound, RtError
+from rt.errors import ClusterMismatch, Corrupt, RtError
 from rt.net.grpc_channel import RpcServer, serve
 from rt.net.memory_guard import MemoryGuard
 from rt.net.tls import TLS
@@ -44,6 +45,7 @@ from sequencer.ipc.data_reports import DataReports
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
+from sequencer.merged.log_provider import NodeLogProvider
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
@@ -55,7 +57,7 @@ from sequencer.sessions.disk_id import open_disk_id
 from sequencer.sessions.idle_replicas import IdleReplicas
 from sequencer.sessions.ingest import SessionIngest
 from sequencer.sessions.opener import Opener
-from sequencer.sessions.peer_addresses import PeerAddresses
+from sequencer.sessions.peer_addresses import PeerAddresses, voters_of
 from sequencer.sessions.peer_fetch import PeerFetcher
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.sessions.sync_timing import TimedGroupCommit
@@ -129,6 +131,9 @@ class DataProcess:
         self.commands = CommandClient(follower, self._propose)
         self.lease_manager = LeaseManager(follower, self.commands.propose, lambda: self.link.is_up)
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
+        self.known_nodes = NO_NODES
+        """The voters, for clients, once the list has changed."""
+        self.push_servicer: PushServicer | None = None
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
         self.phase_reporter = PhaseReporter(follower, self.merged_log, self.catch_up, self.reports)
@@ -164,9 +169,12 @@ class DataProcess:
         )
         self.tasks.keep(self.reports.keep_reporting_clients(clients.connected))
         silence = PublisherSilence(self.follower, self._propose)
-        push = PushServicer(TrackedStores(self.ingest, clients, silence.commit), self.config.stream)
+        stores = TrackedStores(self.ingest, clients, silence.commit)
+        push = self.push_servicer = PushServicer(stores, self.config.stream, nodes=lambda: self.known_nodes)
         pull = self.pull_servicer = PullServicer(
-            NodeLogProvider(self.config, self.follower, self.replicas, self.ingest),
+            NodeLogProvider(
+                self.config, self.follower, self.replicas, self.ingest, nodes=lambda: self.known_nodes
+            ),
             self.config.stream,
             self._pool,
             on_acknowledged=self.hold_tracker.on_acknowledged,
@@ -201,6 +209,16 @@ class DataProcess:
     def stop(self) -> None:
         """End `run`. Called in the event loop."""
         self.tasks.stopping.set()
+
+    def _note_nodes(self, view: pb.Standing) -> None:
+        """Let the clients learn the members, if they have changed."""
+        nodes = voters_of(view)
+        if nodes is None or nodes == self.known_nodes:
+            return
+        self.known_nodes = nodes
+        for servicer in (self.push_servicer, self.pull_servicer):
+            if servicer is not None:
+                servicer.on_nodes_changed()
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
@@ -276,6 +294,7 @@ class DataProcess:
             self._peers.update(message.standing)
             self.merged_log.on_view(message.standing)
             self.ingest.on_view(message.standing)
+            self._note_nodes(message.standing)
             self.resets.on_changed()
         elif message.HasField("reset_refused"):
             self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)
@@ -368,35 +387,6 @@ class DataProcess:
         self.lease_manager.on_applied(command, outcome)
         self.group_positions.on_applied(command, outcome)
         self.ingest.on_applied(command, outcome)
-
-
-class NodeLogProvider:
-    """The logs of this node for the pull server: a `replicator.pull.source.LogProvider`."""
-
-    def __init__(
-        self, config: NodeConfig, follower: StateFollower, replicas: SessionReplicas, ingest: SessionIngest
-    ) -> None:
-        self.node, self.merged = config.name, config.merged_directory
-        self._follower, self._replicas, self._ingest = follower, replicas, ingest
-
-    @property
-    def cluster(self) -> bytes:
-        return self._ingest.cluster
-
-    @property
-    def epoch(self) -> int:
-        return self._follower.epoch
-
-    @property
-    def is_empty(self) -> bool:
-        state = self._follower.state
-        return state is not None and self._follower.is_caught_up and state.position == 0
-
-    def session(self, session_id: int) -> str:
-        path = self._replicas.path(session_id)
-        if not os.path.isdir(path):
-            raise LogNotFound("this node has no replica of that session", where=self.node, got=session_id)
-        return path
 
 
 def _address(listen: str, port: int) -> str:

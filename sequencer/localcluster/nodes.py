@@ -51,7 +51,8 @@ class LocalCluster:
 
     `root` must be a short path: a Unix socket in `<root>/<name>` has less than 100 bytes. `flags` are passed
     to each `rt node`. With `with_rest` the nodes serve REST and health on ports of their own. `ports`: those
-    of each node; default: free ones.
+    of each node; default: free ones. The first `begin` nodes (default: all) make the cluster; the others
+    know these and themselves, and are to be added.
     """
 
     def __init__(
@@ -63,9 +64,11 @@ class LocalCluster:
         flags: Sequence[str] = (),
         with_rest: bool = False,
         ports: Mapping[str, NodePorts] | None = None,
+        begin: int | None = None,
     ) -> None:
         self.root, self.stream, self._flags = root.absolute(), stream, list(flags)
         self.names = [f"n{number}" for number in range(1, count + 1)]
+        self.first = self.names[:begin]
         self._pki = self.root / "pki"
         self._issued: dict[Identity, TLS] = {}
         self._issuing = threading.Lock()
@@ -283,7 +286,8 @@ class LocalCluster:
         ]
         return [
             *("--stream", self.stream, "--name", name, "--directory", str(self.directory(name))),
-            *("--ca", ca, "--cert", cert, "--key", key, *members, "--bootstrap", "--listen", "127.0.0.1"),
+            *("--ca", ca, "--cert", cert, "--key", key, *members, "--listen", "127.0.0.1"),
+            *(("--bootstrap",) if name in self.first else ()),
             *("--raft-port", str(self.raft_ports[name]), "--data-port", str(self.data_ports[name])),
             *("--rest-port", str(self.rest_ports.get(name, 0))),
             *("--health-port", str(self.health_ports.get(name, 0))),
@@ -297,10 +301,9 @@ class LocalCluster:
 
     def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
         """The addresses at which this node dials each member, for Raft and for data."""
-        del name  # All dial each other directly.
         return {
             each: (f"127.0.0.1:{self.raft_ports[each]}", f"127.0.0.1:{self.data_ports[each]}")
-            for each in self.names
+            for each in {**dict.fromkeys(self.first), name: None}
         }
 
     def _signal(self, name: str, number: signal.Signals, part: Part) -> None:

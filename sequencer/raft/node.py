@@ -121,7 +121,8 @@ class RaftNode:
         self._segment_preparer = SegmentPreparer(self._log, self._worker, retry_s)
         self._state_server = StateServer(snapshots)
         self._state_fetcher = fetcher = StateFetcher(
-            *(snapshots, self._worker, self._network.send, partial(decode_snapshot, config, self._machine)),
+            *(snapshots, self._worker, self._network.send),
+            partial(decode_snapshot, config, own.identity.disk, self._machine),
             self._on_fetched,
         )
         self._installer = installer = SnapshotInstaller(services, fetcher, self._adopt_state)

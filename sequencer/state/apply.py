@@ -167,7 +167,7 @@ def _join(state: SequencerState, command: JoinDisk) -> Outcome:
     state.joins += 1
     # A member's first disk lost nothing, and neither did a disk before which nothing was open or merged.
     is_whole = known is None or not (state.instruction or state.open_count)
-    state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole)
+    state.disks[command.node] = NodeDisk(command.disk, state.joins, is_whole, command.address)
     return DiskJoined(command.node)
 
 

@@ -16,7 +16,7 @@ from rt.names import check_hold_name, check_name
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.membership import ADDRESS_CHARACTERS_MAX, CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
@@ -128,15 +128,21 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class JoinDisk:
-    """A node keeps its session replicas on that disk from now on."""
+    """A node keeps its session replicas on that disk from now on.
+
+    `address`: host:port of its gRPC server, from feature level 2 on. Empty: not said.
+    """
 
     node: str
     disk: bytes
+    address: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.node, kind="node")
         if len(self.disk) != DISK_BYTES:
             raise ValueError(f"disk id of {len(self.disk)} bytes")
+        if len(self.address) > ADDRESS_CHARACTERS_MAX:
+            raise ValueError(f"an address of {len(self.address)} characters")
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,8 @@ class NodeDisk(NamedTuple):
     """Number of disks that had joined, including this one."""
     is_whole: bool
     """It holds everything that the node ever reported of open runs: see `sequencer.leader.session_close`."""
+    address: str = ""
+    """host:port of the node's gRPC server when the disk joined; empty: it did not say. It may have changed."""
 
 
 class SubscriberHold(NamedTuple):

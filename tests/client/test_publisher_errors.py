@@ -471,6 +471,17 @@ def test_the_state_follows_from_the_connections(
     assert state_of(error, tuple(endpoints)) == state
 
 
+@pytest.mark.parametrize(("members", "state"), [(0, "waiting"), (5, "waiting"), (3, "replicating")])
+def test_a_majority_of_the_members_is_enough_however_many_endpoints_there_are(
+    members: int, state: str
+) -> None:
+    endpoints = [EndpointStatus(f"n{index}:1", is_connected=True) for index in range(2)]
+    endpoints += [
+        EndpointStatus(f"m{index}:1", is_connected=False, error=rt.RtError("x")) for index in range(2)
+    ]
+    assert state_of(None, tuple(endpoints), members) == state
+
+
 def test_unsent_messages_are_counted_over_runs_and_segments() -> None:
     segments = [
         SegmentExtent(SegmentId(0, 0), 0, 10, 1000),

@@ -163,11 +163,12 @@ def test_what_blocks_a_session_is_reported_until_a_node_serves_it() -> None:
         for report in (
             PushReport(refused, (waiting,)),
             PushReport(None, (waiting,)),
-            PushReport(None, (serving,)),
+            PushReport(None, (serving,), 5),
         ):
             made.on_report["a"](report)
 
     reports = run(test).reports
+    assert [report.members for report in reports] == [0, 0, 5]
     assert [repr(report.error) for report in reports] == [repr(refused), repr(refused), "None"]
     assert [report.endpoints[0].is_connected for report in reports] == [False, False, True]
 

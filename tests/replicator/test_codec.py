@@ -41,6 +41,7 @@ from replicator.protocol.handshake import (
     check_found,
     check_progress,
 )
+from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
     PULLED_CHUNK_BYTES_MAX,
@@ -79,8 +80,14 @@ pushed = st.one_of(
     st.builds(PushStatus, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
     st.builds(PushHello, names, names, ids, st.none() | names, ids_or_none),
 )
+known_nodes = st.builds(
+    lambda nodes, version: KnownNodes(tuple(KnownNode(name, f"{name}:1") for name in nodes), version),
+    st.lists(st.sampled_from(["n1", "n2", "n3", "n4"]), min_size=1, unique=True),
+    st.integers(1, 2**63 - 1),
+)
 push_answers = st.one_of(
     st.builds(PushStart, ids, words, st.integers(1, 7), names, st.none() | places, st.booleans()),
+    known_nodes.map(lambda nodes: PushStart(ID, 0, len(nodes.nodes), "n1", nodes=nodes)),
     st.builds(OpenReply, words),
     st.builds(PushProgress, places, numbers, words, numbers, places),
 )
@@ -130,6 +137,7 @@ pull_answers = st.one_of(
     st.builds(CompleteUpTo, numbers),
     st.builds(HoldRejected, names, st.text("abc :", max_size=20)),
     st.builds(PullStart, ids, words, names, places, numbers, st.none() | names, st.none() | names),
+    st.builds(PullStart, ids, words, names, places, numbers, nodes=known_nodes),
     st.builds(
         PullStart,
         ids,
@@ -278,6 +286,48 @@ def test_a_pull_client_that_breaks_a_bound_is_refused() -> None:
     for said in (pb.Acknowledged(name="../x"), pb.Acknowledged(name="x", position=NUMBER_MAX)):
         with pytest.raises(ProtocolViolation):
             decode_pull_request(pb.PullRequest(acknowledged=said).SerializeToString())
+
+
+def test_a_list_of_nodes_that_never_changed_takes_no_byte() -> None:
+    start = PushStart(ID, 1, 3, "n1", LogOffset(1, 2, 64), takes_status=True)
+    place = pb.Place(run=1, roll=2, offset=64)
+    message = pb.PushStart(
+        cluster=ID, epoch=1, members=3, node="n1", place=place, has_place=True, takes_status=True
+    )
+    assert encode_push_reply(start) == pb.PushReply(start=message).SerializeToString()
+    pulled = PullStart(ID, 1, "n1", LogOffset(1, 2, 64), 5, end=9)
+    answer = pb.PullStart(cluster=ID, epoch=1, node="n1", place=place, first=5, end=9)
+    assert encode_pull_reply(pulled) == pb.PullReply(start=answer).SerializeToString()
+
+
+BAD_NODES = [
+    pb.KnownNodes(version=1),
+    pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="n1:1")]),
+    pb.KnownNodes(nodes=[pb.KnownNode(name=f"n{i}", endpoint=f"n{i}:1") for i in range(8)], version=1),
+    pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="n1")], version=1),
+    pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="dns:///n1:1")], version=1),
+    pb.KnownNodes(nodes=[pb.KnownNode(name="../n1", endpoint="n1:1")], version=1),
+    pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="n1:1")], version=2**63),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BAD_NODES)))
+def test_a_list_of_nodes_that_cannot_be_is_refused(index: int) -> None:
+    nodes = BAD_NODES[index]
+    push = pb.PushStart(cluster=ID, members=len(nodes.nodes) or 1, node="n1", nodes=nodes)
+    with pytest.raises(ProtocolViolation):
+        decode_push_reply(pb.PushReply(start=push).SerializeToString())
+    with pytest.raises(ProtocolViolation):
+        decode_pull_reply(
+            pb.PullReply(start=pb.PullStart(cluster=ID, node="n1", nodes=nodes)).SerializeToString()
+        )
+
+
+def test_a_list_of_nodes_of_another_number_of_members_is_refused() -> None:
+    nodes = pb.KnownNodes(nodes=[pb.KnownNode(name="n1", endpoint="n1:1")], version=1)
+    push = pb.PushStart(cluster=ID, members=3, node="n1", nodes=nodes)
+    with pytest.raises(ProtocolViolation, match="1 nodes of 3 members"):
+        decode_push_reply(pb.PushReply(start=push).SerializeToString())
 
 
 def test_another_version_is_refused_by_its_number() -> None:

@@ -20,6 +20,7 @@ from push_node import CLUSTER, PushNode
 
 import rt
 from replicator.protocol.handshake import NOWHERE, PushProgress
+from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.protocol.messages import CHUNK_BYTES_MAX, LogOffset
 from replicator.push import stream, stream_faults
 from replicator.push.client import PushClient
@@ -174,7 +175,7 @@ def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_mor
                         publisher.publish_many([bytes(10_000)] * 100)
                     publisher.flush()
                     await until(lambda: all(node.holds(publisher.directory) for node in made[:2]))
-                    assert client._streams[2]._unacknowledged_bytes <= 2**20 + CHUNK_BYTES_MAX
+                    assert client._streams.all[2]._unacknowledged_bytes <= 2**20 + CHUNK_BYTES_MAX
                     made[2].is_still = False
                     await until(lambda: made[2].holds(publisher.directory))
 
@@ -532,6 +533,49 @@ def test_what_a_node_held_counts_no_more_when_its_stream_has_ended() -> None:
     levels.start("n2", 3, None)
     levels.report("n2", PushProgress(LogOffset(0, 0, 64), 5))
     assert levels.replicated == Level(0, 5)
+
+
+def test_once_the_members_are_known_only_they_count_and_a_majority_of_them_is_needed() -> None:
+    levels = QuorumProgress()
+    for node, number in (("n1", 9), ("n2", 8), ("n3", 4)):
+        levels.start(node, 3, None)
+        levels.report(node, PushProgress(LogOffset(0, 0, 64), number))
+    assert (levels.replicated, levels.majority) == (Level(0, 8), 2)
+    levels.known = known_nodes("n2", "n3", "n4")  # n1 has left.
+    assert (levels.replicated, levels.majority) == (Level(0, 4), 2)
+    levels.known = known_nodes("n2", "n3", "n4", "n5")
+    assert (levels.replicated, levels.majority) == (NO_LEVEL, 3)
+    levels.start("n4", 4, None)
+    levels.report("n4", PushProgress(LogOffset(0, 0, 64), 6))
+    assert levels.replicated == Level(0, 4)
+    levels.known = known_nodes("n2")
+    assert (levels.replicated, levels.members) == (Level(0, 8), 1)
+    levels.report("n1", PushProgress(LogOffset(0, 0, 64), 9, 0, 9, LogOffset(0, 0, 64)))
+    assert levels.replicated == levels.merged == Level(0, 9)  # It is committed, whoever says so.
+
+
+@given(
+    st.dictionaries(st.sampled_from(["n1", "n2", "n3", "n4", "n5"]), st.integers(0, 9)),
+    st.sets(st.sampled_from(["n1", "n2", "n3", "n4", "n5"]), min_size=1),
+)
+def test_what_is_replicated_is_held_by_a_majority_of_the_members(
+    said: dict[str, int], members: set[str]
+) -> None:
+    levels = QuorumProgress()
+    for node, number in said.items():
+        levels.start(node, 5, None)
+        levels.report(node, PushProgress(LogOffset(0, 0, 64), number))
+    levels.known = known_nodes(*members)
+
+    def holders(number: int) -> int:
+        return sum(said.get(node, 0) >= number for node in members)
+
+    most = max(number for number in range(10) if 2 * holders(number) > len(members) or not number)
+    assert levels.replicated == Level(0, most)
+
+
+def known_nodes(*names: str) -> KnownNodes:
+    return KnownNodes(tuple(KnownNode(name, f"{name}:1") for name in sorted(names)), 1)
 
 
 def test_a_higher_run_is_further_whatever_its_number() -> None:

@@ -16,9 +16,9 @@ from push_node import NodesInThread, PushNode
 
 import rt
 from replicator.cli.push import push
+from replicator.cli.session_discovery import SessionDiscovery
 from replicator.push.client import PushClient
 from replicator.push.lock import lock_push
-from replicator.push.session_discovery import SessionDiscovery
 
 WAIT_SECONDS = 120
 

@@ -146,7 +146,7 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
     log = open_log(nodes)
     batches = log.read(0, len(rows), EVERYTHING, refuse)
     got = list(next(batches).messages())
-    victim = log._at
+    victim = nodes.asked(log)
     nodes.stop(victim)
     try:
         got += [message for batch in batches for message in batch.messages()]
@@ -154,7 +154,7 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
         nodes.start(victim)
         log.close()
     assert got == rows
-    assert log._at != victim
+    assert nodes.asked(log) != victim
 
 
 @pytest.mark.parametrize("is_rolled", [False, True])
@@ -176,7 +176,7 @@ def test_a_range_without_an_end_goes_on_with_what_comes_later(
             while len(got) < len(feeds.rows()) - start:
                 got += next(batches).messages()
         assert got == feeds.rows()[start:]
-        nodes.stop(log._at)
+        nodes.stop(nodes.asked(log))
         feeds.fill(5)
         while len(got) < len(feeds.rows()) - start:
             got += next(batches).messages()
@@ -252,7 +252,8 @@ def test_a_hold_is_told_to_one_node_and_to_the_next_when_that_one_is_left(nodes:
         node.acknowledged.clear()
     log.hold("sub", 7)
     list(log.outline(0, 5))
-    first, second = log._at, 1 - log._at
+    first = nodes.asked(log)
+    second = 1 - first
     assert (nodes.nodes[first].acknowledged, nodes.nodes[second].acknowledged) == ([("sub", 7)], [])
     nodes.stop(first)
     try:
@@ -395,15 +396,15 @@ def test_a_node_that_has_less_is_not_asked_where_the_log_ends(tmp_path: Path) ->
         nodes.nodes[1].merged = str(tmp_path / "less")
         for first in range(3):
             log = open_log(nodes)
-            log._at = first
+            log._nodes.target = nodes.endpoints[first]
             assert log.bounds() == (0, end)
             log.close()
         log = open_log(nodes)
         assert log.bounds() == (0, end)
-        log._at, log._bounds = 1, None
+        log._nodes.target, log._bounds = nodes.endpoints[1], None
         end = feeds.fill(3).stop
         assert log.bounds() == (0, end)
-        assert log._at != 1
+        assert nodes.asked(log) != 1
         log.close()
     feeds.close()
 

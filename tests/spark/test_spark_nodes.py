@@ -87,10 +87,10 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
         )
         rows = reader.read(RtPartition(0, end))
         got = [next(rows)]
-        victim = opened[0]._at
+        victim = nodes.asked(opened[0])
         nodes.stop(victim)
         got += rows
-    assert opened[0]._at != victim
+    assert nodes.asked(opened[0]) != victim
     messages = [(row["position"], row["value"]) for batch in got for row in batch.to_pylist()]
     assert messages == [(row.position, row.value) for row in large.rows()]
     large.close()

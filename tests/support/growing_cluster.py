@@ -21,18 +21,7 @@ class GrowingCluster(LocalCluster):
     """`count` nodes, of which the first `begin` make the cluster. The others know these and themselves."""
 
     def __init__(self, root: Path, count: int, begin: int, *, flags: Sequence[str] = ()) -> None:
-        super().__init__(root, count, flags=flags)
-        self.first = self.names[:begin]
-
-    def _seen_by(self, name: str) -> dict[str, tuple[str, str]]:
-        seen = super()._seen_by(name)
-        return {each: seen[each] for each in {**dict.fromkeys(self.first), name: None}}
-
-    def _arguments(self, name: str) -> list[str]:
-        arguments = super()._arguments(name)
-        if name not in self.first:
-            arguments.remove("--bootstrap")
-        return arguments
+        super().__init__(root, count, flags=flags, begin=begin)
 
     def raft_address(self, name: str) -> str:
         return f"127.0.0.1:{self.raft_ports[name]}"

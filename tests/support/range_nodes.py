@@ -11,6 +11,7 @@ from typing import Any
 
 from receiving_node import FakeNode, make_pki, tls_of
 
+from replicator.pull.remote_log import RemoteLog
 from sequencer.localcluster.loopback import free_port
 
 
@@ -37,6 +38,10 @@ class RangeNodes:
     def stop(self, index: int) -> None:
         """End, and every stream with it."""
         self._do(self._stop(index))
+
+    def asked(self, log: RemoteLog) -> int:
+        """The node that a reader asks now."""
+        return self.endpoints.index(log._nodes.target)
 
     def close(self) -> None:
         """Stop all."""

@@ -12,6 +12,7 @@ from typing import Any
 import rt
 from replicator.protocol.grpc_service import ROLES, replication_service
 from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus
+from replicator.protocol.known_nodes import NO_NODES, KnownNodes
 from replicator.protocol.messages import Chunk, Run, SegmentSealed, WholeRun
 from replicator.pull.memory_budget import PullBudget
 from replicator.pull.server import PullServicer
@@ -108,7 +109,8 @@ class FakeNode:
         self.pool = ThreadPoolExecutor(4)
         self.sync = GroupCommit()
         self.unfinished = UnfinishedBytes(4 * 2**20)
-        self.push = PushServicer(self, "s")
+        self.nodes = NO_NODES
+        self.push = PushServicer(self, "s", nodes=lambda: self.nodes)
         self.acknowledged: list[tuple[str, int]] = []
         self.confirmed: list[str] = []
         self.pull = PullServicer(
@@ -122,6 +124,12 @@ class FakeNode:
         self.refuses_holds = ""
         self.told: list[int] = []
         self._server: Any = None
+
+    def name_nodes(self, nodes: KnownNodes) -> None:
+        """The members changed."""
+        self.nodes = nodes
+        self.push.on_nodes_changed()
+        self.pull.on_nodes_changed()
 
     async def accept(self, hello: PushHello, identity: Identity) -> FakeIntake:
         store = self.stores.get(hello.session)

@@ -75,7 +75,7 @@ class Bootstrap:
             return
         try:
             state, _ = decode_peer_state(self._machine, adopt.content)
-            check_members(self._config, state)
+            check_members(self._config, self._own.identity.disk, state)
         except UnknownVersion:
             raise
         except (FormatError, ClusterMismatch) as error:

@@ -25,7 +25,7 @@ logger = logging.getLogger("sequencer.raft")
 
 
 def decode_snapshot(
-    config: RaftConfig, machine: StateMachine, meta: SnapshotMeta, content: bytes
+    config: RaftConfig, disk: bytes, machine: StateMachine, meta: SnapshotMeta, content: bytes
 ) -> tuple[ClusterState, bytes]:
     """The state in a peer's snapshot. Raises `rt.FormatError` or `rt.ClusterMismatch` if it does not match
     `meta`, `rt.UnknownVersion` if a newer program made it.
@@ -33,7 +33,7 @@ def decode_snapshot(
     state, machine_bytes = decode_peer_state(machine, content)
     if (state.cluster, state.epoch, state.applied) != (meta.cluster, meta.epoch, meta.place):
         raise FormatError("the state in a snapshot does not match its header", got=state.applied)
-    check_members(config, state)
+    check_members(config, disk, state)
     return state, machine_bytes
 
 
@@ -56,7 +56,7 @@ class SnapshotInstaller:
         adopt_state: Callable[[ClusterState, bytes], None],
     ) -> None:
         self._own, self._raft = services.own, services.raft
-        self._decode = partial(decode_snapshot, services.config, services.machine)
+        self._decode = partial(decode_snapshot, services.config, services.own.identity.disk, services.machine)
         self._snapshots, self._worker = services.snapshots, services.worker
         self._state_fetcher, self._adopt_state = state_fetcher, adopt_state
         self.incoming: SnapshotReceiver | None = None

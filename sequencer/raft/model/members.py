@@ -103,7 +103,7 @@ def removed_error(name: str, where: str) -> MemberRemoved:
 
 def rejoined_error(name: str, where: str) -> MemberRemoved:
     error = MemberRemoved(
-        "this node was removed from the cluster and added again while it was running",
+        "this node's disk counted for nothing for a while, and has joined the cluster again",
         where=where,
         got=name,
         hint="Start it again. The outcome of commands in flight is unknown.",

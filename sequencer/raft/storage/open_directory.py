@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from rt.cluster_epoch import is_later, name_of
 from rt.errors import ClusterMismatch, DiskFull, LogNotFound, naming_file
 from rt.log.disk import Disk, Lock, storage_errors
-from sequencer.raft.model.cluster_state import ClusterState, decode_state
+from sequencer.raft.model.cluster_state import NO_DISK, ClusterState, decode_state
 from sequencer.raft.model.config import RaftConfig
 from sequencer.raft.model.entry_codec import decode_members
 from sequencer.raft.model.messages import NO_ID, NOWHERE, DiskClaim
@@ -92,7 +92,7 @@ def open_directory(
         undo.callback(log.close)
         if not identity.is_blank and not _has_list(state, log):
             state = grown(config, state)
-            check_members(config, state)
+            check_members(config, identity.disk, state)
         if later is None:
             _connect(log, state, directory)
         else:
@@ -184,14 +184,14 @@ def grown(config: RaftConfig, state: ClusterState) -> ClusterState:
     return replace(state, disks={**state.disks, **others})
 
 
-def check_members(config: RaftConfig, state: ClusterState) -> None:
+def check_members(config: RaftConfig, disk: bytes, state: ClusterState) -> None:
     """Raises `rt.ClusterMismatch` if the configuration and a state without a list name different members.
 
-    Nodes with different member lists could commit different commands. A list in the state replaces the
-    configured one. A node that the state does not name counts for nothing there: it waits to be added.
+    A list in the state replaces the configured one. A disk that does not count in the state may be configured
+    with the members of a later list, which it has not received yet.
     """
-    is_decided = state.members is not None or config.name not in state.disks
-    if not is_decided and set(state.disks) != set(config.members):
+    is_bound = state.members is None and state.disks.get(config.name, NO_DISK).disk == disk
+    if is_bound and set(state.disks) != set(config.members):
         raise ClusterMismatch(
             "the configured members are not the members of the cluster",
             where=config.directory,

@@ -12,10 +12,14 @@ import pytest
 from batches import CLUSTER
 from data_process_bench import Played, snapshot_of, with_peers
 from nodes_bench import Story, wait_until
+from receiving_node import tls_of, until
 from sequencing import do_close, do_fence, do_open, new_state, opening
 from watch_loop import WatchLoop
 
+import rt
+from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.protocol.messages import LogOffset
+from replicator.push.client import PushClient
 from rt.cluster_epoch import epoch_of
 from rt.errors import ClusterMismatch, Corrupt, DiskFull, RtError
 from rt.log.format.segment import SegmentId
@@ -24,6 +28,7 @@ from sequencer.config.config import NodeConfig
 from sequencer.config.restart_policy import RestartLater
 from sequencer.data.process import DataProcess
 from sequencer.ipc.server import ControlServer
+from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
 from sequencer.merged.repair_queue import Repairer
 from sequencer.sessions import peer_fetch
@@ -225,6 +230,34 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
         say(snapshot_of(new_state()))
         with pytest.raises(Corrupt):
             await asyncio.wait_for(running, 60)
+
+    asyncio.run(play())
+
+
+def test_a_publisher_learns_the_members_when_they_change(config, control, pki, tmp_path):
+    say, heard = control
+    endpoint = f"localhost:{config.data_port}"
+
+    async def play() -> None:
+        data = DataProcess(config)
+        running = asyncio.ensure_future(data.run())
+        await asyncio.to_thread(wait_until, lambda: bool(heard))
+        say(snapshot_of(new_state()))
+        say(pb.ToData(standing=pb.Standing(node="n1", leader="n1", is_caught_up=True)))
+        with rt.Publisher(tmp_path / "source", "s", publisher_id="feed") as publisher:
+            client = PushClient(publisher.directory, "s", [endpoint], tls_of(pki, "feed"))
+            pushing = asyncio.ensure_future(client.run())
+            await until(lambda: client._source is not None and client._source.quorum.majority == 1)
+            await until(lambda: data.push_servicer is not None and data.push_servicer.sessions == ["feed"])
+            names = [KnownNode("n1", endpoint), KnownNode("n2", f"localhost:{free_port()}")]
+            data.known_nodes = KnownNodes(tuple(names), 1)
+            data.on_nodes_changed()
+            await until(lambda: client._source is not None and client._source.quorum.majority == 2)
+            await until(lambda: [one.is_connected for one in client.report.endpoints] == [True, False])
+            pushing.cancel()
+            await asyncio.wait([pushing])
+        data.stop()
+        await asyncio.wait_for(running, 60)
 
     asyncio.run(play())
 

@@ -126,7 +126,8 @@ class MemberRequests:
     def on_removed(self, run: NodeRun, error: MemberRemoved) -> None:
         cluster, name = self._cluster, run.name
         lists = [members for checks in cluster.epochs.values() for members in checks.committed_lists()]
-        require(any(name not in members for members in lists), "a member ends as if it were removed", name)
+        is_known = error.is_listed or any(name not in members for members in lists)
+        require(is_known, "a member ends as if it were removed", name)
         cluster.seen["rejoined" if error.is_listed else "removed"] += 1
         cluster.kill(name)
         if error.is_listed or self._rng.random() < 0.7:

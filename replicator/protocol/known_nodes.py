@@ -1,0 +1,195 @@
+"""Which endpoints a client uses: those it is configured with, and those of the members that nodes name. Pure.
+
+A node names the members of its cluster when it accepts a stream. So a client that reaches one node learns of
+all, and goes on when every node that it was configured with has been replaced.
+
+Invariants:
+- The configured endpoints, the *seeds*, are always used. A learned endpoint is used in addition, if no seed
+  leads to its node.
+- A node is identified by its name: a seed may lead to it by another address than the cluster knows, as
+  through a proxy.
+- The newest list counts: of the latest epoch, and in it of the highest version. A list of another cluster is
+  ignored.
+- Before the first change of the list nodes name no members, and only the seeds are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from rt.cluster_epoch import is_later, line_of
+from rt.endpoints import check_endpoints
+from rt.names import check_name
+
+MEMBERS_MAX: Final = 7
+SEED_FAILURES_MAX: Final = 3
+"""After this number of failures in a row a seed no longer stands for its node, and the learned endpoint of
+the node is tried.
+"""
+_VERSION_END: Final = 2**63
+
+
+class KnownNode(NamedTuple):
+    """A voting member: its name, and the "host:port" of its gRPC server."""
+
+    name: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNodes:
+    """The voting members of a cluster. `version` rises with each change; 0: the list has never changed, and
+    names no node.
+    """
+
+    nodes: tuple[KnownNode, ...] = ()
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.version < _VERSION_END:
+            raise ValueError(f"version {self.version} of the list of nodes is out of range")
+        if len(self.nodes) > MEMBERS_MAX or bool(self.nodes) != bool(self.version):
+            raise ValueError(
+                f"{len(self.nodes)} nodes in version {self.version}: 1 to {MEMBERS_MAX}, none in version 0"
+            )
+        for node in self.nodes:
+            check_name(node.name, kind="node")
+        if len(self.names) != len(self.nodes):
+            raise ValueError(f"a node is named twice: {sorted(node.name for node in self.nodes)}")
+        endpoints = tuple(node.endpoint for node in self.nodes)
+        if check_endpoints(endpoints, where="endpoints of nodes") != endpoints:
+            raise ValueError(f"an endpoint that is not in its shortest form: {', '.join(endpoints)}")
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(node.name for node in self.nodes)
+
+    def has_member(self, node: str) -> bool:
+        """Whether `node` is one of them. Any node is before the first change."""
+        return not self.version or node in self.names
+
+
+NO_NODES: Final = KnownNodes()
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """What a client knows of an endpoint: the `node` that answered last, and its `failures` since then."""
+
+    node: str | None = None
+    failures: int = 0
+
+    @property
+    def was_tried(self) -> bool:
+        return self.node is not None or self.failures > 0
+
+    @property
+    def served_node(self) -> str | None:
+        return self.node if self.failures < SEED_FAILURES_MAX else None
+
+
+def choose_endpoints(
+    seeds: Mapping[str, EndpointState], known: KnownNodes, wrong: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The endpoints to use: the seeds, then the learned ones. Those in `wrong` led to another node.
+
+    Until each seed has answered or failed once, only seeds are used: any of them may lead to any node.
+    """
+    if not all(seed.was_tried for seed in seeds.values()):
+        return tuple(seeds)
+    served = {seed.served_node for seed in seeds.values()}
+    learned = (node.endpoint for node in known.nodes if node.name not in served)
+    return (*seeds, *(one for one in learned if one not in seeds and one not in wrong))
+
+
+@dataclass(slots=True)
+class _Source:
+    """Where a list of nodes came from."""
+
+    cluster: bytes = b""
+    epoch: int = 0
+
+
+@dataclass(slots=True)
+class ClientEndpoints:
+    """The endpoints of one client, as it learns of them. Made by `of`."""
+
+    _states: dict[str, EndpointState]
+    _seeds: tuple[str, ...]
+    known: KnownNodes = NO_NODES
+    _wrong: set[str] = field(default_factory=set)
+    _source: _Source = field(default_factory=_Source)
+
+    @classmethod
+    def of(cls, seeds: Sequence[str]) -> ClientEndpoints:
+        return cls({seed: EndpointState() for seed in seeds}, tuple(seeds))
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """The endpoints to use now, the seeds first."""
+        return choose_endpoints({seed: self._states[seed] for seed in self._seeds}, self.known, self._wrong)
+
+    def node_of(self, endpoint: str) -> str | None:
+        """The node to which the endpoint leads, as far as is known: of a learned one the node of the list."""
+        if endpoint in self._seeds:
+            return self._states[endpoint].node
+        return next((node.name for node in self.known.nodes if node.endpoint == endpoint), None)
+
+    def is_seed(self, endpoint: str) -> bool:
+        return endpoint in self._seeds
+
+    def is_beside(self, endpoint: str, reached: Collection[str]) -> bool:
+        """Whether the endpoint does not matter: it leads to a node that is no member, or to one that other
+        endpoints have `reached`; or it never answered, and other endpoints have reached all members.
+        """
+        node = self.node_of(endpoint)
+        if not self.known.version:
+            return False
+        if node is None:
+            return self.known.names <= set(reached)
+        return node not in self.known.names or node in reached
+
+    def record_answer(self, endpoint: str, node: str) -> bool:
+        """`node` answered. False if the endpoint is a learned one of another node: then it is not used again
+        before the list changes.
+        """
+        self._states[endpoint] = EndpointState(node)
+        is_right = self.is_seed(endpoint) or self.node_of(endpoint) in {node, None}
+        if not is_right:
+            self._wrong.add(endpoint)
+        return is_right
+
+    def record_failure(self, endpoint: str) -> None:
+        state = self._states.get(endpoint, EndpointState())
+        self._states[endpoint] = EndpointState(state.node, state.failures + 1)
+
+    def exclude(self, endpoint: str) -> None:
+        """Do not use a learned endpoint before the list changes."""
+        self._wrong.add(endpoint)
+
+    def learn(self, cluster: bytes, epoch: int, nodes: KnownNodes) -> bool:
+        """A node of that cluster, in that epoch, named `nodes`. Whether they are the known ones from now on.
+
+        After a forced reset its line counts, even if its list never changed: the list of the other line may
+        name nodes that this one left.
+        """
+        source = self._source
+        if source.cluster not in {b"", cluster}:
+            return False
+        is_forced = False
+        if source.cluster and epoch != source.epoch:
+            if not is_later(source.epoch, epoch):
+                return False
+            is_forced = line_of(epoch) != line_of(source.epoch)
+            is_newer = nodes.version > 0
+        else:
+            is_newer = nodes.version > self.known.version
+        self._source = _Source(cluster, epoch)
+        if not is_newer and not is_forced:
+            return False
+        is_change = nodes != self.known
+        self.known = nodes
+        self._wrong.clear()
+        return is_change

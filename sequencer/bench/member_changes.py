@@ -1,0 +1,80 @@
+"""How long the flow stops while the members of a cluster change under load, and how long the changes take.
+
+Every block of a merged log has its sequencing time, by the leader's clock. The longest time between two
+blocks, from the start of a change to its end, is how long nothing was merged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import rt
+from rt.bench.measure import Figure
+from rt.errors import Diverged
+from rt.log.check.compare import compare
+from sequencer.bench.failover import LEAD_BYTES, RATE_MB, audit
+from sequencer.bench.stage import Setup, Stage
+from sequencer.demo.figures import NS, longest_pause_s, sequenced_ns
+from sequencer.state.feature_level import LATEST
+
+SPARE: Final = 2
+
+
+def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
+    """Two nodes are added, then the leader and another node are removed."""
+    with setup.open(spare=SPARE) as stage:
+        nodes, windows = stage.nodes, list[tuple[str, int, int]]()
+        stage.wait_for(lambda: _least_level(stage), LATEST, "members that report their feature level")
+        stage.rest("/raise-feature-level", {"level": LATEST})
+        stage.start_publishers(publishers, 1024)
+        stage.ask("flood", lead_bytes=LEAD_BYTES, rate_mb=RATE_MB)
+        stage.wait_for(lambda: min(stage.merged()), 1, "merges for the slowest publisher")
+        for name in nodes.names[-SPARE:]:
+            nodes.start(name)
+            body = {"name": name, "raftAddress": f"127.0.0.1:{nodes.raft_ports[name]}"}
+            windows.append(("a node is started and added", *_change(stage, "/member-add", body)))
+        for what in ("the leader is removed", "another node is removed"):
+            leader = nodes.wait_ready()
+            name = leader if "leader" in what else next(one for one in nodes.running if one != leader)
+            windows.append((what, *_change(stage, "/member-remove", {"name": name})))
+            nodes.wait_ended(name)
+        left = nodes.running
+        published = stage.stop()
+        total = sum(published.values())
+        stage.wait_merged(total, *left)
+        times_ns = sequenced_ns(nodes.merged_directory(left[0]))
+        for what, began_ns, ended_ns in windows:
+            pause_s = longest_pause_s(times_ns, began_ns, ended_ns)
+            yield Figure(f"{what}, under load", ((ended_ns - began_ns) / NS,), "s")
+            yield Figure(f"{what}: longest time without a merge", (pause_s,), "s")
+        with rt.LogReader(nodes.merged_directory(left[0])) as reader:
+            found = audit(reader.batches(), published)
+        different = compare([*map(nodes.merged_directory, left)]).differences
+        yield Figure("changes of the members: messages lost", (found.lost,), "messages", 0)
+        yield Figure(
+            "changes of the members: messages repeated or out of order", (found.wrong,), "messages", 0
+        )
+        yield Figure("changes of the members: merged logs that differ", (len(different),), "logs", 0)
+        if found.lost or found.wrong or different:
+            raise Diverged("the merged logs are not what was published", got=f"{found}; {different[:3]}")
+
+
+def _least_level(stage: Stage) -> int:
+    return min(int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"])
+
+
+def _change(stage: Stage, target: str, body: dict[str, str]) -> tuple[int, int]:
+    """Change the members; when it was requested and done, ns since the Unix epoch."""
+    began_ns = time.time_ns()
+    number = int(stage.rest(target, body)["number"])
+
+    def settled() -> int:
+        change = stage.rest("/status")["settledMemberChange"]
+        if change is not None and change["number"] == number and change["why"]:
+            raise Diverged("the members were not changed", got=change["why"])
+        return 0 if change is None else int(change["number"])
+
+    stage.wait_for(settled, number, f"change {number} of the members")
+    return began_ns, time.time_ns()

@@ -1,0 +1,170 @@
+"""Which endpoints a client uses: what it is configured with, what nodes name, and who answered where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.protocol.known_nodes import (
+    MEMBERS_MAX,
+    NO_NODES,
+    SEED_FAILURES_MAX,
+    ClientEndpoints,
+    EndpointState,
+    KnownNode,
+    KnownNodes,
+    choose_endpoints,
+)
+from rt.cluster_epoch import epoch_of
+
+CLUSTER = bytes(range(16))
+
+
+def members(*names: str, version: int = 1) -> KnownNodes:
+    """Nodes by the addresses that the cluster knows them by."""
+    return KnownNodes(tuple(KnownNode(name, f"{name}.example:5002") for name in names), version)
+
+
+def seed(node: str | None = None, failures: int = 0) -> EndpointState:
+    return EndpointState(node, failures)
+
+
+THREE = members("n1", "n2", "n3")
+TABLE = [
+    # The list never changed: the seeds only.
+    ({"s1:1": seed("n1"), "s2:1": seed()}, NO_NODES, []),
+    # Seeds that were not tried yet may lead to any node.
+    ({"s1:1": seed("n1"), "s2:1": seed()}, THREE, []),
+    # Each node that no seed leads to is used by its own address, in the order of the list.
+    ({"s1:1": seed("n2")}, THREE, ["n1.example:5002", "n3.example:5002"]),
+    # A seed is a node's own address.
+    ({"n1.example:5002": seed("n1")}, THREE, ["n2.example:5002", "n3.example:5002"]),
+    # ... and is not used twice before it answered either.
+    ({"n1.example:5002": seed(failures=1)}, THREE, ["n2.example:5002", "n3.example:5002"]),
+    # A seed that failed for a moment stands for the node that answered last.
+    ({"s1:1": seed("n1", SEED_FAILURES_MAX - 1)}, THREE, ["n2.example:5002", "n3.example:5002"]),
+    # One that goes on failing does not.
+    ({"s1:1": seed("n1", SEED_FAILURES_MAX)}, THREE, [node.endpoint for node in THREE.nodes]),
+    # A seed that never answered stands for no node.
+    ({"s1:1": seed(failures=1)}, THREE, [node.endpoint for node in THREE.nodes]),
+    # A seed of a node that left is kept, and stands for no member.
+    ({"s9:1": seed("n9")}, THREE, [node.endpoint for node in THREE.nodes]),
+    # Two seeds lead to one node, as two proxies may.
+    ({"s1:1": seed("n1"), "s2:1": seed("n1")}, THREE, ["n2.example:5002", "n3.example:5002"]),
+    # All are reached through seeds.
+    ({f"s{index}:1": seed(f"n{index}") for index in (1, 2, 3)}, THREE, []),
+]
+
+
+@pytest.mark.parametrize("index", range(len(TABLE)))
+def test_the_endpoints_in_use_are_the_seeds_and_those_of_members_that_no_seed_leads_to(index: int) -> None:
+    seeds, known, learned = TABLE[index]
+    assert choose_endpoints(seeds, known) == (*seeds, *learned)
+
+
+def test_an_endpoint_that_led_to_another_node_is_not_used() -> None:
+    assert choose_endpoints({"s1:1": seed("n1")}, THREE, {"n2.example:5002"}) == ("s1:1", "n3.example:5002")
+
+
+states = st.builds(
+    EndpointState, st.none() | st.sampled_from([f"n{index}" for index in range(6)]), st.integers(0, 4)
+)
+lists = st.lists(st.sampled_from([f"n{index}" for index in range(6)]), unique=True, max_size=5).map(
+    lambda names: members(*names, version=bool(names))
+)
+endpoints = st.sampled_from([f"n{index}.example:5002" for index in range(6)] + ["s1:1", "s2:1"])
+
+
+@given(st.dictionaries(endpoints, states, min_size=1, max_size=4), lists, st.sets(endpoints))
+def test_no_node_is_reached_twice_and_no_member_is_left_out(
+    seeds: dict[str, EndpointState], known: KnownNodes, wrong: set[str]
+) -> None:
+    chosen = choose_endpoints(seeds, known, wrong)
+    assert chosen[: len(seeds)] == tuple(seeds)
+    assert len(set(chosen)) == len(chosen)
+    by_endpoint = {node.endpoint: node.name for node in known.nodes}
+    learned = {by_endpoint[endpoint] for endpoint in chosen[len(seeds) :]}
+    by_seeds = {one.node for one in seeds.values() if one.node and one.failures < SEED_FAILURES_MAX}
+    assert not learned & by_seeds
+    if all(one.was_tried for one in seeds.values()):
+        reached = by_seeds | learned | {by_endpoint.get(one) for one in {*seeds, *wrong}}
+        assert known.names <= reached
+    else:
+        assert not learned
+
+
+def test_the_highest_version_counts_whoever_says_it() -> None:
+    client = ClientEndpoints.of(["s1:1"])
+    client.record_answer("s1:1", "n1")
+    assert not client.learn(CLUSTER, 0, NO_NODES)
+    assert client.learn(CLUSTER, 0, members("n1", "n2", version=2))
+    assert not client.learn(CLUSTER, 0, members("n1", version=1))  # Of a node that was cut off.
+    assert not client.learn(CLUSTER, 0, NO_NODES)  # Of an older node.
+    assert not client.learn(bytes(16), 0, members("x1", version=9))  # Of another cluster.
+    assert client.in_use == ("s1:1", "n2.example:5002")
+    assert client.learn(CLUSTER, 0, members("n1", "n3", version=3))
+    assert client.in_use == ("s1:1", "n3.example:5002")
+
+
+def test_a_later_epoch_counts_before_the_version_and_an_earlier_one_does_not() -> None:
+    client = ClientEndpoints.of(["s1:1"])
+    assert client.learn(CLUSTER, 1, members("n1", version=7))
+    assert not client.learn(CLUSTER, 2, NO_NODES)  # The node does not know the list yet.
+    assert client.known.version == 7
+    assert not client.learn(CLUSTER, 1, members("n5", version=99))
+    assert client.learn(CLUSTER, 3, members("n2", version=4))
+    forced = epoch_of(1 << 16, 5)
+    assert client.learn(CLUSTER, forced, NO_NODES)  # Its line never changed the list.
+    assert client.known is NO_NODES
+    assert not client.learn(CLUSTER, epoch_of(1 << 16, 6), members("n5", version=99))  # A rival line.
+
+
+def test_a_learned_endpoint_that_leads_to_another_node_is_dropped_until_the_list_changes() -> None:
+    client = ClientEndpoints.of(["s1:1"])
+    client.record_answer("s1:1", "n1")
+    client.learn(CLUSTER, 0, members("n1", "n2"))
+    assert client.record_answer("n2.example:5002", "n2")
+    assert not client.record_answer("n2.example:5002", "n1")
+    assert client.in_use == ("s1:1",)
+    client.learn(CLUSTER, 0, members("n1", "n2", "n3", version=2))
+    assert client.in_use == ("s1:1", "n2.example:5002", "n3.example:5002")
+
+
+def test_an_endpoint_of_no_member_or_of_a_member_that_is_reached_elsewhere_does_not_matter() -> None:
+    client = ClientEndpoints.of(["s1:1", "s2:1"])
+    client.record_answer("s1:1", "n1")
+    assert not client.is_beside("s1:1", [])
+    assert not client.is_beside("s2:1", ["n1"])  # The list is not known: every seed matters.
+    client.learn(CLUSTER, 0, members("n2", "n3"))
+    assert client.is_beside("s1:1", [])
+    assert not client.is_beside("s2:1", ["n2"])  # It may lead to n3.
+    assert client.is_beside("s2:1", ["n2", "n3"])
+    client.record_answer("s2:1", "n2")
+    assert not client.is_beside("s2:1", ["n3"])
+    assert client.is_beside("s2:1", ["n2", "n3"])
+
+
+GOOD = KnownNode("n1", "n1.example:5002")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "version"),
+    [
+        ((GOOD,), 0),
+        ((), 1),
+        ((GOOD,), -1),
+        ((GOOD,), 2**63),
+        ((GOOD, GOOD), 1),
+        ((GOOD, KnownNode("n2", GOOD.endpoint)), 1),
+        ((GOOD, KnownNode("n1", "n2.example:5002")), 1),
+        ((KnownNode("../n1", "n1.example:5002"),), 1),
+        ((KnownNode("n1", "n1.example"),), 1),
+        ((KnownNode("n1", "http://n1.example:5002"),), 1),
+        ((KnownNode("n1", "n1.example:05002"),), 1),
+        (tuple(KnownNode(f"n{index}", f"n{index}:1") for index in range(MEMBERS_MAX + 1)), 1),
+    ],
+)
+def test_a_list_that_cannot_be_is_not_made(nodes: tuple[KnownNode, ...], version: int) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        KnownNodes(nodes, version)
