@@ -264,4 +264,5 @@ class _Stream:
 
     async def _write(self, answer: PushReply) -> None:
         async with self._writing:
+            self.raise_if_ending()  # What it says may be counted with members of before.
             await self._context.write(encode_push_reply(answer))

@@ -806,7 +806,7 @@ class SessionEnd(_message.Message):
     def __init__(self, session_id: _Optional[int] = ..., run: _Optional[int] = ..., roll: _Optional[int] = ..., offset: _Optional[int] = ..., number: _Optional[int] = ..., chain: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins", "connected")
+    __slots__ = ("boot", "sequence", "is_full", "clock_ns", "segments", "merged", "disk_bytes", "disk_free_bytes", "joins", "connected", "members_version")
     BOOT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     IS_FULL_FIELD_NUMBER: _ClassVar[int]
@@ -817,6 +817,7 @@ class Report(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     boot: bytes
     sequence: int
     is_full: bool
@@ -827,7 +828,8 @@ class Report(_message.Message):
     disk_free_bytes: int
     joins: int
     connected: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ..., connected: _Optional[_Iterable[int]] = ...) -> None: ...
+    members_version: int
+    def __init__(self, boot: _Optional[bytes] = ..., sequence: _Optional[int] = ..., is_full: _Optional[bool] = ..., clock_ns: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., joins: _Optional[int] = ..., connected: _Optional[_Iterable[int]] = ..., members_version: _Optional[int] = ...) -> None: ...
 
 class SegmentReport(_message.Message):
     __slots__ = ("session_id", "run", "roll", "boundaries", "announced", "final")
@@ -972,7 +974,7 @@ class DataHello(_message.Message):
     def __init__(self, boot: _Optional[bytes] = ..., instruction: _Optional[int] = ..., disk: _Optional[bytes] = ...) -> None: ...
 
 class DataReport(_message.Message):
-    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step", "connected", "clients")
+    __slots__ = ("segments", "merged", "disk_bytes", "disk_free_bytes", "forgotten", "joins", "step", "connected", "clients", "members_version")
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -982,6 +984,7 @@ class DataReport(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_VERSION_FIELD_NUMBER: _ClassVar[int]
     segments: _containers.RepeatedCompositeFieldContainer[SegmentReport]
     merged: MergedReport
     disk_bytes: int
@@ -991,7 +994,8 @@ class DataReport(_message.Message):
     step: DataStep
     connected: _containers.RepeatedScalarFieldContainer[int]
     clients: ConnectedClients
-    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ..., connected: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ...) -> None: ...
+    members_version: int
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentReport, _Mapping]]] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., forgotten: _Optional[_Iterable[_Union[SessionEnd, _Mapping]]] = ..., joins: _Optional[int] = ..., step: _Optional[_Union[DataStep, _Mapping]] = ..., connected: _Optional[_Iterable[int]] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., members_version: _Optional[int] = ...) -> None: ...
 
 class DataStep(_message.Message):
     __slots__ = ("step", "done", "total")

@@ -13,6 +13,7 @@ from sequencer.config.startup_phase import UNREACHABLE, Phase, RaftLogView
 from sequencer.control.reporter import DataStatus
 from sequencer.ipc.silence import HUNG_S
 from sequencer.raft.model.api import Leadership, Status
+from sequencer.raft.model.members import Members
 from sequencer.state.feature_level import LATEST, MemberLevel, member_level
 
 UNREACHABLE_NS: Final = 5 * 10**9
@@ -37,12 +38,12 @@ class ClusterView:
         self._summaries[node] = summary, now_ns
         self._offsets_ns.setdefault(node, deque(maxlen=OFFSETS)).append(summary.clock_ns - clock_ns)
 
-    def member_levels(self, now_ns: int) -> list[MemberLevel]:
+    def member_levels(self, members: Members, now_ns: int) -> list[MemberLevel]:
         """What each member reported of its program. `now_ns` is of the monotonic clock."""
         nothing = pb.Summary(), now_ns - UNREACHABLE_NS
         return [
             member_level(name, summary, is_current=now_ns - heard_ns < UNREACHABLE_NS)
-            for name in self._addresses
+            for name in members
             for summary, heard_ns in [self._summaries.get(name, nothing)]
         ]
 
@@ -52,13 +53,14 @@ class ClusterView:
         leadership: Leadership,
         now_ns: int,
         *,
+        members: Members,
         accepts_sessions: bool,
         joined: Mapping[str, str] = MappingProxyType({}),
     ) -> pb.Standing:
         """The message for the data process.
 
-        `accepts_sessions`: this node knows of all fences, and its disk counts. `joined`: the gRPC address with
-        which each member joined, for those that do not report.
+        `members`: the committed list. `accepts_sessions`: this node knows of all fences, and its disk counts.
+        `joined`: the gRPC address with which each member joined, for those that do not report.
         """
         standing = pb.Standing(
             node=self._name,
@@ -71,23 +73,25 @@ class ClusterView:
             members_version=status.members_index,
             is_caught_up=accepts_sessions and bool(status.cluster) and status.leader is not None,
         )
-        for member in status.members:
+        statuses = {member.name: member for member in status.members}
+        for name, member in sorted(members.items()):
+            said = statuses.get(name)
             one = standing.nodes.add(
-                name=member.name,
-                address=self._addresses.get(member.name) or joined.get(member.name, ""),
+                name=name,
+                address=self._addresses.get(name) or joined.get(name, ""),
+                is_connected=said is not None and said.is_connected,
+                is_counted=said is not None and bool(said.is_counted),
                 is_learner=not member.votes,
                 raft_address=member.address,
-                is_connected=member.is_connected,
-                is_counted=bool(member.is_counted),
             )
-            if member.name not in self._summaries:
+            if name not in self._summaries:
                 continue
-            summary, heard_ns = self._summaries[member.name]
+            summary, heard_ns = self._summaries[name]
             one.summary.CopyFrom(summary)
             one.address = summary.address or one.address
             one.summary_age_s = max(now_ns - heard_ns, 0) / 1e9
-            one.clock_offset_s = 0.0 if member.is_self else max(self._offsets_ns[member.name]) / 1e9
-            if not member.is_connected or now_ns - heard_ns >= UNREACHABLE_NS:
+            one.clock_offset_s = 0.0 if name == self._name else max(self._offsets_ns[name]) / 1e9
+            if not one.is_connected or now_ns - heard_ns >= UNREACHABLE_NS:
                 one.summary.step, one.summary.step_done, one.summary.step_total = Phase(UNREACHABLE)
         return standing
 

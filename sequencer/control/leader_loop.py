@@ -24,22 +24,23 @@ from sequencer.state.membership import SettleMembers
 
 
 class LeaderLoop:
-    """`members`: the first list. `configured`: the replicated settings in this node's configuration.
-
-    `member_levels` returns what each member reported of its program, at a time of the monotonic clock.
+    """`members`: the first list; `members_version`: that of the committed one. `configured`: the replicated
+    settings in this node's configuration. `member_levels` returns what each member reported of its program,
+    at a time of the monotonic clock.
     """
 
     def __init__(
         self,
         name: str,
         members: Members,
+        members_version: Callable[[], int],
         machine: SequencerStateMachine,
         messenger: PeerMessenger,
         call_soon: Callable[[Callable[[], None]], None],
         configured: Mapping[str, int],
         member_levels: Callable[[int], Sequence[MemberLevel]],
     ) -> None:
-        self._name, self._members = name, members
+        self._name, self._members, self._members_version = name, members, members_version
         self._machine, self._messenger = machine, messenger
         self._call_soon, self._configured = call_soon, configured
         self._member_levels = member_levels
@@ -77,6 +78,7 @@ class LeaderLoop:
             on_divergence=self._messenger.report_divergence,
             configured=self._configured,
             own=self._name,
+            members_version=self._members_version(),
             member_levels=self._member_levels,
         )
 

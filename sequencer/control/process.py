@@ -97,11 +97,12 @@ class ControlProcess:
         self._leader_loop = LeaderLoop(
             config.name,
             self._members,
+            lambda: self._consensus.status().members_index,
             self._machine,
             self._messenger,
             self._call_soon,
             config.replicated,
-            self._cluster_view.member_levels,
+            lambda now_ns: self._cluster_view.member_levels(self._members, now_ns),
         )
         self._member_changer = MemberChanger(self._leader_loop.settle_members)
         self._server = ControlServer(config.control_socket, self._on_data)
@@ -359,6 +360,7 @@ class ControlProcess:
                 self._consensus.status(),
                 self._leadership,
                 time.monotonic_ns(),
+                members=self._members,
                 accepts_sessions=accepts_sessions,
                 joined={name: disk.address for name, disk in self._machine.state.disks.items()},
             )

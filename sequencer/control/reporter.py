@@ -58,6 +58,7 @@ class DataStatus:
     disk_free_bytes: int = 0
     step: pb.DataStep = field(default_factory=pb.DataStep)
     clients: pb.ConnectedClients = field(default_factory=pb.ConnectedClients)
+    members_version: int = 0
 
 
 class DurableEnds:
@@ -97,6 +98,8 @@ class DurableEnds:
             self._connected = list(report.connected)
         if report.HasField("merged"):
             self.data_status.merged = report.merged
+        if report.members_version:
+            self.data_status.members_version = report.members_version
         if report.HasField("clients"):
             self.data_status.clients = report.clients
         if report.HasField("step"):
@@ -180,7 +183,7 @@ class DurableEnds:
             if held.reported >= len(held.boundaries):
                 del self._news[key]
         if not self._news:
-            report.joins = self._joins
+            report.joins, report.members_version = self._joins, self.data_status.members_version
         return report
 
     @property

@@ -133,6 +133,8 @@ class DataProcess:
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
         self.known_nodes = NO_NODES
         """The voters, for clients, once the list has changed."""
+        self._members_version = 0
+        """Of the list that control was told of."""
         self.push_servicer: PushServicer | None = None
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
@@ -211,14 +213,18 @@ class DataProcess:
         self.tasks.stopping.set()
 
     def _note_nodes(self, view: pb.Standing) -> None:
-        """Let the clients learn the members, if they have changed."""
+        """Let the clients learn the members, if they have changed, and the leader that they do."""
         nodes = voters_of(view)
-        if nodes is None or nodes == self.known_nodes:
+        if nodes is None:
             return
-        self.known_nodes = nodes
-        for servicer in (self.push_servicer, self.pull_servicer):
-            if servicer is not None:
-                servicer.on_nodes_changed()
+        if nodes != self.known_nodes:
+            self.known_nodes = nodes
+            for servicer in (self.push_servicer, self.pull_servicer):
+                if servicer is not None:
+                    servicer.on_nodes_changed()
+        if nodes.version != self._members_version:
+            self._members_version = nodes.version
+            self.reports.members(nodes.version)
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:

@@ -57,6 +57,11 @@ class DataReports:
         self._send_segments()
         self._send(pb.DataReport(joins=joins))
 
+    def members(self, version: int) -> None:
+        """No stream counts with an earlier list of members than this one. What was durable was reported."""
+        self._send_segments()
+        self._send(pb.DataReport(members_version=version))
+
     def merged(self, durable: MergeProgress, stopped: str = "") -> None:
         """Report how far the merged log is durable. `stopped` is the error that stopped the merger."""
         merged = pb.MergedReport(

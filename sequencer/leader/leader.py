@@ -72,16 +72,18 @@ class Leader:
         on_divergence: Callable[[Divergence], None] = lambda _: None,
         configured: Mapping[str, int] = MappingProxyType({}),
         own: str = "",
+        members_version: int = 0,
         member_levels: Callable[[int], Sequence[MemberLevel]] = lambda _: (),
     ) -> None:
-        """`own`: this node. `proposals`: those of the term; some may be in flight since an earlier list.
+        """`own`: this node. `members_version`: that of the list. `proposals`: those of the term; some may be
+        in flight since an earlier list.
 
         `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
         `member_levels` returns what each member reported of its program, at a time of `now_ns`.
         """
         voters = sum(member.votes for member in members.values())
         self.tracker = ReplicationTracker(voters)
-        self.member_steps = MemberSteps(state, members, own, self.tracker)
+        self.member_steps = MemberSteps(state, members, own, self.tracker, members_version)
         self._state, self._now_ns, self._member_levels = state, now_ns, member_levels
         self._proposals = proposals
         proposals.must_replan = proposals.in_flight > 0
@@ -117,7 +119,7 @@ class Leader:
             for found in self._divergences.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_divergence(found)
         node.merged = report.merged
-        self.member_steps.on_merged(name, report.merged.instruction)
+        self.member_steps.on_reported(name, report.merged.instruction, report.members_version)
         try:
             for one in report.segments:
                 self._on_segment(name, node.heard_ns, one)

@@ -12,6 +12,9 @@ voters with whole disks has one that holds or has merged them. Proof, for a list
   change could break that. So from an even list nothing is changed before a majority has everything that n/2
   voters may hold (`_Spread`). A voter that has not reported may hold anything. One whose disk is not whole
   may have held it.
+- Publishers count acknowledgements with a list of the nodes, maybe with an older one. Before anything is
+  changed, a majority of the voters has reported that it counts with this list. Each majority of the list
+  before has one of them, so from then on nothing is acknowledged with that list.
 - A disk that replaced a lost one is not whole until it has what others had: `sequencer.leader.session_close`.
   Nothing is changed before all disks are whole, except that of a voter that is removed. A new voter's disk
   lost nothing.
@@ -44,9 +47,18 @@ class MemberSteps:
     """The steps of one leader with one list of members. `own`: the leader."""
 
     def __init__(
-        self, state: SequencerState, members: Members, own: str, tracker: ReplicationTracker
+        self,
+        state: SequencerState,
+        members: Members,
+        own: str,
+        tracker: ReplicationTracker,
+        version: int = 0,
     ) -> None:
+        """`version`: of the list; 0: the members never changed."""
         self._state, self._members, self._own, self._tracker = state, members, own, tracker
+        self._version = version
+        self._known: dict[str, int] = {}
+        """By voter: the list with which its acknowledgements are counted."""
         self.voters = frozenset(name for name, member in members.items() if member.votes)
         self._merged: dict[str, int] = {}
         """By node, learners too: the last instruction that it has merged durably."""
@@ -59,6 +71,11 @@ class MemberSteps:
     def on_merged(self, node: str, instruction: int) -> None:
         """A node reported the last instruction that it has merged durably."""
         self._merged[node] = instruction
+
+    def on_reported(self, voter: str, instruction: int, members_version: int) -> None:
+        """A voter reported what it has merged durably, and the list that its clients count with."""
+        self.on_merged(voter, instruction)
+        self._known[voter] = max(members_version, self._known.get(voter, 0))
 
     def next_step(self, joins: Mapping[str, int], now_ns: int, planned: int = 0) -> MemberStep | None:
         """The step to take now, and again until it is applied. None: nothing, or see `waits_for`.
@@ -119,6 +136,9 @@ class MemberSteps:
 
     def _why_not_safe(self, joins: Mapping[str, int], last: int, *, going: str) -> str:
         """Why the list of voters cannot be changed yet; empty if it can. `going`: may be lost for good."""
+        late = sorted(name for name in self.voters if self._known.get(name, 0) < self._version)
+        if 2 * len(late) >= len(self.voters):
+            return f"{', '.join(late)} must learn the last change of the members"
         broken = sorted(name for name in self.voters if name != going and not self._is_whole(name))
         if broken:
             return f"{', '.join(broken)} must be up, and have what was lost with its disk"

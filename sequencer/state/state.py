@@ -175,7 +175,7 @@ class NodeDisk(NamedTuple):
     is_whole: bool
     """It holds everything that the node ever reported of open runs: see `sequencer.leader.session_close`."""
     address: str = ""
-    """host:port of the node's gRPC server when the disk joined; empty: it did not say. It may have changed."""
+    """host:port of the node's gRPC server when the disk joined; empty: it did not say."""
 
 
 class SubscriberHold(NamedTuple):

@@ -12,12 +12,16 @@ from sequencer.config.startup_phase import Phase
 from sequencer.control.cluster_view import OFFSETS, UNREACHABLE_NS, ClusterView, summarize
 from sequencer.control.reporter import DataStatus
 from sequencer.raft.model.api import Leadership, MemberStatus, Status
+from sequencer.raft.model.members import RaftMember
 from sequencer.state.feature_level import LATEST, MemberLevel
 
 MEMBERS = (
     MemberStatus("n1", "a:7000", True, True, "d1", True, 7),
     MemberStatus("n2", "b:7000", False, False, "", None, None),
 )
+COMMITTED = {"n1": RaftMember("a:7000"), "n2": RaftMember("b:7000"), "n3": RaftMember("c:7000", votes=False)}
+VOTERS = {name: member for name, member in COMMITTED.items() if member.votes}
+JOINED = {"n3": "c:5002"}
 STATUS = Status(
     name="n1",
     role="leader",
@@ -48,13 +52,18 @@ def standing(
     nodes: ClusterView, now_ns: int = 0, *, accepts_sessions: bool = True, **changes: object
 ) -> pb.Standing:
     status = replace(STATUS, **changes)
-    return nodes.to_proto(status, Leadership("n1", 4, True), now_ns, accepts_sessions=accepts_sessions)
+    leadership = Leadership("n1", 4, True)
+    return nodes.to_proto(
+        status, leadership, now_ns, members=COMMITTED, accepts_sessions=accepts_sessions, joined=JOINED
+    )
 
 
 def test_each_node_stands_with_its_data_address_and_what_it_last_said(nodes):
     for clock_ns in (1, 2):
         nodes.on_summary("n2", pb.Summary(clock_ns=clock_ns), 0, 0)
-    one, other = standing(nodes).nodes
+    one, other, learner = standing(nodes, members_index=7).nodes
+    assert (learner.name, learner.address, learner.raft_address) == ("n3", "c:5002", "c:7000")
+    assert (learner.is_learner, learner.is_connected, one.is_learner) == (True, False, False)
     assert (one.name, one.address, one.is_connected, one.is_counted) == ("n1", "a:5002", True, True)
     assert (other.name, other.address, other.is_connected, other.is_counted) == ("n2", "b:5002", False, False)
     assert not one.HasField("summary")
@@ -111,9 +120,12 @@ def test_the_offset_of_a_clock_is_that_of_the_summary_which_came_fastest(nodes):
 
 
 def test_the_levels_of_members_are_current_for_a_few_seconds_and_1_if_a_program_reports_none(nodes):
-    assert nodes.member_levels(7) == [MemberLevel("n1", 1, "", False), MemberLevel("n2", 1, "", False)]
+    assert nodes.member_levels(VOTERS, 7) == [
+        MemberLevel("n1", 1, "", False),
+        MemberLevel("n2", 1, "", False),
+    ]
     nodes.on_summary("n1", summarize(DataStatus(), 5, Phase("ready")), 0, 0)
     nodes.on_summary("n2", pb.Summary(clock_ns=1), 0, 0)
     own = MemberLevel("n1", LATEST, rt.__version__, True)
-    assert nodes.member_levels(UNREACHABLE_NS - 1) == [own, MemberLevel("n2", 1, "", True)]
-    assert not any(one.is_current for one in nodes.member_levels(UNREACHABLE_NS))
+    assert nodes.member_levels(VOTERS, UNREACHABLE_NS - 1) == [own, MemberLevel("n2", 1, "", True)]
+    assert not any(one.is_current for one in nodes.member_levels(VOTERS, UNREACHABLE_NS))

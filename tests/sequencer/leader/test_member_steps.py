@@ -164,6 +164,30 @@ def test_a_request_that_changes_nothing_or_names_nobody_cannot_be_made(wrong: tu
         RequestMembers(*wrong)
 
 
+@pytest.mark.parametrize(
+    ("voters", "knowing", "is_late"),
+    [
+        ("abc", "a", True),
+        ("abc", "ab", False),
+        ("abcd", "ab", True),
+        ("abcd", "abd", False),
+        ("ab", "a", True),
+    ],
+)
+def test_nothing_is_changed_before_a_majority_counts_acknowledgements_with_this_list(
+    voters: str, knowing: str, is_late: bool
+) -> None:
+    state = stage(*voters)
+    apply(state, RequestMembers("x", "x:1"))
+    steps = MemberSteps(state, members(*voters, learners=("x",)), "a", tracking(len(voters)), version=9)
+    for name in voters:
+        steps.on_reported(name, 1, 9 if name in knowing else 8)
+    found = next_step(steps, state, *voters, "x")
+    assert (found is None) == is_late
+    late = ", ".join(name for name in voters if name not in knowing)
+    assert steps.waits_for == (f"{late} must learn the last change of the members" if is_late else "")
+
+
 # All orders of steps
 
 
