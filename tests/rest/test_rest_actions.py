@@ -481,6 +481,19 @@ def test_a_change_of_the_members_starts_and_is_in_the_status(
     assert "another change of members is being carried out" in answer["what"]
 
 
+@pytest.mark.parametrize("path", ["/member-add", "/member-remove", "/member-replace", "/member-cancel"])
+def test_below_the_feature_level_nothing_is_requested_that_an_older_member_cannot_read(
+    node: Node, path: str
+) -> None:
+    with_addresses(node)
+    node.state.feature_level = feature_level.MEMBER_CHANGES - 1
+
+    status, answer = node.post(path, GOOD[path])
+
+    assert (status, node.was_changed) == (409, False)
+    assert answer["what"].startswith("members can be changed from feature level 2 on")
+
+
 def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:
     with_addresses(node)
     node.state.member_request = CHANGE
