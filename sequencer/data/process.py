@@ -133,8 +133,7 @@ class DataProcess:
         self.group_positions = GroupPositions(self.lease_manager.state, self.commands.propose)
         self.known_nodes = NO_NODES
         """The voters, for clients, once the list has changed."""
-        self._members_version = 0
-        """Of the list that control was told of."""
+        self._members_version = 0  # Of the list that this control process was told of.
         self.push_servicer: PushServicer | None = None
         self.pull_servicer: PullServicer | None = None
         self.hold_tracker = HoldTracker(follower, self.commands.propose, self._on_hold_refused)
@@ -308,6 +307,7 @@ class DataProcess:
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
 
     def _on_lost(self) -> None:
+        self._members_version = 0
         self.resets.on_lost()
         self.opener.on_control_lost()
         self.ingest.on_changed()

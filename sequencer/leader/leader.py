@@ -119,7 +119,7 @@ class Leader:
             for found in self._divergences.on_reported(name, report.merged.instruction, report.merged.chain):
                 self._on_divergence(found)
         node.merged = report.merged
-        self.member_steps.on_reported(name, report.merged.instruction, report.members_version)
+        self.member_steps.on_merged(name, report.merged.instruction)
         try:
             for one in report.segments:
                 self._on_segment(name, node.heard_ns, one)
@@ -129,6 +129,7 @@ class Leader:
             return
         if not node.is_asked:
             node.joins = max(node.joins, report.joins)
+            self.member_steps.on_reported(name, report.merged.instruction, report.members_version)
 
     def _on_segment(self, name: str, now_ns: int, one: pb.SegmentReport) -> None:
         session = self._state.sessions.get(one.session_id)

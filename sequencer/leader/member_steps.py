@@ -11,7 +11,7 @@ voters with whole disks has one that holds or has merged them. Proof, for a list
 - If n is even, only n/2 may hold them, for the same reasons. Each majority still has one of these. A second
   change could break that. So from an even list nothing is changed before a majority has everything that n/2
   voters may hold (`_Spread`). A voter that has not reported may hold anything. One whose disk is not whole
-  may have held it.
+  may have held it. One that counts with an older list may have acknowledged more than it reported.
 - Publishers count acknowledgements with a list of the nodes, maybe with an older one. Before anything is
   changed, a majority of the voters has reported that it counts with this list. Each majority of the list
   before has one of them, so from then on nothing is acknowledged with that list.
@@ -144,7 +144,9 @@ class MemberSteps:
             return f"{', '.join(broken)} must be up, and have what was lost with its disk"
         if len(self.voters) % 2:
             return ""
-        heard = frozenset(name for name in self.voters if joins.get(name, 0) >= self._state.joins)
+        heard = frozenset(
+            name for name in self.voters if name not in late and joins.get(name, 0) >= self._state.joins
+        )
         if self._spread is None or not self._spread.heard >= heard:
             self._spread = _Spread(self._state, self._tracker, self.voters, heard, last)
         missing = self._spread.missing(self._merged)

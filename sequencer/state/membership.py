@@ -53,12 +53,19 @@ class SettleMembers:
             raise ValueError(f"the end of request {self.number}, {len(self.why)} characters")
 
 
+def why_not_permitted(level: int) -> str:
+    """Why a cluster of this feature level cannot change its members; empty if it can."""
+    if level >= MEMBER_CHANGES:
+        return ""
+    return (
+        f"members can be changed from feature level {MEMBER_CHANGES} on, and the cluster has level {level}: "
+        "raise it once every node runs a version of rt that knows it"
+    )
+
+
 def request_members(state: SequencerState, command: RequestMembers) -> Outcome:
-    if state.feature_level < MEMBER_CHANGES:
-        return CommandRejected(
-            f"members can be changed from feature level {MEMBER_CHANGES} on, and the cluster has level "
-            f"{state.feature_level}: raise it once every node runs a version of rt that knows it"
-        )
+    if why := why_not_permitted(state.feature_level):
+        return CommandRejected(why)
     if state.member_request is not None:
         return CommandRejected(
             f"another change of members is being carried out: {state.member_request.brief}"

@@ -24,8 +24,8 @@ from sequencer.rest.base.fields import BODY_BYTES_MAX
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.request import Reply, Request
 from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.views.action import Action
 from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
@@ -479,6 +479,19 @@ def test_a_change_of_the_members_starts_and_is_in_the_status(
     status, answer = node.post("/member-remove", {"name": "n3"})
     assert (status, answer["error"]) == (409, "Conflict")
     assert "another change of members is being carried out" in answer["what"]
+
+
+@pytest.mark.parametrize("path", ["/member-add", "/member-remove", "/member-replace", "/member-cancel"])
+def test_below_the_feature_level_nothing_is_requested_that_an_older_member_cannot_read(
+    node: Node, path: str
+) -> None:
+    with_addresses(node)
+    node.state.feature_level = feature_level.MEMBER_CHANGES - 1
+
+    status, answer = node.post(path, GOOD[path])
+
+    assert (status, node.was_changed) == (409, False)
+    assert answer["what"].startswith("members can be changed from feature level 2 on")
 
 
 def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:

@@ -7,10 +7,9 @@ from typing import Annotated
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import address_of, name_of
-from sequencer.rest.views.action import Action, ActionContext
-from sequencer.rest.views.context import Response
+from sequencer.rest.views.context import Action, ActionContext, Response, joined
 from sequencer.state.apply_result import MembersRequested, MembersSettled
-from sequencer.state.membership import CancelMembers, RequestMembers
+from sequencer.state.membership import CancelMembers, RequestMembers, why_not_permitted
 from sequencer.state.state import MemberRequest, SequencerState
 
 
@@ -60,12 +59,14 @@ async def replace_member(acting: ActionContext) -> Response:
 
 
 async def cancel_member_change(acting: ActionContext) -> Response:
+    _check_level(acting)
     outcome = await acting.run(CancelMembers())
     assert isinstance(outcome, MembersSettled), outcome
     return Response(SettledMemberChange(outcome.request.number, outcome.why))
 
 
 async def _request(acting: ActionContext, request: RequestMembers) -> Response:
+    _check_level(acting)
     outcome = await acting.run(request)
     assert isinstance(outcome, MembersRequested), outcome
     made = MemberRequest(outcome.number, request.adds, request.address, request.removes)
@@ -74,6 +75,13 @@ async def _request(acting: ActionContext, request: RequestMembers) -> Response:
 
 def _report(request: MemberRequest) -> MemberChangeReport:
     return MemberChangeReport(request.number, request.adds, request.address, request.removes)
+
+
+def _check_level(acting: ActionContext) -> None:
+    """Checked here first: a member of an older rt could not read the request, and would stop."""
+    why = why_not_permitted(joined(acting.snapshot()).feature_level)
+    if why:
+        raise Conflict(why, hint="Nothing was changed.")
 
 
 def _check_known(acting: ActionContext, name: str) -> None:

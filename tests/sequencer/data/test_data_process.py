@@ -17,7 +17,6 @@ from sequencing import do_close, do_fence, do_open, new_state, opening
 from watch_loop import WatchLoop
 
 import rt
-from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.protocol.messages import LogOffset
 from replicator.push.client import PushClient
 from rt.cluster_epoch import epoch_of
@@ -234,6 +233,22 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
     asyncio.run(play())
 
 
+def test_each_control_process_is_told_which_list_of_members_publishers_know(config):
+    nodes = [pb.NodeStanding(name="n1", address="localhost:1")]
+    view = pb.ToData(standing=pb.Standing(node="n1", nodes=nodes, members_version=7))
+
+    async def play() -> None:
+        async with Played(config) as played:
+            for count in (1, 2):
+                for _ in range(2):
+                    played.say(view)
+                said = [one.report.members_version for one in played.heard if one.HasField("report")]
+                assert [version for version in said if version] == [7] * count
+                played.data._on_lost()
+
+    asyncio.run(play())
+
+
 def test_a_publisher_learns_the_members_when_they_change(config, control, pki, tmp_path):
     say, heard = control
     endpoint = f"localhost:{config.data_port}"
@@ -249,9 +264,17 @@ def test_a_publisher_learns_the_members_when_they_change(config, control, pki, t
             pushing = asyncio.ensure_future(client.run())
             await until(lambda: client._source is not None and client._source.quorum.majority == 1)
             await until(lambda: data.push_servicer is not None and data.push_servicer.sessions == ["feed"])
-            names = [KnownNode("n1", endpoint), KnownNode("n2", f"localhost:{free_port()}")]
-            data.known_nodes = KnownNodes(tuple(names), 1)
-            data.on_nodes_changed()
+            nodes = [
+                pb.NodeStanding(name="n1", address=endpoint),
+                pb.NodeStanding(name="n2", address=f"localhost:{free_port()}"),
+            ]
+            say(
+                pb.ToData(
+                    standing=pb.Standing(
+                        node="n1", leader="n1", is_caught_up=True, nodes=nodes, members_version=1
+                    )
+                )
+            )
             await until(lambda: client._source is not None and client._source.quorum.majority == 2)
             await until(lambda: [one.is_connected for one in client.report.endpoints] == [True, False])
             pushing.cancel()

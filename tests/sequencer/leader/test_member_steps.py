@@ -188,6 +188,17 @@ def test_nothing_is_changed_before_a_majority_counts_acknowledgements_with_this_
     assert steps.waits_for == (f"{late} must learn the last change of the members" if is_late else "")
 
 
+def test_a_voter_that_counts_with_an_older_list_may_hold_what_it_has_not_reported() -> None:
+    """The voters were b, c and d before, of which c and d are two. The last report of d is of then."""
+    state = stage(*"abcd")
+    apply(state, RequestMembers(removes="c"))
+    steps = MemberSteps(state, members(*"abcd"), "a", tracking(4, "c"), version=9)
+    for name in "abcd":
+        steps.on_reported(name, 1, 8 if name == "d" else 9)
+    assert next_step(steps, state, *"abcd") is None
+    assert steps.waits_for == "a, b, d must report, and get what other voters have of the sessions"
+
+
 # All orders of steps
 
 
