@@ -20,7 +20,7 @@ from sequencer.raft.model.members import Members
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
 from sequencer.state.feature_level import MemberLevel
-from sequencer.state.membership import SettleMembers
+from sequencer.state.operations.membership import SettleMembers
 
 
 class LeaderLoop:

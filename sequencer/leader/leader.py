@@ -39,8 +39,8 @@ from sequencer.state.apply_result import (
 from sequencer.state.command_codec import raised_level
 from sequencer.state.commands import REFUSED_MAX, Command, DecideRequest, MergeInstruction
 from sequencer.state.feature_level import FeatureLevelRefused, MemberLevel, check_raise
-from sequencer.state.membership import SettleMembers
-from sequencer.state.operator_requests import to_decide
+from sequencer.state.operations.membership import SettleMembers
+from sequencer.state.operations.operator_requests import to_decide
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import SessionEnd
 

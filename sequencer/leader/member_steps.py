@@ -36,7 +36,7 @@ from sequencer.raft.model.members import (
     RemoveMember,
     voters_of,
 )
-from sequencer.state.membership import SettleMembers
+from sequencer.state.operations.membership import SettleMembers
 from sequencer.state.state import MemberRequest, SequencerState
 
 NEAR_NS: Final = 5 * 10**9

@@ -29,7 +29,7 @@ from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
-from sequencer.state.membership import CancelMembers, RequestMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers
 from sequencer.state.state import Configuration, MemberRequest, SubscriberHold
 
 GIB = 2**30

@@ -16,7 +16,7 @@ from sequencer.raft.model.members import AddLearner, PromoteLearner, RaftMember,
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, SettleMembers
 
 VOTERS_MAX: Final = 7
 

@@ -27,7 +27,7 @@ from sequencer.state.apply import apply
 from sequencer.state.apply_result import DiskJoined, MembersRequested, MembersSettled
 from sequencer.state.commands import JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.state import NodeDisk, SequencerState
 
 KEY = SegmentKey(1, 0, 0)
