@@ -29,7 +29,7 @@ from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
-from sequencer.state.membership import CancelMembers, RequestMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers
 from sequencer.state.state import Configuration, MemberRequest, SubscriberHold
 
 GIB = 2**30
@@ -492,6 +492,31 @@ def test_below_the_feature_level_nothing_is_requested_that_an_older_member_canno
 
     assert (status, node.was_changed) == (409, False)
     assert answer["what"].startswith("members can be changed from feature level 2 on")
+
+
+ADDRESSES = [
+    *("n4:1", "n4:60001", "n4:65535", "n_4.example:7001", "10.0.0.4:60000"),
+    *("[::1]:7001", "[::]:7001", "[fd00::4]:7001", "[2001:DB8::1:2]:7001", "[1:2:3:4:5:6:7::]:7001"),
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_node_may_have_any_address(node: Node, address: str) -> None:
+    with_addresses(node)
+
+    status, answer = node.post("/member-add", {"name": "n4", "raftAddress": address})
+
+    assert (status, answer["raftAddress"]) == (202, address)
+
+
+@pytest.mark.parametrize(
+    "address", ["n4:0", "n4:65536", "[1::2::3]:1", "[1:2:3:4:5:6:7:8:9]:1", "[:1]:1", "::1:7001", "[::1%é]:1"]
+)
+def test_what_is_no_address_is_refused(node: Node, address: str) -> None:
+    with_addresses(node)
+
+    assert node.post("/member-add", {"name": "n4", "raftAddress": address})[0] == 400
+    assert not node.was_changed
 
 
 def test_a_cancelled_change_is_settled_and_says_why(node: Node) -> None:

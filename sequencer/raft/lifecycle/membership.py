@@ -2,7 +2,8 @@
 
 For the loop's thread. Invariants:
 - The network knows the members of the list in force, of the committed one, and of a newer list that a peer
-  told. A removed member stays for `PARTING_S`, so that it receives its removal.
+  told. A removed member stays for `PARTING_S`, so that it receives its removal. Without a leader for long, it
+  knows the configured ones, too: all that this node knew may have been removed while it was away.
 - A told list gives names and addresses only. It never decides which votes count.
 - A node ends if it has applied its own removal, or if a peer told it a newer committed list without it. It
   does not end while it hears a leader that brings later entries: it may have been added again.
@@ -11,7 +12,7 @@ For the loop's thread. Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rt.cluster_epoch import is_later
@@ -80,8 +81,9 @@ class Membership:
             for name, member in members.items()
         }
         parting = {name: address for name, (address, _) in self._parting.items()}
-        addresses = parting | _addresses(names) | _addresses(self.applied) | _addresses(disks.members)
-        self._network.set_members(addresses, self._notice())
+        seeds = self._config.members if self._is_dialling_all else {}
+        sources = seeds, parting, _addresses(names), _addresses(self.applied), _addresses(disks.members)
+        self._network.set_members(_united(sources), self._notice())
         if self._announced != self._newest():
             self._announced = self._newest()
             for peer, hello in self._peers.hellos.items():
@@ -197,6 +199,7 @@ class Membership:
         if is_wanted != self._is_dialling_all:
             self._is_dialling_all = is_wanted
             self._network.dial_all(is_wanted=is_wanted)
+            self.refresh()
 
     def _is_removed(self, leaderless_s: float) -> bool:
         name, disks, applied = self._config.name, self._disks, self._own.state.applied
@@ -215,6 +218,14 @@ class Membership:
 
 def describe(members: Members) -> str:
     return ",".join(f"{name}{'' if members[name].votes else ':learner'}" for name in sorted(members))
+
+
+def _united(sources: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The newest address of each name, which comes last. An unknown one replaces none."""
+    addresses: dict[str, str] = {}
+    for source in sources:
+        addresses |= {name: address or addresses.get(name, "") for name, address in source.items()}
+    return addresses
 
 
 def _addresses(members: Members) -> dict[str, str]:

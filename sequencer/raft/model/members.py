@@ -173,6 +173,7 @@ def _check_member(name: str, address: str) -> None:
         check_name(name, kind="member")
         name.encode("idna")  # It is a host name in the certificate.
         parse_endpoint(address, where=f"member {name}")
+        address.encode("ascii")  # The zone of an IPv6 address may be any text, but not in a list.
     except (InvalidName, InvalidOption) as error:
         raise MemberChangeRefused(
             error.what,
@@ -182,4 +183,8 @@ def _check_member(name: str, address: str) -> None:
             hint=error.hint,
         ) from error
     except UnicodeError as error:
-        raise MemberChangeRefused("the name is no host name", got=repr(name)[:200]) from error
+        raise MemberChangeRefused(
+            "the name is no host name, or the address is not in ASCII",
+            where=repr(name)[:200],
+            got=repr(address)[:200],
+        ) from error

@@ -38,12 +38,18 @@ _SIZE: Final = (
 )
 """The texts that `parse_size` accepts, bounded below 2**62 by the number of digits."""
 
-_LABEL: Final = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST: Final = (
-    rf"(({_LABEL}\.)*[A-Za-z]([A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?|(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-    rf"(\.(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])){{3}}|\[([0-9a-f]{{1,4}}:){{7}}[0-9a-f]{{1,4}}\]|\[::1\])"
+_LABEL: Final = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_GROUP: Final = "[0-9A-Fa-f]{1,4}"
+_SHORTENED: Final = "|".join(
+    [f"({_GROUP}:){{1,7}}:", *(f"({_GROUP}:){{1,{7 - n}}}(:{_GROUP}){{1,{n}}}" for n in range(1, 7))]
 )
-_ADDRESS: Final = rf"^{_HOST}:([1-9][0-9]{{0,3}}|[1-5][0-9]{{4}})$"
+_IPV6: Final = rf"(({_GROUP}:){{7}}{_GROUP}|{_SHORTENED}|:((:{_GROUP}){{1,7}}|:))"
+_HOST: Final = (
+    rf"(({_LABEL}\.)*[A-Za-z]([A-Za-z0-9_-]{{0,61}}[A-Za-z0-9_])?|{_BYTE}(\.{_BYTE}){{3}}|\[{_IPV6}\])"
+)
+_PORT: Final = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_ADDRESS: Final = rf"^{_HOST}:{_PORT}$"
 _ADDRESS_CHARACTERS_MAX: Final = 253
 
 Schema: TypeAlias = dict[str, Any]

@@ -70,6 +70,7 @@ def test_a_new_member_is_a_learner_then_a_voter_then_none() -> None:
         (THREE, AddLearner("n4", "n4"), "the port is missing"),
         (THREE, AddLearner("n4", ""), "the port is missing"),
         (THREE, AddLearner("n4", "https://n4:1"), "no scheme"),
+        (THREE, AddLearner("n4", "[::1%é]:1"), "not in ASCII"),
         ({"n1": RaftMember("n1:1")}, RemoveMember("n1"), "the last voter"),
         ({"n1": RaftMember("n1:1"), "n2": RaftMember("n2:1", False)}, RemoveMember("n1"), "the last voter"),
         (SEVEN | {"n8": RaftMember("n8:1", False)}, PromoteLearner("n8"), "as many voters"),

@@ -209,6 +209,53 @@ def test_a_node_that_was_away_is_told_that_it_was_removed(cluster: RealCluster, 
     assert set(refused) <= {"member", "direction"}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pushes")
+def test_a_new_node_has_to_know_one_member_that_need_not_lead(cluster: RealCluster) -> None:
+    """Its first snapshot is older than the first list, and has no addresses."""
+    three(cluster)
+    follower = next(name for name in cluster.nodes if not cluster.nodes[name].raft.is_leader)
+    cluster.start("n4", follower)
+    cluster.change(AddLearner("n4", cluster.addresses["n4"]))
+    cluster.change(PromoteLearner("n4"))
+    assert cluster.leader().members["n4"].votes
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pushes")
+@pytest.mark.parametrize("name", ["n1", "n3"])
+def test_a_node_that_was_away_while_all_others_were_replaced_needs_one_configured_member(
+    cluster: RealCluster, name: str
+) -> None:
+    three(cluster)
+    cluster.change(AddLearner("n4", cluster.addresses["n4"]))
+    cluster.change(RemoveMember("n4"))
+    node, changed = cluster.nodes[name], cluster.leader().status().members_index
+    wait_for(lambda: node.raft.status().members_index == changed)
+    del cluster.nodes[name]
+    node.raft.stop()
+    others = list(cluster.nodes)
+    for new in ("n4", "n5"):
+        cluster.start(new, *others)
+        cluster.change(AddLearner(new, cluster.addresses[new]))
+        cluster.change(PromoteLearner(new))
+    for gone in others:
+        cluster.remove(gone)
+    node.known, node.bootstrap = [name, "n5"], False
+    node.open()
+    cluster.nodes[name] = node
+    wait_for(lambda: set(node.raft.members) == {name, "n4", "n5"} and node.raft.status().leader)
+
+
+def three(cluster: RealCluster) -> None:
+    """Start n1, n2 and n3, and wait until their disks count."""
+    for one in NAMES[:3]:
+        cluster.start(one, *({*NAMES[:3]} - {one}), bootstrap=True)
+    cluster.leader()
+    nodes = list(cluster.nodes.values())
+    wait_for(lambda: all(one.is_counted for node in nodes for one in node.raft.status().members))
+
+
 def _ended(node: Node) -> bool:
     """Whether it has to start once more, as it was removed and added again; else it has joined."""
     own = node.name
