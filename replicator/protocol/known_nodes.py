@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rt.cluster_epoch import is_later, line_of
@@ -104,41 +104,30 @@ def choose_endpoints(
     return (*seeds, *(one for one in learned if one not in seeds and one not in wrong))
 
 
-@dataclass(slots=True)
-class _Source:
-    """Where a list of nodes came from."""
-
-    cluster: bytes = b""
-    epoch: int = 0
-
-
-@dataclass(slots=True)
 class ClientEndpoints:
-    """The endpoints of one client, as it learns of them. Made by `of`."""
+    """The endpoints of one client, as it learns of them. `seeds` are the configured ones."""
 
-    _states: dict[str, EndpointState]
-    _seeds: tuple[str, ...]
-    known: KnownNodes = NO_NODES
-    _wrong: set[str] = field(default_factory=set)
-    _source: _Source = field(default_factory=_Source)
-
-    @classmethod
-    def of(cls, seeds: Sequence[str]) -> ClientEndpoints:
-        return cls({seed: EndpointState() for seed in seeds}, tuple(seeds))
+    def __init__(self, seeds: Sequence[str]) -> None:
+        self.known = NO_NODES
+        self._seeds = {seed: EndpointState() for seed in seeds}
+        self._wrong: set[str] = set()
+        """Learned endpoints that are not used before the list changes."""
+        self._cluster, self._epoch = b"", 0  # Of the nodes that answered.
 
     @property
     def in_use(self) -> tuple[str, ...]:
         """The endpoints to use now, the seeds first."""
-        return choose_endpoints({seed: self._states[seed] for seed in self._seeds}, self.known, self._wrong)
+        return choose_endpoints(self._seeds, self.known, self._wrong)
 
     def node_of(self, endpoint: str) -> str | None:
         """The node to which the endpoint leads, as far as is known: of a learned one the node of the list."""
         if endpoint in self._seeds:
-            return self._states[endpoint].node
+            return self._seeds[endpoint].node
         return next((node.name for node in self.known.nodes if node.endpoint == endpoint), None)
 
-    def is_seed(self, endpoint: str) -> bool:
-        return endpoint in self._seeds
+    def stands_for(self, endpoint: str) -> str | None:
+        """As `node_of`; None for a seed that goes on failing."""
+        return self._seeds[endpoint].served_node if endpoint in self._seeds else self.node_of(endpoint)
 
     def is_beside(self, endpoint: str, reached: Collection[str]) -> bool:
         """Whether the endpoint does not matter: it leads to a node that is no member, or to one that other
@@ -155,15 +144,16 @@ class ClientEndpoints:
         """`node` answered. False if the endpoint is a learned one of another node: then it is not used again
         before the list changes.
         """
-        self._states[endpoint] = EndpointState(node)
-        is_right = self.is_seed(endpoint) or self.node_of(endpoint) in {node, None}
-        if not is_right:
+        if endpoint in self._seeds:
+            self._seeds[endpoint] = EndpointState(node)
+        elif self.node_of(endpoint) != node:
             self._wrong.add(endpoint)
-        return is_right
+            return False
+        return True
 
     def record_failure(self, endpoint: str) -> None:
-        state = self._states.get(endpoint, EndpointState())
-        self._states[endpoint] = EndpointState(state.node, state.failures + 1)
+        if (state := self._seeds.get(endpoint)) is not None:
+            self._seeds[endpoint] = EndpointState(state.node, state.failures + 1)
 
     def exclude(self, endpoint: str) -> None:
         """Do not use a learned endpoint before the list changes."""
@@ -175,21 +165,16 @@ class ClientEndpoints:
         After a forced reset its line counts, even if its list never changed: the list of the other line may
         name nodes that this one left.
         """
-        source = self._source
-        if source.cluster not in {b"", cluster}:
+        if self._cluster not in {b"", cluster}:
             return False
-        is_forced = False
-        if source.cluster and epoch != source.epoch:
-            if not is_later(source.epoch, epoch):
+        is_newer, is_forced = nodes.version > self.known.version, False
+        if self._cluster and epoch != self._epoch:
+            if not is_later(self._epoch, epoch):
                 return False
-            is_forced = line_of(epoch) != line_of(source.epoch)
-            is_newer = nodes.version > 0
-        else:
-            is_newer = nodes.version > self.known.version
-        self._source = _Source(cluster, epoch)
+            is_newer, is_forced = nodes.version > 0, line_of(epoch) != line_of(self._epoch)
+        self._cluster, self._epoch = cluster, epoch
         if not is_newer and not is_forced:
             return False
-        is_change = nodes != self.known
-        self.known = nodes
+        is_change, self.known = nodes != self.known, nodes
         self._wrong.clear()
         return is_change

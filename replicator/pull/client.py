@@ -57,6 +57,7 @@ from rt.errors import (
     RtError,
     StorageFailed,
     Timeout,
+    UnknownVersion,
 )
 from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel
@@ -82,7 +83,8 @@ _FAILURES_FULL: Final = 10  # A full disk counts as this number of failures: onl
 _OURS = (StorageFailed, DirectoryLocked, InvalidName)
 """These errors of the copy end the client: no node can repair it."""
 _FINAL = (Diverged, *_OURS)
-_REFUSALS = (CertificateError, ClusterMismatch)  # These end the client when every node returns them.
+_REFUSALS = (CertificateError, ClusterMismatch, UnknownVersion)
+"""These end the client when every node returns them."""
 
 _Result = TypeVar("_Result")
 
@@ -183,7 +185,7 @@ class PullClient:
     def _report_corrupt(self) -> None:
         """Report it, once for each range, when every node was left because its bytes are corrupt."""
         errors = [self.left.get(target) for target in self._nodes.counted]
-        if not all(isinstance(error, FormatError) for error in errors):
+        if any(not isinstance(one, FormatError) or isinstance(one, UnknownVersion) for one in errors):
             return
         start = self.copy.position
         ranges = [error for error in errors if isinstance(error, CorruptRange) and error.end > start]

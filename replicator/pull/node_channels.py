@@ -27,7 +27,7 @@ class NodeChannels:
 
     def __init__(self, seeds: Sequence[str], connect: Callable[[str], Channel], at: int) -> None:
         self._connect = connect
-        self._endpoints = ClientEndpoints.of(seeds)
+        self._endpoints = ClientEndpoints(seeds)
         self._channels = {seed: connect(seed) for seed in seeds}
         self.target = seeds[at]
         """The endpoint that is asked now."""
@@ -47,7 +47,7 @@ class NodeChannels:
     def counted(self) -> list[str]:
         """The endpoints of members, and those that may be."""
         targets = self.targets
-        nodes = {target: self._endpoints.node_of(target) for target in targets}
+        nodes = {target: self._endpoints.stands_for(target) for target in targets}
         return [
             target
             for target in targets

@@ -37,7 +37,7 @@ class PushStreams:
     ) -> None:
         self._log, self._connect, self._tls = log, connect, tls
         self.on_change = on_change
-        self._endpoints = ClientEndpoints.of(seeds)
+        self._endpoints = ClientEndpoints(seeds)
         self._streams: dict[str, PushStream] = {}
         self._channels: dict[str, Channel] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -13,14 +13,14 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
 from sequencer.control.state_machine import SequencerStateMachine
 from sequencer.leader.leader import Leader
-from sequencer.leader.member_steps import MemberStep
+from sequencer.leader.member_steps import CommittedMembers, MemberStep
 from sequencer.leader.proposals import LeaderProposals, ProposalPort
 from sequencer.raft.model.api import Leadership
 from sequencer.raft.model.members import Members
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Command
 from sequencer.state.feature_level import MemberLevel
-from sequencer.state.membership import SettleMembers
+from sequencer.state.operations.membership import SettleMembers
 
 
 class LeaderLoop:
@@ -70,15 +70,13 @@ class LeaderLoop:
     def _make(self, proposals: LeaderProposals) -> Leader:
         return Leader(
             self._machine.state,
-            self._members,
+            CommittedMembers(self._name, self._members, self._members_version()),
             proposals,
             ask_again=self._messenger.request_full_report,
             now_ns=time.monotonic_ns,
             send_fetch=self._messenger.request_fetch,
             on_divergence=self._messenger.report_divergence,
             configured=self._configured,
-            own=self._name,
-            members_version=self._members_version(),
             member_levels=self._member_levels,
         )
 

@@ -13,7 +13,7 @@ from rt.errors import RtError
 from sequencer.leader.member_steps import MemberStep, TransferLeadership
 from sequencer.raft.model.members import MemberChange
 from sequencer.raft.raft import Raft
-from sequencer.state.membership import WHY_CHARACTERS_MAX, SettleMembers
+from sequencer.state.operations.membership import WHY_CHARACTERS_MAX, SettleMembers
 
 AGAIN_NS: Final = 10**9
 """Pause after a step that was refused for now, or may have been lost."""

@@ -1,7 +1,7 @@
 """Runs operators' requests from any node: each is executed once while the caller waits, or never.
 
 For one event loop. `run` returns the outcome, also a rejection, or it raises and says whether the request may
-have been executed. A request is not executed later (`sequencer.state.operator_requests`).
+have been executed. A request is not executed later (`sequencer.state.operations.operator_requests`).
 """
 
 from __future__ import annotations

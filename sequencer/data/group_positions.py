@@ -22,7 +22,7 @@ from rt.errors import Overloaded, ProtocolViolation, RtError, Timeout
 from sequencer.state.apply_result import CommandRejected, HoldMoved, Outcome
 from sequencer.state.commands import Command, HoldPosition
 from sequencer.state.leases.leases import TOKEN_END, HeldLease, ReleaseLeases
-from sequencer.state.resets import run_starts
+from sequencer.state.operations.resets import run_starts
 from sequencer.state.state import REQUEST_BYTES, SequencerState
 
 PROPOSE_AGAIN_S: Final = 1.0

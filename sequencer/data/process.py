@@ -42,6 +42,7 @@ from sequencer.data.table_service import TABLE_METHOD_ROLES, TableService
 from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
+from sequencer.ipc.peer_addresses import PeerAddresses, voters_of
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
@@ -57,7 +58,6 @@ from sequencer.sessions.disk_id import open_disk_id
 from sequencer.sessions.idle_replicas import IdleReplicas
 from sequencer.sessions.ingest import SessionIngest
 from sequencer.sessions.opener import Opener
-from sequencer.sessions.peer_addresses import PeerAddresses, voters_of
 from sequencer.sessions.peer_fetch import PeerFetcher
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.sessions.sync_timing import TimedGroupCommit

@@ -19,7 +19,7 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence, DivergenceDetector
 from sequencer.leader.idle_sessions import IdleSessions, OldSessions
 from sequencer.leader.lease_expiry import LeaseExpiry
-from sequencer.leader.member_steps import MemberStep, MemberSteps
+from sequencer.leader.member_steps import CommittedMembers, MemberStep, MemberSteps
 from sequencer.leader.merge_planner import Speculation, plan_merge, plan_roll
 from sequencer.leader.node_reports import FRESH_NS, NodeReports
 from sequencer.leader.peer_fetch_planner import FetchRequest, PeerFetchPlanner
@@ -27,7 +27,7 @@ from sequencer.leader.proposals import REPEAT_NS, LeaderProposals
 from sequencer.leader.replication_tracker import ReplicationTracker, SegmentKey, unpack_boundaries
 from sequencer.leader.retention_planner import RetentionPlanner
 from sequencer.leader.session_close import DiskRestoration, SessionCloser
-from sequencer.raft.model.members import Members
+from sequencer.raft.model.members import voters_of
 from sequencer.state.apply_result import (
     CommandRejected,
     DiskJoined,
@@ -39,8 +39,8 @@ from sequencer.state.apply_result import (
 from sequencer.state.command_codec import raised_level
 from sequencer.state.commands import REFUSED_MAX, Command, DecideRequest, MergeInstruction
 from sequencer.state.feature_level import FeatureLevelRefused, MemberLevel, check_raise
-from sequencer.state.membership import SettleMembers
-from sequencer.state.operator_requests import to_decide
+from sequencer.state.operations.membership import SettleMembers
+from sequencer.state.operations.operator_requests import to_decide
 from sequencer.state.state import SequencerState
 from sequencer.state.write_plan import SessionEnd
 
@@ -64,26 +64,23 @@ class Leader:
     def __init__(
         self,
         state: SequencerState,
-        members: Members,
+        committed: CommittedMembers,
         proposals: LeaderProposals,
         ask_again: Callable[[str], None],
         now_ns: Callable[[], int],
         send_fetch: Callable[[FetchRequest], None] = lambda _: None,
         on_divergence: Callable[[Divergence], None] = lambda _: None,
         configured: Mapping[str, int] = MappingProxyType({}),
-        own: str = "",
-        members_version: int = 0,
         member_levels: Callable[[int], Sequence[MemberLevel]] = lambda _: (),
     ) -> None:
-        """`own`: this node. `members_version`: that of the list. `proposals`: those of the term; some may be
-        in flight since an earlier list.
+        """`proposals`: those of the term; some may be in flight since an earlier list.
 
         `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
         `member_levels` returns what each member reported of its program, at a time of `now_ns`.
         """
-        voters = sum(member.votes for member in members.values())
+        voters = len(voters_of(committed.members))
         self.tracker = ReplicationTracker(voters)
-        self.member_steps = MemberSteps(state, members, own, self.tracker, members_version)
+        self.member_steps = MemberSteps(state, committed, self.tracker)
         self._state, self._now_ns, self._member_levels = state, now_ns, member_levels
         self._proposals = proposals
         proposals.must_replan = proposals.in_flight > 0

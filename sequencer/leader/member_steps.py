@@ -28,12 +28,27 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
 from sequencer.leader.replication_tracker import ReplicationTracker
-from sequencer.raft.model.members import AddLearner, MemberChange, Members, PromoteLearner, RemoveMember
-from sequencer.state.membership import SettleMembers
+from sequencer.raft.model.members import (
+    AddLearner,
+    MemberChange,
+    Members,
+    PromoteLearner,
+    RemoveMember,
+    voters_of,
+)
+from sequencer.state.operations.membership import SettleMembers
 from sequencer.state.state import MemberRequest, SequencerState
 
 NEAR_NS: Final = 5 * 10**9
 """A learner that has merged within this time what was the end before is near the end."""
+
+
+class CommittedMembers(NamedTuple):
+    """The committed list of members, as the leader `own` knows it. `version` 0: they never changed."""
+
+    own: str
+    members: Members
+    version: int = 0
 
 
 class TransferLeadership(NamedTuple):
@@ -44,22 +59,16 @@ MemberStep: TypeAlias = MemberChange | TransferLeadership | SettleMembers
 
 
 class MemberSteps:
-    """The steps of one leader with one list of members. `own`: the leader."""
+    """The steps of one leader with one list of members."""
 
     def __init__(
-        self,
-        state: SequencerState,
-        members: Members,
-        own: str,
-        tracker: ReplicationTracker,
-        version: int = 0,
+        self, state: SequencerState, committed: CommittedMembers, tracker: ReplicationTracker
     ) -> None:
-        """`version`: of the list; 0: the members never changed."""
-        self._state, self._members, self._own, self._tracker = state, members, own, tracker
-        self._version = version
+        self._state, self._tracker = state, tracker
+        self._own, self._members, self._version = committed
         self._known: dict[str, int] = {}
         """By voter: the list with which its acknowledgements are counted."""
-        self.voters = frozenset(name for name, member in members.items() if member.votes)
+        self.voters = voters_of(committed.members)
         self._merged: dict[str, int] = {}
         """By node, learners too: the last instruction that it has merged durably."""
         self._target: tuple[int, int] | None = None

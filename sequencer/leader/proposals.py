@@ -23,7 +23,7 @@ from sequencer.state.commands import (
     TrimSegments,
 )
 from sequencer.state.leases.leases import ExpireLeases
-from sequencer.state.membership import SettleMembers
+from sequencer.state.operations.membership import SettleMembers
 from sequencer.state.session_commands import CloseRun, FenceRun, Forget
 
 REPEAT_NS: Final = 3 * 10**9

@@ -24,13 +24,13 @@ from rt.net.grpc_channel import Channel, open_channel
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
 from sequencer.config.startup_phase import COPYING, Phase
+from sequencer.ipc.peer_addresses import PeerAddresses
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair_queue import CorruptFiles
 from sequencer.sessions.input_planner import RANGES_BYTES_MAX, SessionRange, is_due, peers_ahead, plan_ranges
-from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_pull import catch_up, fetch_range, merged_end
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.write_plan import BlockWrite

@@ -24,13 +24,13 @@ from rt.log.scan.directory import list_segments, read_durable_end
 from rt.net.grpc_errors import Unreachable
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
+from sequencer.ipc.peer_addresses import PeerAddresses
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.repair_queue import Repairer, VerifiedDisk
 from sequencer.merged.scrubber import Scrubber, ScrubTarget
 from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment
 from sequencer.sessions.disk_id import forget_disk_id
 from sequencer.sessions.merge_progress import consumed_place
-from sequencer.sessions.peer_addresses import PeerAddresses
 from sequencer.sessions.peer_pull import fetch_replica, fetch_segment
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import SequencerState

@@ -120,10 +120,9 @@ class RaftNode:
         self._epoch_exit = EpochExit(snapshots, self._worker, retry_s)
         self._segment_preparer = SegmentPreparer(self._log, self._worker, retry_s)
         self._state_server = StateServer(snapshots)
+        decode = partial(decode_snapshot, config, own.identity.disk, self._machine)
         self._state_fetcher = fetcher = StateFetcher(
-            *(snapshots, self._worker, self._network.send),
-            partial(decode_snapshot, config, own.identity.disk, self._machine),
-            self._on_fetched,
+            *(snapshots, self._worker, self._network.send, decode, self._on_fetched)
         )
         self._installer = installer = SnapshotInstaller(services, fetcher, self._adopt_state)
         self._snapshotter = Snapshotter(services, self._epoch_exit, fetcher, installer)

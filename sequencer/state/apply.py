@@ -42,7 +42,8 @@ from sequencer.state.leases import leases, requests, tables
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
-from sequencer.state.membership import (
+from sequencer.state.merge import merge, roll
+from sequencer.state.operations.membership import (
     CancelMembers,
     RequestMembers,
     SettleMembers,
@@ -50,9 +51,8 @@ from sequencer.state.membership import (
     request_members,
     settle_members,
 )
-from sequencer.state.merge import merge, roll
-from sequencer.state.operator_requests import ask, decide
-from sequencer.state.resets import reset
+from sequencer.state.operations.operator_requests import ask, decide
+from sequencer.state.operations.resets import reset
 from sequencer.state.retention import hold, release, reset_group, trim
 from sequencer.state.run_lifecycle import (
     close_run,

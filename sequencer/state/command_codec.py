@@ -13,9 +13,10 @@ from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
 from rt.message_codec import FieldCodec, MessageCodec, UnionCodec, inlined
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.state import commands, membership, session_commands
+from sequencer.state import commands, session_commands
 from sequencer.state.commands import Command, Operation, ResetCluster
 from sequencer.state.leases import leases, requests, tables
+from sequencer.state.operations import membership
 from sequencer.state.state import End
 
 VERSION: Final = 1

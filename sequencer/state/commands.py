@@ -16,7 +16,12 @@ from rt.names import check_hold_name, check_name
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
-from sequencer.state.membership import ADDRESS_CHARACTERS_MAX, CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import (
+    ADDRESS_CHARACTERS_MAX,
+    CancelMembers,
+    RequestMembers,
+    SettleMembers,
+)
 from sequencer.state.session_commands import (
     CloseRun,
     CloseSession,
@@ -239,7 +244,7 @@ Operation: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitRequest:
-    """A request of an operator: see `sequencer.state.operator_requests`."""
+    """A request of an operator: see `sequencer.state.operations.operator_requests`."""
 
     id: bytes
     until_ns: int

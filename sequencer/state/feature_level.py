@@ -25,7 +25,7 @@ PERMITS: Final = {
 LATEST: Final = max(PERMITS)
 """This program knows the levels from 1 to this one."""
 UPGRADE_HINT: Final = (
-    "Nothing was changed. Install the version of rt that the other nodes run, or a newer one: "
+    "Install the version of rt that the other nodes run, or a newer one: "
     "`rt features list` on another node shows it."
 )
 

@@ -45,7 +45,7 @@ def objects(result: Result) -> list[dict[str, Any]]:
 def directory(tmp_path: Path) -> Path:
     """Nine messages in three segments, the first of them trimmed, the last one active."""
     for life in range(3):
-        with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        with rt.Publisher(tmp_path, "s", publisher_id="feed", linger_ms=10_000) as publisher:
             for number in range(life * 3, life * 3 + 3):
                 publisher.publish(b"value %d" % number, topic=f"t{number % 2}", timestamp_ns=number * SECOND)
     path = Path(publisher.directory)

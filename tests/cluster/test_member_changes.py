@@ -65,6 +65,18 @@ def traffic(cluster: GrowingCluster, root: Path, *endpoints_of: str) -> Iterator
         flow.close()
 
 
+@contextlib.contextmanager
+def reader(cluster: GrowingCluster, root: Path, *endpoints_of: str) -> Iterator[rt.Subscriber]:
+    with rt.Subscriber(
+        root / "read",
+        cluster.stream,
+        position="earliest",
+        endpoints=cluster.endpoints_of(*endpoints_of),
+        tls=cluster.certificate("subscriber", "r"),
+    ) as subscriber:
+        yield subscriber
+
+
 @pytest.fixture
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short enough for the sockets in it."""
@@ -104,7 +116,8 @@ def test_a_cluster_of_one_grows_to_five_and_shrinks_to_three_under_load(root: Pa
         assert refused.returncode == 1
         assert "members can be changed from feature level 2 on" in refused.stderr
         cluster.raise_level()
-        with traffic(cluster, root, *cluster.names) as flow:
+        # The clients know n1 only, which is removed. They learn the others.
+        with traffic(cluster, root, "n1") as flow, reader(cluster, root, "n1") as subscriber:
             flow.wait_flow(cluster)
             grown(cluster, "n2", "n3", "n4", "n5")
             assert cluster.roles() == dict.fromkeys(cluster.names, "voter")
@@ -119,6 +132,12 @@ def test_a_cluster_of_one_grows_to_five_and_shrinks_to_three_under_load(root: Pa
                 flow.wait_flow(cluster)
             left = tuple(cluster.running)
             assert cluster.roles() == dict.fromkeys(left, "voter")
+            received: list[bytes] = []
+            while len(received) < flow.count:
+                messages = subscriber.poll(timeout=120)
+                assert messages, f"{len(received)} messages, then none"
+                received += [message.value for message in messages]
+            assert received == [b"%d" % number for number in range(len(received))]
         check_logs(cluster, flow.count, *left)
 
         gone = next(name for name in cluster.names if name not in left)

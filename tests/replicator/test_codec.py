@@ -292,11 +292,11 @@ def test_a_list_of_nodes_that_never_changed_takes_no_byte() -> None:
     start = PushStart(ID, 1, 3, "n1", LogOffset(1, 2, 64), takes_status=True)
     place = pb.Place(run=1, roll=2, offset=64)
     message = pb.PushStart(
-        cluster=ID, epoch=1, members=3, node="n1", place=place, has_place=True, takes_status=True
+        cluster=ID, epoch=1, members=3, node="n1", place=place, has_place=True, takes_status=True, version=1
     )
     assert encode_push_reply(start) == pb.PushReply(start=message).SerializeToString()
     pulled = PullStart(ID, 1, "n1", LogOffset(1, 2, 64), 5, end=9)
-    answer = pb.PullStart(cluster=ID, epoch=1, node="n1", place=place, first=5, end=9)
+    answer = pb.PullStart(cluster=ID, epoch=1, node="n1", place=place, first=5, end=9, version=1)
     assert encode_pull_reply(pulled) == pb.PullReply(start=answer).SerializeToString()
 
 

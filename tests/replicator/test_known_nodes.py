@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicator.protocol.handshake import PullStart
 from replicator.protocol.known_nodes import (
     MEMBERS_MAX,
     NO_NODES,
@@ -16,7 +19,10 @@ from replicator.protocol.known_nodes import (
     KnownNodes,
     choose_endpoints,
 )
+from replicator.protocol.messages import LogOffset
+from replicator.pull.node_channels import NodeChannels
 from rt.cluster_epoch import epoch_of
+from rt.net.grpc_errors import Unreachable
 
 CLUSTER = bytes(range(16))
 
@@ -95,7 +101,7 @@ def test_no_node_is_reached_twice_and_no_member_is_left_out(
 
 
 def test_the_highest_version_counts_whoever_says_it() -> None:
-    client = ClientEndpoints.of(["s1:1"])
+    client = ClientEndpoints(["s1:1"])
     client.record_answer("s1:1", "n1")
     assert not client.learn(CLUSTER, 0, NO_NODES)
     assert client.learn(CLUSTER, 0, members("n1", "n2", version=2))
@@ -108,7 +114,7 @@ def test_the_highest_version_counts_whoever_says_it() -> None:
 
 
 def test_a_later_epoch_counts_before_the_version_and_an_earlier_one_does_not() -> None:
-    client = ClientEndpoints.of(["s1:1"])
+    client = ClientEndpoints(["s1:1"])
     assert client.learn(CLUSTER, 1, members("n1", version=7))
     assert not client.learn(CLUSTER, 2, NO_NODES)  # The node does not know the list yet.
     assert client.known.version == 7
@@ -121,7 +127,7 @@ def test_a_later_epoch_counts_before_the_version_and_an_earlier_one_does_not() -
 
 
 def test_a_learned_endpoint_that_leads_to_another_node_is_dropped_until_the_list_changes() -> None:
-    client = ClientEndpoints.of(["s1:1"])
+    client = ClientEndpoints(["s1:1"])
     client.record_answer("s1:1", "n1")
     client.learn(CLUSTER, 0, members("n1", "n2"))
     assert client.record_answer("n2.example:5002", "n2")
@@ -132,7 +138,7 @@ def test_a_learned_endpoint_that_leads_to_another_node_is_dropped_until_the_list
 
 
 def test_an_endpoint_of_no_member_or_of_a_member_that_is_reached_elsewhere_does_not_matter() -> None:
-    client = ClientEndpoints.of(["s1:1", "s2:1"])
+    client = ClientEndpoints(["s1:1", "s2:1"])
     client.record_answer("s1:1", "n1")
     assert not client.is_beside("s1:1", [])
     assert not client.is_beside("s2:1", ["n1"])  # The list is not known: every seed matters.
@@ -143,6 +149,28 @@ def test_an_endpoint_of_no_member_or_of_a_member_that_is_reached_elsewhere_does_
     client.record_answer("s2:1", "n2")
     assert not client.is_beside("s2:1", ["n3"])
     assert client.is_beside("s2:1", ["n2", "n3"])
+
+
+def test_of_a_seed_that_goes_on_failing_and_the_address_of_its_node_one_counts() -> None:
+    channels = NodeChannels(["s1:1", "s2:1"], Mock(), 0)
+    channels.record_answer(start_of("n1", NO_NODES), {})
+    channels.advance()
+    channels.record_answer(start_of("n2", THREE), {})
+    assert channels.targets == channels.counted == ["s1:1", "s2:1", "n3.example:5002"]
+    for _ in range(SEED_FAILURES_MAX):
+        channels.record_failure()
+    assert channels.targets == ["s1:1", "s2:1", "n2.example:5002", "n3.example:5002"]
+    assert channels.counted == ["s1:1", "n2.example:5002", "n3.example:5002"]
+    channels.record_answer(start_of("n2", THREE), {})
+    channels.record_answer(start_of("n2", members("n1", "n3", version=2)), {"s1:1", "n3.example:5002"})
+    assert channels.targets == ["s1:1", "n3.example:5002", "s2:1"]  # Members first.
+    assert channels.counted == ["s1:1", "n3.example:5002"]
+    with pytest.raises(Unreachable, match="no member"):
+        channels.record_answer(start_of("n2", NO_NODES), {"s1:1"})
+
+
+def start_of(node: str, nodes: KnownNodes) -> PullStart:
+    return PullStart(CLUSTER, 0, node, LogOffset(0, 0, 0), 0, nodes=nodes)
 
 
 GOOD = KnownNode("n1", "n1.example:5002")

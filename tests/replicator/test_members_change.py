@@ -7,20 +7,26 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from receiving import files_of
 from receiving_node import CLUSTER, WAIT_S, FakeNode, make_pki, tls_of, until
 
 import rt
+from replicator.protocol.handshake import PushStart
 from replicator.protocol.known_nodes import KnownNode, KnownNodes
 from replicator.pull.client import PullClient
 from replicator.pull.local_copy import LocalCopy
 from replicator.pull.remote_log import RemoteLog
+from replicator.push import stream_set
 from replicator.push.client import PushClient
+from replicator.push.session_source import SessionSource
+from replicator.push.stream_set import PushStreams
 from rt.client.publisher_status import state_of
 from rt.log.disk import REAL
 from rt.log.read.projection import EVERYTHING
+from rt.net.grpc_errors import Unreachable
 from rt.sidecar.progress_file import NO_LEVEL, Level, read_progress
 from rt.testing.merged import MergedLogBuilder
 from sequencer.localcluster.loopback import free_port
@@ -466,5 +472,58 @@ def test_a_publisher_and_a_subscriber_with_processes_of_their_own_follow_the_mem
             assert {one.endpoint for one in status.endpoints} == members
             assert status.state == "replicating"
             await asyncio.to_thread(lambda: (publisher.close(), subscriber.close()))
+
+    asyncio.run(main())
+
+
+class NoStream:
+    """In place of a `PushStream`: it connects to nothing."""
+
+    def __init__(self, _log: object, target: str, *_: object) -> None:
+        self.target, self.is_closed, self.is_serving = target, False, False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class NoChannel:
+    def __init__(self, _target: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def test_the_stream_to_a_learned_endpoint_is_closed_before_a_seed_counts_for_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of the one would remove what the other has counted."""
+    monkeypatch.setattr(stream_set, "PushStream", NoStream)
+
+    async def main() -> None:
+        with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+            log = SessionSource(publisher.directory, "s")
+            connect: Any = NoChannel
+            streams = PushStreams(log, ["s1:1", "s2:1"], connect, None, lambda: None)
+            streams.open()
+            s1, s2 = streams.all
+            nodes = KnownNodes((KnownNode("n1", "n1:1"), KnownNode("n2", "n2:1"), KnownNode("n3", "n3:1")), 1)
+            streams.admit(s1, PushStart(CLUSTER, 0, 3, "n1", nodes=nodes))
+            streams.learn(PushStart(CLUSTER, 0, 3, "n1", nodes=nodes))
+            assert [one.target for one in streams.all] == ["s1:1", "s2:1"]
+            streams.record_failure(s2)
+            *_, n2, n3 = streams.all
+            assert (n2.target, n3.target) == ("n2:1", "n3:1")
+            assert (streams.members, log.quorum.majority) == (3, 2)
+            streams.admit(s2, PushStart(CLUSTER, 0, 3, "n2", nodes=nodes))
+            assert (n2.is_closed, n3.is_closed) == (True, False)
+            with pytest.raises(Unreachable, match="leads to another node"):
+                streams.admit(n3, PushStart(CLUSTER, 0, 3, "n1", nodes=nodes))
+            assert n3.is_closed
+            await streams.close()
+            log.close()
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from receiving import files_of, messages, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 import rt
-from replicator.protocol.codec import decode_pull_request
+from replicator.protocol.codec import PullRequest, decode_pull_request, encode_pull_request
 from replicator.protocol.grpc_service import ROLES, replication_service
 from replicator.protocol.messages import LogOffset
 from replicator.pull import client as client_module
@@ -37,6 +37,7 @@ from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.net.grpc_channel import serve
 from rt.testing.merged import MergedLogBuilder
+from rt.v1 import replication_pb2 as pb
 from sequencer.localcluster.loopback import free_port
 
 
@@ -258,6 +259,31 @@ def test_what_every_node_refuses_ends_the_client(tmp_path: Path, pki: Path) -> N
             assert isinstance(await ended(copy, [endpoint], pki), ClusterMismatch)
         source.close()
 
+    asyncio.run(main())
+
+
+def test_nodes_without_a_common_version_end_the_client_and_nothing_is_taken_for_corrupt(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newer(asked: PullRequest) -> bytes:
+        message = pb.PullRequest.FromString(encode_pull_request(asked))
+        message.hello.version, message.hello.version_latest = 2, 3
+        return message.SerializeToString()
+
+    async def main() -> None:
+        source = Source(tmp_path)
+        source.grow(100)
+        async with source.nodes[0].serving(tls_of(pki, "n1")) as endpoint:
+            copy, corrupt = LocalCopy(tmp_path / "copy", "s"), list[object]()
+            monkeypatch.setattr(LocalCopy, "on_corrupt", lambda _self, *found: corrupt.append(found))
+            both = [endpoint, endpoint.replace("localhost", "127.0.0.1")]
+            error = await ended(copy, both, pki)
+        assert isinstance(error, rt.UnknownVersion)
+        assert not corrupt
+        assert (error.got, error.expected) == ("versions 2 to 3", "version 1")
+        source.close()
+
+    monkeypatch.setattr(client_module, "encode_pull_request", newer)
     asyncio.run(main())
 
 

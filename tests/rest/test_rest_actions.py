@@ -24,12 +24,12 @@ from sequencer.rest.base.fields import BODY_BYTES_MAX
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.request import Reply, Request
 from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.views.action import Action
 from sequencer.rest.views.admin_actions import ACTIONS
+from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
-from sequencer.state.membership import CancelMembers, RequestMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers
 from sequencer.state.state import Configuration, MemberRequest, SubscriberHold
 
 GIB = 2**30

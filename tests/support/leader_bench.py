@@ -11,6 +11,7 @@ from sequencing import Writing, new_state
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.divergence_check import Divergence
 from sequencer.leader.leader import MINUTE_NS, Leader
+from sequencer.leader.member_steps import CommittedMembers
 from sequencer.leader.proposals import LeaderProposals
 from sequencer.leader.replication_tracker import BatchBoundary, pack_boundaries
 from sequencer.raft.model.members import Members, RaftMember
@@ -53,13 +54,12 @@ class Bench:
         self.sequences.clear()
         self.leader = Leader(
             self.state,
-            self.members,
+            CommittedMembers("a", self.members),
             LeaderProposals(self, lambda: self.now_ns),
             self.asked.append,
             lambda: self.now_ns,
             on_divergence=self.differences.append,
             configured=self.configured,
-            own="a",
         )
 
     def propose(self, command: bytes) -> Future[int]:

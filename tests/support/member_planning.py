@@ -10,13 +10,13 @@ from typing import Final
 
 from planning import NOTHING, InFlight, Node, World
 
-from sequencer.leader.member_steps import MemberStep, MemberSteps, TransferLeadership
+from sequencer.leader.member_steps import CommittedMembers, MemberStep, MemberSteps, TransferLeadership
 from sequencer.merged.session_retention import SessionRetention
 from sequencer.raft.model.members import AddLearner, PromoteLearner, RaftMember, RemoveMember
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, SettleMembers
 
 VOTERS_MAX: Final = 7
 
@@ -41,7 +41,7 @@ class MemberWorld(World):
         super()._lead()
         members = {node.name: RaftMember(f"{node.name}:1", votes=True) for node in self.nodes}
         members |= {name: RaftMember(f"{name}:1", votes=False) for name in self.learners}
-        self.steps = MemberSteps(self.state, members, self.leader, self.tracker)
+        self.steps = MemberSteps(self.state, CommittedMembers(self.leader, members), self.tracker)
 
     def change_leader(self) -> None:
         self.leader = self.rng.choice(self._names())
@@ -120,7 +120,7 @@ class MemberWorld(World):
         leader = self.leader
         super().change_leader()
         self.leader = leader
-        self.steps = MemberSteps(self.state, self.steps._members, leader, self.tracker)
+        self.steps = MemberSteps(self.state, CommittedMembers(leader, self.steps._members), self.tracker)
 
     def _relist(self) -> None:
         """Another list is committed: the leader plans anew, and what was planned may still commit."""

@@ -37,7 +37,7 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Command, Configure, JoinDisk, MergeInstruction, MergeRange, RestoreDisk
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun, OpenSealedRuns, SealedRun
 from sequencer.state.state import End
 from sequencer.state.state_codec import decode_state, encode_state

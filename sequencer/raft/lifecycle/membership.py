@@ -49,9 +49,8 @@ class Membership:
         self._reported: Members | None = None
         self._parting: dict[str, tuple[str, float]] = {}
         """Removed members: address, and until when they stay."""
-        self._told = MemberList(0, False, b"")
-        """The newest list that a peer told."""
-        self._told_members: Members = {}
+        self._told: dict[bool, tuple[int, Members]] = {True: (0, {}), False: (0, {})}
+        """The newest committed list that a peer told, and the newest other one, which may be truncated."""
         self._announced: tuple[int, bool] = (0, False)
         self._is_out = False
         """A list without this node was applied."""
@@ -75,7 +74,12 @@ class Membership:
         """The list in force changed, or may have; also after a new list was told or applied."""
         disks = self._disks
         self._epoch_left.voters = disks.voters
-        names = {**self._told_members} if self._told.index > disks.members_index else {}
+        names = {
+            name: member
+            for index, members in self._told.values()
+            if index > disks.members_index
+            for name, member in members.items()
+        }
         parting = {name: address for name, (address, _) in self._parting.items()}
         seeds = self._config.members if self._is_dialling_all else {}
         sources = seeds, parting, _addresses(names), _addresses(self.applied), _addresses(disks.members)
@@ -147,7 +151,7 @@ class Membership:
         is_here = hello.cluster == own.cluster and (
             hello.epoch == own.epoch or is_later(own.epoch, hello.epoch)
         )
-        if not (is_here or own.is_blank) or message[:2] <= self._told[:2]:
+        if not (is_here or own.is_blank) or message.index <= self._told[message.is_committed][0]:
             return
         try:
             members = decode_members(message.content)
@@ -157,7 +161,7 @@ class Membership:
         if members is None:
             logger.error("member_list_rejected peer=%s error='no list'", peer)
             return
-        self._told, self._told_members = message, members
+        self._told[message.is_committed] = message.index, members
         if message.is_committed and self._config.name not in members:
             logger.warning(
                 "not_a_member peer=%s members=%s: add this node to the cluster", peer, describe(members)
@@ -198,11 +202,12 @@ class Membership:
             self.refresh()
 
     def _is_removed(self, leaderless_s: float) -> bool:
-        name, disks, told, applied = self._config.name, self._disks, self._told, self._own.state.applied
-        is_newer = told.index > disks.members_index
-        if self._own.claim.joined == NOWHERE or (is_newer and name in self._told_members):
+        name, disks, applied = self._config.name, self._disks, self._own.state.applied
+        index, told = self._told[True]
+        is_newer = index > disks.members_index
+        if self._own.claim.joined == NOWHERE or (is_newer and name in told):
             return False  # It waits to be added, or was added again.
-        is_told = told.index >= disks.members_index and told.is_committed and name not in self._told_members
+        is_told = index >= disks.members_index and index > 0 and name not in told
         if is_told and leaderless_s > 2 * self._config.election_ms_max / 1000:
             return is_newer or name not in disks.members
         if name in self.applied or name in disks.members:

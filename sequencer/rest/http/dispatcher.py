@@ -26,8 +26,7 @@ from sequencer.rest.base.fields import parse_body, parse_query
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.base.request import JSON, Reply, Request, error_reply, json_bytes, split_target
 from sequencer.rest.page import PAGE_FILES
-from sequencer.rest.views.action import Action, ActionContext
-from sequencer.rest.views.context import RequestContext, Response
+from sequencer.rest.views.context import Action, ActionContext, RequestContext, Response
 from sequencer.rest.views.endpoints import HTML, RestEndpoint
 
 REQUESTS_MAX: Final = 32

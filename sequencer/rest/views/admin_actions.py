@@ -19,7 +19,6 @@ from sequencer.rest.base.admin_ports import ResetKind
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import Field, flag, hold_of, lease_of, name_of, session_of, size, whole
-from sequencer.rest.views.action import Action, ActionContext
 from sequencer.rest.views.admin_views import (
     CONFIGURATION_KEYS,
     ConfigurationReport,
@@ -31,7 +30,7 @@ from sequencer.rest.views.admin_views import (
     lease_tables,
     reset_report,
 )
-from sequencer.rest.views.context import RequestContext, Response, joined
+from sequencer.rest.views.context import Action, ActionContext, RequestContext, Response, joined
 from sequencer.rest.views.member_actions import MEMBER_ACTIONS
 from sequencer.state.apply_result import (
     FeatureLevelRaised,

@@ -1,14 +1,18 @@
-"""An authorized request, its response, and which entries the caller may see. Pure."""
+"""An authorized request, its response, which entries the caller may see, and operators' actions. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
-from rt.net.identity import Identity
-from sequencer.rest.base.errors import NotReady
+from rt.net.identity import Identity, Role
+from sequencer.rest.base.admin_ports import AdminPorts
+from sequencer.rest.base.errors import Conflict, NotReady
+from sequencer.rest.base.fields import Field
 from sequencer.rest.base.node_snapshot import NodeSnapshot
+from sequencer.state.apply_result import CommandRejected, Outcome
+from sequencer.state.commands import Operation
 from sequencer.state.state import SequencerState
 
 
@@ -42,3 +46,42 @@ def is_own(asked: RequestContext, role: str, name: str) -> bool:
     """Whether the caller has this role and name."""
     identity = asked.identity
     return identity is not None and (identity.role, identity.name) == (role, name)
+
+
+# Actions
+
+
+@dataclass(frozen=True, slots=True)
+class ActionContext:
+    """An authorized request for a change."""
+
+    snapshot: Callable[[], NodeSnapshot]
+    identity: Identity
+    body: Mapping[str, Any]
+    operations: AdminPorts
+
+    async def run(self, command: Operation) -> Outcome:
+        """Commit and apply `command`; raises `Conflict` with the reason if it was rejected."""
+        joined(self.snapshot())
+        outcome = await self.operations.commands.run(command)
+        if isinstance(outcome, CommandRejected):
+            raise Conflict(outcome.why, hint="Nothing was changed.")
+        return outcome
+
+
+Run: TypeAlias = Callable[[ActionContext], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One path for POST."""
+
+    roles: ClassVar[frozenset[Role]] = frozenset({"operator"})
+    path: str
+    summary: str
+    run: Run
+    fields: tuple[Field, ...]
+    answer: Any
+    """The type of the response's body."""
+    status: int = 200
+    """Of a successful response."""

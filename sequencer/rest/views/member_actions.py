@@ -7,10 +7,9 @@ from typing import Annotated
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import address_of, name_of
-from sequencer.rest.views.action import Action, ActionContext
-from sequencer.rest.views.context import Response, joined
+from sequencer.rest.views.context import Action, ActionContext, Response, joined
 from sequencer.state.apply_result import MembersRequested, MembersSettled
-from sequencer.state.membership import CancelMembers, RequestMembers, why_not_permitted
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, why_not_permitted
 from sequencer.state.state import MemberRequest, SequencerState
 
 

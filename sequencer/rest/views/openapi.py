@@ -17,7 +17,7 @@ from sequencer.rest.base.fields import Schema, body_schema
 from sequencer.rest.base.request import JSON
 
 if TYPE_CHECKING:
-    from sequencer.rest.views.action import Action
+    from sequencer.rest.views.context import Action
     from sequencer.rest.views.endpoints import RestEndpoint
 
 _REFERENCE: Final = "#/components/schemas/{name}"

@@ -14,6 +14,7 @@ import pytest
 from sequencing import do_open, must, new_state
 
 from sequencer.leader.member_steps import (
+    CommittedMembers,
     MemberStep,
     MemberSteps,
     TransferLeadership,
@@ -21,12 +22,12 @@ from sequencer.leader.member_steps import (
 )
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
 from sequencer.leader.session_close import DiskRestoration
-from sequencer.raft.model.members import AddLearner, PromoteLearner, RaftMember, RemoveMember
+from sequencer.raft.model.members import AddLearner, Members, PromoteLearner, RaftMember, RemoveMember
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import DiskJoined, MembersRequested, MembersSettled
 from sequencer.state.commands import JoinDisk
 from sequencer.state.feature_level import MEMBER_CHANGES
-from sequencer.state.membership import CancelMembers, RequestMembers, SettleMembers
+from sequencer.state.operations.membership import CancelMembers, RequestMembers, SettleMembers
 from sequencer.state.state import NodeDisk, SequencerState
 
 KEY = SegmentKey(1, 0, 0)
@@ -56,6 +57,12 @@ def members(*voters: str, learners: tuple[str, ...] = ()) -> dict[str, RaftMembe
     return {name: RaftMember(f"{name}:1", name not in learners) for name in (*voters, *learners)}
 
 
+def steps_of(
+    state: SequencerState, listed: Members, own: str, tracker: ReplicationTracker, version: int = 0
+) -> MemberSteps:
+    return MemberSteps(state, CommittedMembers(own, listed, version), tracker)
+
+
 def next_step(steps: MemberSteps, state: SequencerState, *heard: str, now_ns: int = 1) -> MemberStep | None:
     for name in heard:
         steps.on_merged(name, state.instruction)
@@ -68,13 +75,13 @@ def next_step(steps: MemberSteps, state: SequencerState, *heard: str, now_ns: in
 def test_a_node_is_added_as_a_learner_then_promoted_then_the_request_is_settled() -> None:
     state = stage("a", "b", "c")
     assert must(MembersRequested, apply(state, RequestMembers("d", "d:1"))).number == 1
-    steps = MemberSteps(state, members("a", "b", "c"), "a", tracking(3))
+    steps = steps_of(state, members("a", "b", "c"), "a", tracking(3))
     assert next_step(steps, state, "a", "b", "c") == AddLearner("d", "d:1")
-    steps = MemberSteps(state, members("a", "b", "c", learners=("d",)), "a", tracking(3))
+    steps = steps_of(state, members("a", "b", "c", learners=("d",)), "a", tracking(3))
     assert next_step(steps, state, "a", "b", "c") is None
     assert steps.waits_for == "d is not connected: start it with its configuration"
     assert next_step(steps, state, "a", "b", "c", "d") == PromoteLearner("d")
-    steps = MemberSteps(state, members("a", "b", "c", "d"), "a", tracking(4))
+    steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4))
     assert next_step(steps, state, "a", "b", "c") is None, "its disk has not joined"
     must(DiskJoined, apply(state, JoinDisk("d", b"d" * 16)))
     assert next_step(steps, state, "a", "b", "c", "d") == SettleMembers(1)
@@ -85,7 +92,7 @@ def test_a_node_is_added_as_a_learner_then_promoted_then_the_request_is_settled(
 def test_a_learner_far_behind_is_not_promoted() -> None:
     state = stage("a")
     apply(state, RequestMembers("b", "b:1"))
-    steps = MemberSteps(state, members("a", learners=("b",)), "a", tracking(1))
+    steps = steps_of(state, members("a", learners=("b",)), "a", tracking(1))
     steps.on_merged("b", 0)
     assert steps.next_step({"a": 1}, NS) is None
     assert steps.waits_for == "b copies the merged log: instruction 0 of 1"
@@ -98,10 +105,8 @@ def test_a_leader_that_is_to_go_lets_another_lead_first() -> None:
     state = stage("a", "b", "c")
     apply(state, RequestMembers(removes="a"))
     for own, step in (("a", TransferLeadership()), ("b", RemoveMember("a"))):
-        assert (
-            next_step(MemberSteps(state, members("a", "b", "c"), own, tracking(3)), state, "a", "b") == step
-        )
-    steps = MemberSteps(state, members("b", "c"), "b", tracking(2))
+        assert next_step(steps_of(state, members("a", "b", "c"), own, tracking(3)), state, "a", "b") == step
+    steps = steps_of(state, members("b", "c"), "b", tracking(2))
     assert next_step(steps, state, "b", "c") == SettleMembers(1)
     apply(state, SettleMembers(1))
     assert sorted(state.disks) == ["b", "c"], "if it is added again, its disk must join again"
@@ -110,7 +115,7 @@ def test_a_leader_that_is_to_go_lets_another_lead_first() -> None:
 def test_the_only_voter_stays() -> None:
     state = stage("a")
     apply(state, RequestMembers(removes="a"))
-    found = next_step(MemberSteps(state, members("a", learners=("b",)), "a", tracking(1)), state, "a")
+    found = next_step(steps_of(state, members("a", learners=("b",)), "a", tracking(1)), state, "a")
     assert found == SettleMembers(1, "a is the only voter: add another node first")
     apply(state, found)
     assert sorted(state.disks) == ["a"], "it was not removed"
@@ -119,13 +124,13 @@ def test_the_only_voter_stays() -> None:
 def test_a_dead_voter_is_replaced_while_the_others_are_whole() -> None:
     state = stage("a", "b", "c")
     apply(state, RequestMembers("d", "d:1", removes="c"))
-    steps = MemberSteps(state, members("a", "b", "c", learners=("d",)), "a", tracking(3))
+    steps = steps_of(state, members("a", "b", "c", learners=("d",)), "a", tracking(3))
     assert next_step(steps, state, "a", "b", "d") == PromoteLearner("d")
     must(DiskJoined, apply(state, JoinDisk("d", b"d" * 16)))
-    steps = MemberSteps(state, members("a", "b", "c", "d"), "a", tracking(4, "a"))
+    steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4, "a"))
     assert next_step(steps, state, "a", "b", "d") is None, "c and a may be those who hold it"
     assert steps.waits_for == "b, c, d must report, and get what other voters have of the sessions"
-    steps = MemberSteps(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b", "d"))
+    steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b", "d"))
     assert next_step(steps, state, "a", "b", "d") == RemoveMember("c")
 
 
@@ -133,7 +138,7 @@ def test_a_dead_voter_is_replaced_while_the_others_are_whole() -> None:
 def test_what_is_merged_meanwhile_must_be_durable_in_the_merged_logs_of_a_majority(is_consumed: bool) -> None:
     state = stage("a", "b", "c", "d")
     apply(state, RequestMembers(removes="d"))
-    steps = MemberSteps(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b"))
+    steps = steps_of(state, members("a", "b", "c", "d"), "a", tracking(4, "a", "b"))
     assert next_step(steps, state, *"abcd") is None
     if is_consumed:
         state.sessions.clear()  # Merged whole, and forgotten.
@@ -179,7 +184,7 @@ def test_nothing_is_changed_before_a_majority_counts_acknowledgements_with_this_
 ) -> None:
     state = stage(*voters)
     apply(state, RequestMembers("x", "x:1"))
-    steps = MemberSteps(state, members(*voters, learners=("x",)), "a", tracking(len(voters)), version=9)
+    steps = steps_of(state, members(*voters, learners=("x",)), "a", tracking(len(voters)), version=9)
     for name in voters:
         steps.on_reported(name, 1, 9 if name in knowing else 8)
     found = next_step(steps, state, *voters, "x")
@@ -192,7 +197,7 @@ def test_a_voter_that_counts_with_an_older_list_may_hold_what_it_has_not_reporte
     """The voters were b, c and d before, of which c and d are two. The last report of d is of then."""
     state = stage(*"abcd")
     apply(state, RequestMembers(removes="c"))
-    steps = MemberSteps(state, members(*"abcd"), "a", tracking(4, "c"), version=9)
+    steps = steps_of(state, members(*"abcd"), "a", tracking(4, "c"), version=9)
     for name in "abcd":
         steps.on_reported(name, 1, 8 if name == "d" else 9)
     assert next_step(steps, state, *"abcd") is None
@@ -298,7 +303,7 @@ def decided(
     apply(state, request)
     tracker = tracking(len(voters), *(names[one] for one in heard if voters[one].holds))
     own = next((names[one] for one in sorted(heard) if names[one] != request.removes), "")
-    steps = MemberSteps(state, members(*names, learners=learners), own, tracker)
+    steps = steps_of(state, members(*names, learners=learners), own, tracker)
     return next_step(steps, state, *(names[one] for one in heard), *learners)
 
 

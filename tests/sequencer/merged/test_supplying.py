@@ -9,6 +9,7 @@ from sequencing import Writing, do_fence, do_merge, do_open, must, new_state, op
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.leader import Leader
+from sequencer.leader.member_steps import CommittedMembers
 from sequencer.leader.peer_fetch_planner import QUIET_NS, FetchRequest, PeerFetchPlanner
 from sequencer.leader.proposals import LeaderProposals
 from sequencer.leader.replication_tracker import (
@@ -155,7 +156,7 @@ class Nowhere:
 
 def test_a_leader_tells_nodes_that_stand_still_what_another_one_has(stage: Stage) -> None:
     told: list[FetchRequest] = []
-    members = {node: RaftMember(f"{node}:1", votes=True) for node in NODES}
+    members = CommittedMembers("n1", {node: RaftMember(f"{node}:1") for node in NODES})
     proposals = LeaderProposals(Nowhere(), lambda: stage.now_ns)
     leader = Leader(stage.state, members, proposals, lambda _: None, lambda: stage.now_ns, told.append)
     for node in NODES:

@@ -30,6 +30,7 @@ from sequencer.raft.model.members import (
     MemberChange,
     MemberChangeNotReady,
     MemberChangeRefused,
+    MemberRemoved,
     Members,
     PromoteLearner,
     RaftMember,
@@ -516,6 +517,16 @@ def test_an_old_list_of_a_peer_removes_nobody(clock: Clock) -> None:
     clock.advance(60.0)
     driven.step()
     assert "n1" in in_force(driven)
+
+
+def test_a_list_that_was_truncated_hides_no_removal(clock: Clock) -> None:
+    """A peer told a list that was never committed; the committed one has a lower index."""
+    driven = member(clock)
+    driven.hear("n2", MemberList(9, False, encode_members(FOUR)))
+    driven.hear("n2", MemberList(8, True, encode_members(changed(THREE, RemoveMember("n1")))))
+    clock.advance(5.0)
+    with pytest.raises(MemberRemoved):
+        driven.step()
 
 
 def test_a_told_list_gives_names_and_no_votes(clock: Clock) -> None:

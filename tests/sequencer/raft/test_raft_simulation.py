@@ -35,6 +35,20 @@ def test_no_promise_is_broken_by_five(seed: int) -> None:
     assert simulate(seed, nodes=5, seconds=3.0).acknowledged
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_no_promise_is_broken_while_members_change(seed: int) -> None:
+    report = simulate(seed, nodes=3, seconds=4.0, spares=3)
+    assert report.acknowledged
+    assert report.seen["changed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_promise_is_broken_while_members_change_for_many_seeds(batch: int) -> None:
+    for seed in range(SLOW_SEEDS * batch, SLOW_SEEDS * (batch + 1)):
+        simulate(70_000 + seed, spares=3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_promise_is_broken_with_more_seeds(batch: int) -> None:
@@ -129,4 +143,11 @@ def test_a_failure_says_how_to_replay_it_and_what_happened_last(monkeypatch: pyt
         simulate(3, nodes=3, seconds=1.0, settle_s=1.0, faults={"cut_off": 1}, fault_every_s=0.1)
     assert "no leader" in str(failure.value)
     assert "--start 3" in str(failure.value)
+    assert "--spares" not in str(failure.value)
     assert "RequestVote" in str(failure.value)
+
+
+def test_a_failure_with_spares_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ballot, "on_vote", lambda self, voter: False)
+    with pytest.raises(SimulationFailed, match="--spares 2"):
+        simulate(3, nodes=3, seconds=1.0, settle_s=1.0, spares=2)

@@ -124,7 +124,7 @@ def test_a_level_never_decreases() -> None:
 
 def test_a_program_that_does_not_know_the_level_stops_at_the_command() -> None:
     state = new_state()
-    with pytest.raises(UnknownVersion, match=f"got level {NEXT}, expected level {LATEST} at most. N"):
+    with pytest.raises(UnknownVersion, match=f"got level {NEXT}, expected level {LATEST} at most. I"):
         apply(state, RaiseFeatureLevel(NEXT))
     assert state == new_state()
 

@@ -10,7 +10,7 @@ from sequencing import new_state, refusal
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, ConfigurationChanged, RequestLapsed, RequestWaits
 from sequencer.state.commands import Configure, DecideRequest, Operation, ReleaseHold, SubmitRequest
-from sequencer.state.operator_requests import to_decide
+from sequencer.state.operations.operator_requests import to_decide
 from sequencer.state.state import ASKED_MAX
 from sequencer.state.state_codec import decode_state, encode_state
 

@@ -23,7 +23,7 @@ from sequencer.state.apply import apply
 from sequencer.state.apply_result import ClusterReset, LeasesGranted, RunOpened
 from sequencer.state.commands import MergeRange, ResetCluster
 from sequencer.state.leases.leases import TOKEN_END, AcquireLeases
-from sequencer.state.resets import run_starts
+from sequencer.state.operations.resets import run_starts
 from sequencer.state.session_commands import FenceRun
 from sequencer.state.state import (
     BEGIN,

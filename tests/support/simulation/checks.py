@@ -91,6 +91,8 @@ class Checks:
         if not log.is_dirty:
             view.record.on_synced(log)
         self.scan(view)
+        if self._lists and node.state.epoch:
+            self._require_newest(view)
         is_leader = raft.role == "leader"
         if is_leader and not view.is_leader:
             self._on_elected(view)
@@ -136,6 +138,8 @@ class Checks:
             require(known == (entry.content, before), "logs differ at one place", view.name, entry.place)
             before = entry.term
             if members := decode_members(entry.content):
+                if entry.place not in self._lists:
+                    self._require_alone(view, log, entry.place)
                 self._lists[entry.place] = members
         view.scanned = log.last
 
@@ -150,6 +154,21 @@ class Checks:
                 return voters_of(members)
         before = [place for place in self._lists if place.index <= log.base.index and self._is_kept(place)]
         return voters_of(self._lists[max(before)]) if before else self._first_voters
+
+    def _require_alone(self, view: View, log: DurableLog, place: LogIndex) -> None:
+        """A leader appends a list when the one before and an entry of its own term are committed."""
+        earlier = log.entries(log.base.index + 1, place.index)
+        lists = [entry.place for entry in earlier if decode_members(entry.content)]
+        is_alone = not lists or self._is_kept(lists[-1])
+        require(is_alone, "two changes of the members in flight", view.name, place, lists)
+        own = [entry.place for entry in earlier if entry.term == place.term]
+        is_own = log.base.term == place.term or any(map(self._is_kept, own))
+        require(is_own, "a list before an entry of its leader's term", view.name, place)
+
+    def _require_newest(self, view: View) -> None:
+        """The list in force is the newest one in the log."""
+        voters, wanted = view.node._raft.voter_disks.voters, view.voters()
+        require(voters == wanted, "not the newest list is in force", view.name, voters, wanted)
 
     def _is_kept(self, place: LogIndex) -> bool:
         known = self.committed.get(place.index)

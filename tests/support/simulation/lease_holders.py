@@ -3,7 +3,7 @@
 Each has a clock of its own, asks any node that runs, may ask another one the same much later, and may never
 hear the answer. The laws: at no moment do two holders count on one lease, each by its own clock; and a token
 that is given is greater than all that were given before. A history that begins with a force may have lost
-what others gave, so there tokens alone tell; see `sequencer.state.resets`.
+what others gave, so there tokens alone tell; see `sequencer.state.operations.resets`.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class MemberRequests:
     def _act(self) -> None:
         if self.is_over:
             return
-        run = self._cluster.leader()
-        if run is None or self._rng.random() < 0.1:
-            run = self._rng.choice(self._cluster.runs() or [None])
+        runs, drawn = self._cluster.runs(), self._rng.random()
+        leaders = [run for run in runs if run.node._raft.leads]  # Also one that has committed nothing yet.
+        run = self._rng.choice((runs if drawn < 0.1 else leaders) or [None])
         if run is not None and run.view is not None and run.machine.line == self._cluster.line:
             self._ask(run)
         self.begin()
