@@ -50,6 +50,9 @@ host names, and never a wildcard, with which one node could pose as another.
 {{- if .Values.tests.enabled -}}
 {{- $clients = concat $clients (list (dict "name" "helm-test" "role" "publisher" "secret" (printf "%s-test-publisher" $full)) (dict "name" "helm-test" "role" "subscriber" "secret" (printf "%s-test-subscriber" $full))) -}}
 {{- end -}}
+{{- if and .Values.scaling.enabled (not .Values.scaling.operatorSecret) -}}
+{{- $clients = append $clients (dict "name" "helm-scaling" "role" "operator" "secret" (printf "%s-scaling" $full)) -}}
+{{- end -}}
 {{- range $client := $clients -}}
 {{- $secret := default (printf "%s-client-%s" $full $client.name) $client.secret -}}
 {{- $wanted = append $wanted (dict "secret" $secret "role" $client.role "name" $client.name "dedup" (default list $client.dedupIds) "lease" (default list $client.leases) "dns" (list) "ips" (list)) -}}

@@ -67,24 +67,11 @@
 {{- end -}}
 {{- $ports = append $ports $port -}}
 {{- end -}}
-{{- $installed := lookup "v1" "ConfigMap" (include "rt.namespace" .) (printf "%s-config" (include "rt.fullname" .)) -}}
-{{- include "rt.installedChecks" (dict "root" . "settings" (dig "data" "node.toml" "" $installed)) -}}
-{{- end -}}
-
-{{/*
-What an upgrade may not change: {root, settings: node.toml as it is installed, or ""}. Members are counted there, for
-a StatefulSet may be scaled down for a while. GitOps tools, which have no lookup, are not warned: the nodes refuse it.
-*/}}
-{{- define "rt.installedChecks" -}}
-{{- $values := .root.Values -}}
-{{- if and .settings (not $values.existingConfigMap) -}}
-{{- $now := regexFindAll "(?m)^\\[members\\." .settings -1 | len -}}
-{{- if not (has $now (list 1 (int $values.replicaCount))) -}}
-{{- fail (printf "replicaCount: this stream has %d nodes and cannot be changed to %d; only a stream of one node grows." $now (int $values.replicaCount)) -}}
-{{- end -}}
-{{- $stream := printf "stream = %s" (include "rt.stream" .root | toJson) -}}
-{{- if not (hasPrefix (printf "%s\n" $stream) .settings) -}}
-{{- fail (printf "stream: the volumes belong to %s and cannot be changed to %s: install another release." (regexFind "stream = .*" .settings) $stream) -}}
+{{- $settings := (include "rt.installed" . | fromJson).settings -}}
+{{- if and $settings (not $values.existingConfigMap) -}}
+{{- $stream := printf "stream = %s" (include "rt.stream" . | toJson) -}}
+{{- if not (hasPrefix (printf "%s\n" $stream) $settings) -}}
+{{- fail (printf "stream: the volumes belong to %s and cannot be changed to %s: install another release." (regexFind "stream = .*" $settings) $stream) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

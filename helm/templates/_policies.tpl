@@ -24,6 +24,7 @@ spec:
 {{- define "rt.networkPolicy" -}}
 {{- $nodes := include "rt.selector" (dict "root" . "component" "node") | fromYaml -}}
 {{- $tests := include "rt.selector" (dict "root" . "component" "test") | fromYaml -}}
+{{- $scaling := include "rt.selector" (dict "root" . "component" "scaling") | fromYaml -}}
 {{- $ports := .Values.ports -}}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -50,6 +51,9 @@ spec:
         - podSelector:
             matchLabels:
               {{- toYaml $tests | nindent 14 }}
+        - podSelector:
+            matchLabels:
+              {{- toYaml $scaling | nindent 14 }}
         {{- tpl (toYaml .) $ | nindent 8 }}
       {{- end }}
     - ports:

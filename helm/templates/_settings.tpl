@@ -1,5 +1,5 @@
 {{/*
-node.toml in two parts: the settings, whose checksum is in the pods' annotations, and the members, which are not in
+A node's file in two parts: the settings, whose checksum is in the pods' annotations, and the members, which are not in
 it. TOML's basic strings are JSON's.
 */}}
 
@@ -7,7 +7,6 @@ it. TOML's basic strings are JSON's.
 {{- $config := .Values.config -}}
 stream = {{ include "rt.stream" . | toJson }}
 directory = "/var/lib/rt/node"
-bootstrap = {{ .Values.bootstrap }}
 data_port = {{ int .Values.ports.data }}
 raft_port = {{ int .Values.ports.raft }}
 rest_port = {{ int .Values.ports.rest }}
@@ -37,13 +36,37 @@ hold_bytes_max = {{ . | toString | toJson }}
 {{- end }}
 {{- end -}}
 
-{{- define "rt.members" -}}
-{{- range $ordinal := until (int .Values.replicaCount) }}
-{{- $host := include "rt.host" (dict "root" $ "ordinal" $ordinal) }}
+{{/*
+How many nodes made the cluster, the first ones. Their list is in force until the first change of the members, and a node
+that has none of it refuses another one. So it stays what it was when the release was installed.
+*/}}
+{{- define "rt.founders" -}}
+{{- $found := regexFindAll "(?m)^\\[members\\." (include "rt.installed" . | fromJson).settings -1 | len -}}
+{{- if not (kindIs "invalid" .Values.initialReplicaCount) -}}
+{{- int .Values.initialReplicaCount -}}
+{{- else -}}
+{{- default (int .Values.replicaCount) $found -}}
+{{- end -}}
+{{- end -}}
 
-[members.{{ printf "%s-%d" (include "rt.fullname" $) $ordinal | toJson }}]
-raft = {{ printf "%s:%d" $host (int $.Values.ports.raft) | toJson }}
-data = {{ printf "%s:%d" $host (int $.Values.ports.data) | toJson }}
+{{/*
+The members in the file of a node: {root, ordinal}. Nodes that were added wait until they are members. If there are other
+nodes than those that made the cluster, nobody may make one: the first ones, with empty disks, do not know of the others.
+*/}}
+{{- define "rt.members" -}}
+{{- $root := .root -}}
+{{- $founders := include "rt.founders" $root | int -}}
+{{- $ordinals := until $founders -}}
+{{- if not (has (int .ordinal) $ordinals) -}}
+{{- $ordinals = append $ordinals (int .ordinal) -}}
+{{- end }}
+bootstrap = {{ and $root.Values.bootstrap (eq $founders (int $root.Values.replicaCount)) (lt (int .ordinal) $founders) }}
+{{- range $ordinal := $ordinals }}
+{{- $host := include "rt.host" (dict "root" $root "ordinal" $ordinal) }}
+
+[members.{{ printf "%s-%d" (include "rt.fullname" $root) $ordinal | toJson }}]
+raft = {{ printf "%s:%d" $host (int $root.Values.ports.raft) | toJson }}
+data = {{ printf "%s:%d" $host (int $root.Values.ports.data) | toJson }}
 {{- end }}
 {{- end -}}
 

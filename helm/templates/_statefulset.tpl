@@ -166,7 +166,7 @@ command:
   - rt
   - node
   - --config
-  - /etc/rt/config/node.toml
+  - /etc/rt/config/$(RT_NAME).toml
 {{- with $values.extraArgs }}
 args:
   {{- range . }}

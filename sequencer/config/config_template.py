@@ -32,7 +32,9 @@ Lines without # are required: make them right for this node. A line with # shows
 `rt node` and an RT_* variable take precedence over this file. Relative paths start in its directory.
 """
 _MEMBERS: Final = """\
-All members of the cluster, this node too: 1, 3, 5 or 7. The same on all nodes. The others and the clients
+All members that make the cluster, this node too: 1, 3, 5 or 7, the same on all nodes. A node that is to be
+added (`rt member add`) names itself and a member or more. Once members have changed, the cluster's own list
+counts, whatever stands here. The others and the clients
 connect to these addresses; host names must be in the certificates (`rt certs issue --dns`, or --loopback).
 raft: its Raft port, for nodes only. data: its gRPC port, for nodes and clients.
 
@@ -89,8 +91,10 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "ca": "PEM file of the CA that signed all certificates of the stream.",
         "cert": "PEM file of the certificate of this node. A renewed file is read without a restart.",
         "key": "PEM file of its private key. Readable by the user of the node only.",
-        "bootstrap": "Create the cluster if the directories of all members are empty. It may stay true: a "
-        "node with an empty directory joins the cluster that the others have. Default: false.",
+        "bootstrap": "Create the cluster if the directories of all members are empty. With 3 members or more "
+        "it may stay true: a node with an empty directory joins the cluster that the others have. Set it to "
+        "false on a single member before others are added: with an empty directory it would make a second "
+        "cluster. Default: false.",
     },
     "Ports": {
         "listen": "IP address to listen on, for all ports. Set it to keep the node off a network. Default: "

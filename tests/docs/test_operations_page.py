@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -17,11 +18,13 @@ from typing import Any
 
 import pytest
 from doc_blocks import ROOT, RUNNER, blocks
+from growing_cluster import GrowingCluster
 
 import rt
 from rt.log.check.compare import compare
 from rt.log.check.verify import verify
 from rt.net.rest_client import ask
+from sequencer.leader import member_steps
 from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
@@ -144,3 +147,47 @@ def test_a_backup_that_was_taken_under_load_restores_a_prefix_of_the_lost_log(ro
             root / "p", "s", publisher_id="feed", endpoints=nodes.endpoints, tls=tls
         ) as publisher:
             publisher.wait(publisher.publish(b"after the restore"), "merged", timeout=WAIT_S)
+
+
+def test_members_change_with_the_commands_of_the_page(root: Path) -> None:
+    """`n4` is added and removed, then `n5` replaces `n3`, whose machine is gone."""
+    lines = [
+        line for block in blocks(PAGE) for line in block.text.splitlines() if line.startswith("$ rt member ")
+    ]
+    words = [line.removeprefix("$ rt member ").split() for line in lines]
+    assert [each[:-1] if ":" in each[-1] else each for each in words] == [
+        ["add", "n4"],
+        ["list"],
+        ["remove", "n4"],
+        ["replace", "n3", "n5"],
+        ["cancel"],
+    ]
+    with GrowingCluster(root / "c", 5, 3) as nodes:
+        nodes.start(*nodes.first)
+        nodes.wait_ready()
+        nodes.raise_level()
+        for each in words[:4]:
+            if each[0] in {"add", "replace"}:
+                name = each[-2]
+                nodes.start(name)
+                each[-1] = nodes.raft_address(name)
+            if each[0] == "replace":
+                nodes.kill(each[1])
+            done = nodes.member(*each, of=("n1", "n2"))
+            assert done.returncode == 0, done.stderr
+            if each[0] == "remove":
+                assert nodes.wait_ended(each[1]) == 1
+        assert nodes.roles(of=("n1",)) == dict.fromkeys(("n1", "n2", "n5"), "voter")
+        refused = nodes.member("cancel", of=("n1",))
+        assert "no change of members is being carried out" in refused.stderr
+
+
+def test_the_page_explains_everything_that_a_change_waits_for() -> None:
+    text = (ROOT / PAGE).read_text()
+    found = re.findall(r"""f"((?:[^"{]|\{[^}]*\})*)\"""", inspect.getsource(member_steps))
+    waits = {said for said in found if said.startswith("{") and "is the only voter" not in said}
+
+    assert len(waits) == 6
+    for said in waits:
+        words = [re.escape(part) for part in re.split(r"\{[^}]*\}", said)]
+        assert re.search(r"\| `" + r"[\w, ]+".join(words) + "` \\|", text), said

@@ -10,54 +10,12 @@ from pathlib import Path
 
 import pytest
 from chart_bench import one
+from chart_feed import VALUES, Feed, check_nothing_is_lost
 from chart_pods import Pods
 
-import rt
-from rt.log.read.reader import LogReader
 from sequencer.localcluster.leftovers import nothing_left
 
 pytestmark = pytest.mark.slow
-VALUES = {
-    "stream": "trades",
-    "tls": {
-        "source": "certManager",
-        "clients": [{"name": "feed1", "role": "publisher"}, {"name": "ops", "role": "operator"}],
-    },
-}
-
-
-class Feed:
-    """A publisher that never stops: what it sends is counted."""
-
-    def __init__(self, pods: Pods, root: Path) -> None:
-        tls = pods.client("trades-rt-client-feed1")
-        self.publisher = rt.Publisher(root, "trades", publisher_id="feed1", endpoints=pods.endpoints, tls=tls)
-        self.sent = 0
-
-    def send(self) -> None:
-        """Some more."""
-        self.publisher.publish_many([b"%d" % number for number in range(self.sent, self.sent + 100)])
-        self.sent += 100
-        self.publisher.flush()
-
-    def wait(self) -> None:
-        """Until all of it is merged."""
-        self.publisher.wait(self.sent - 1, level="merged", timeout=240)
-
-
-def numbers(pods: Pods, pod: str) -> list[int]:
-    """What a node's merged log holds of the feed."""
-    with LogReader(pods.merged(pod)) as reader:
-        return [int(message.value) for message in reader if message.session == "feed1"]
-
-
-def check_nothing_is_lost(pods: Pods, feed: Feed) -> None:
-    """Every node has every message once, in order, and all of them have the same bytes."""
-    feed.wait()
-    for pod in pods.names:
-        pods.wait(lambda pod=pod: len(numbers(pods, pod)) >= feed.sent, f"{pod} to have merged all")  # type: ignore[misc]
-        assert numbers(pods, pod) == list(range(feed.sent))
-    assert pods.compare().differences == ()
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +44,18 @@ def grown() -> Iterator[tuple[Pods, Feed]]:
 
 
 def grow(pods: Pods, feed: Feed) -> None:
-    """The procedure of docs/kubernetes.md."""
-    pods.upgrade({"replicaCount": 3})
-    first, *others = pods.names
+    """What an upgrade does: it starts the nodes, and a job adds them."""
+    pods.upgrade({"replicaCount": 3, "scaling": {"raiseFeatureLevel": True}})
+    assert pods.jobs("pre-upgrade") == []
+    _, *others = pods.names
     pods.start(*others)
     for pod in others:
         pods.wait(lambda pod=pod: pods.answers(pod, "livenessProbe"), f"{pod} to live")  # type: ignore[misc]
         assert not pods.answers(pod, "readinessProbe")
     feed.send()
-    assert pods.stop(first) == 0
-    pods.start(first)
-    pods.wait(lambda: all(pods.is_connected(first, pod) for pod in others), "the others to be connected")
-    pods.wait(lambda: pods.ask(first, "/soft-reset", '{"force": true}') == 0, "the epoch to be forced")
+    (job,) = pods.jobs("match")
+    done = pods.run_to_its_end(job)
+    assert done.returncode == 0, done.stdout
     pods.wait_ready(meanwhile=feed.send)
 
 

@@ -34,7 +34,7 @@ def config_of(values: dict[str, Any], pod: str, tmp_path: Any) -> NodeConfig:
     """The settings of a node, as it reads them itself."""
     found = objects(values)
     path = tmp_path / "node.toml"
-    path.write_text(one(found, "ConfigMap", "trades-rt-config")["data"]["node.toml"])
+    path.write_text(one(found, "ConfigMap", "trades-rt-config")["data"][f"{pod}.toml"])
     (container,) = one(found, "StatefulSet")["spec"]["template"]["spec"]["containers"]
     variables = {each["name"]: each.get("value", pod).replace("$(RT_NAME)", pod) for each in container["env"]}
     return node_config({"config": str(path)}, variables, "/")
@@ -85,12 +85,18 @@ def test_the_job_and_its_repetition_do_the_same() -> None:
     found = with_source("selfSigned")
     cron = one(found, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]
 
-    (job,) = [each for each in found if each["kind"] == "Job"]
+    def only(found: list[Object]) -> Object:
+        name = "trades-rt-certificates-"
+        (job,) = [
+            each for each in found if each["kind"] == "Job" and each["metadata"]["name"].startswith(name)
+        ]
+        return job
+
+    job = only(found)
     assert job["spec"]["template"] == cron
     assert cron["spec"]["containers"][0]["command"][:3] == ["rt", "certs", "kubernetes"]
     assert "activeDeadlineSeconds" not in job["spec"], "nothing would begin it again"
-    (other,) = [each for each in objects({}) if each["kind"] == "Job"]
-    assert other["metadata"]["name"] != job["metadata"]["name"], "jobs cannot be changed"
+    assert only(objects({}))["metadata"]["name"] != job["metadata"]["name"], "jobs cannot be changed"
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 5, 7])
@@ -157,5 +163,5 @@ def test_what_kubernetes_lets_nobody_change_does_not_change_with_the_version_of_
 def test_the_settings_are_toml_also_where_text_has_quotes() -> None:
     found = objects({"config": {"extra": {"listen": 'a "quoted" \\ text', "more": True, "number": 10**9}}})
 
-    said = tomllib.loads(one(found, "ConfigMap", "trades-rt-config")["data"]["node.toml"])
+    said = tomllib.loads(one(found, "ConfigMap", "trades-rt-config")["data"]["trades-rt-0.toml"])
     assert (said["listen"], said["more"], said["number"]) == ('a "quoted" \\ text', True, 10**9)

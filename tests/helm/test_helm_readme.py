@@ -10,7 +10,7 @@ import tomllib
 from typing import Any
 
 import pytest
-from chart_bench import CHART, MATRIX, ROOT, load_yaml, notes, objects
+from chart_bench import CHART, MATRIX, ROOT, load_yaml, notes, objects, upgrading
 from chart_docs import with_table
 from click.testing import CliRunner
 
@@ -46,9 +46,10 @@ def test_every_value_that_the_readme_sets_or_names_exists() -> None:
 def test_every_command_of_the_program_that_the_readme_shows_takes_these_options() -> None:
     shown = re.findall(r"^ *(?:\$ )?rt ([^$\n]*)", PAGE.replace("\\\n", " "), re.MULTILINE)
 
-    assert {line.split()[0] for line in shown} == {"certs", "rest", "status"}
+    groups = {"certs", "member"}
+    assert {line.split()[0] for line in shown} == {*groups, "status"}
     for line in shown:
-        words = list(itertools.takewhile(str.isalpha, line.split()))[: 2 if line.startswith("certs") else 1]
+        words = list(itertools.takewhile(str.isalpha, line.split()))[: 2 if line.split()[0] in groups else 1]
         said = CliRunner().invoke(cli, [*words, "--help"]).output
         assert not set(re.findall(r"--[a-z-]+", line)) - set(re.findall(r"--[a-z-]+", said)), line
 
@@ -98,6 +99,21 @@ def test_notes_warn_of_what_may_lose_data_or_cannot_work(values: str, warnings: 
     assert len(said) == len(warnings)
     for line, warning in zip(said, warnings, strict=True):
         assert warning in line
+
+
+def test_notes_say_what_follows_from_another_number_of_nodes() -> None:
+    three, five = objects({}), objects({"replicaCount": 5})
+    without = {"scaling": {"enabled": False}}
+
+    assert "logs -f" not in notes(upgrading({}, three))
+    assert "logs -f" in notes(upgrading({"replicaCount": 5}, three))
+    assert "rt member add" in notes(upgrading({"replicaCount": 5, **without}, three))
+    fewer = notes(upgrading({}, five))
+    assert re.findall(r"delete pvc (\S+)", fewer) == ["data-trades-rt-3", "data-trades-rt-4"]
+    assert "no job removes members" not in fewer
+    assert "no job removes members" in notes(upgrading(without, five))
+    deleted = {"persistence": {"retention": {"whenScaled": "Delete"}}}
+    assert "delete pvc" not in notes(upgrading(deleted, five))
 
 
 def test_notes_name_every_endpoint() -> None:

@@ -80,7 +80,11 @@ def test_the_chart_is_packaged_with_what_it_needs_and_nothing_else(tmp_path: Pat
     with tarfile.open(path) as archive:
         names = {name.removeprefix("rt/") for name in archive.getnames()}
     wanted = {"Chart.yaml", "values.yaml", "values.schema.json", "README.md"}
-    assert wanted | {"dashboards/rt.json", "alerts/rt.rules.yaml", "templates/statefulset.yaml"} <= names
+    assert (
+        wanted
+        | {"dashboards/rt.json", "alerts/rt.rules.yaml", "files/scale.py", "templates/statefulset.yaml"}
+        <= names
+    )
     assert not [name for name in names if name.startswith(("ci/", "Dockerfile", "requirements", ".c", ".y"))]
 
 

@@ -80,6 +80,10 @@ BROKEN: list[tuple[rules.Rule, Callable[[list[Object]], Any]]] = [
     ),
     (
         rules.policies_let_through_what_the_pods_need,
+        lambda found: one(found, "NetworkPolicy", "trades-rt-scaling")["spec"]["egress"].pop(),
+    ),
+    (
+        rules.policies_let_through_what_the_pods_need,
         lambda found: one(found, "NetworkPolicy", "trades-rt-certificates")["spec"]["egress"].pop(0),
     ),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib.resources
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -44,8 +46,32 @@ def _chart(directory: str) -> helm_python.Chart:
 
 
 @cache
+def _upgraded_chart() -> helm_python.Chart:
+    """The chart, which finds in the cluster what the value `global.installed` says."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(shutil.copytree(CHART, Path(directory) / "rt"))
+        lookup = path / "templates" / "_installed.tpl"
+        assert "lookup" in lookup.read_text()
+        lookup.write_text('{{- define "rt.installed" -}}{{ .Values.global.installed | toJson }}{{- end -}}')
+        return helm_python.Chart.load(path)
+
+
+@cache
 def _rendered(values: str, release: str) -> Mapping[str, str]:
-    return _chart(str(CHART)).render(json.loads(values), name=release, namespace=NAMESPACE)
+    said = json.loads(values)
+    chart = _upgraded_chart() if "installed" in said.get("global", {}) else _chart(str(CHART))
+    return chart.render(said, name=release, namespace=NAMESPACE)
+
+
+def upgrading(values: Values, before: list[Object]) -> dict[str, Any]:
+    """The values of an upgrade of a release whose objects are `before`; for all functions of this module."""
+    found = one(before, "StatefulSet")
+    name = found["metadata"]["name"]
+    (settings,) = [
+        each["data"][f"{name}-0.toml"] for each in before if each["metadata"]["name"] == f"{name}-config"
+    ] or [""]
+    installed = {"replicas": found["spec"]["replicas"], "settings": settings}
+    return {**values, "global": {**values.get("global", {}), "installed": installed}}
 
 
 def rendered(values: Values | str, *, release: str = RELEASE) -> Mapping[str, str]:
@@ -79,10 +105,10 @@ def one(found: list[Object], kind: str, name: str | None = None) -> Object:
     return only
 
 
-def refusal(values: Values, chart: Path = CHART) -> str:
+def refusal(values: Values) -> str:
     """Why the chart does not render these values; empty if it does."""
     try:
-        _chart(str(chart)).render(dict(values), name=RELEASE, namespace=NAMESPACE)
+        _rendered(json.dumps(values, sort_keys=True), RELEASE)
     except helm_python.HelmError as error:
         return str(error)
     return ""

@@ -8,6 +8,7 @@ that address stands where the manifests have its host name.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -23,7 +24,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from chart_bench import NAMESPACE, Object, objects, one
+from chart_bench import NAMESPACE, Object, objects, one, upgrading
 
 from rt.log.check.compare import Comparison, compare
 from rt.net.dev_pki import init_ca, issue
@@ -54,9 +55,10 @@ class Pods:
     def upgrade(self, values: Mapping[str, Any]) -> None:
         """Install other values, as `helm upgrade --reuse-values` does; pods that run stay as they are."""
         self._values = {**self._values, **values}
-        self.objects = objects(self._values)
+        is_new = not hasattr(self, "objects")
+        self.objects = objects(self._values if is_new else upgrading(self._values, self.objects))
         self.set = one(self.objects, "StatefulSet")
-        self.stream = tomllib.loads(self._config_map())["stream"]
+        self.stream = tomllib.loads(self.settings(self.names[0]))["stream"]
         for certificate in self.of("Certificate"):
             if not (self.secrets / certificate["spec"]["secretName"]).exists():
                 self.issue(certificate)
@@ -70,6 +72,25 @@ class Pods:
         """The nodes' pods, by ordinal."""
         name = self.set["metadata"]["name"]
         return [f"{name}-{ordinal}" for ordinal in range(self.set["spec"]["replicas"])]
+
+    def settings(self, pod: str) -> str:
+        """The file of a node."""
+        (volume,) = [
+            each for each in self.set["spec"]["template"]["spec"]["volumes"] if each["name"] == "config"
+        ]
+        data = one(self.objects, "ConfigMap", volume["configMap"]["name"])["data"]
+        text: str = data[f"{pod}.toml"]
+        return text
+
+    def jobs(self, word: str) -> list[Object]:
+        """The pods of the jobs that change the members: `match`, or those of a hook."""
+        return [
+            {"metadata": job["metadata"], "spec": job["spec"]["template"]["spec"]}
+            for job in self.of("Job")
+            for hook in [job["metadata"].get("annotations", {}).get("helm.sh/hook", "match")]
+            if job["metadata"]["labels"]["app.kubernetes.io/component"] == "scaling"
+            if word in hook.split(",")
+        ]
 
     @property
     def checksum(self) -> str:
@@ -122,11 +143,16 @@ class Pods:
 
     def run_to_its_end(self, pod: Object) -> subprocess.CompletedProcess[str]:
         """Run the one container of a pod, and wait."""
-        (container,) = pod["spec"]["containers"]
         name = pod["metadata"]["name"]
-        process = self._run(name, pod["spec"], container, {})
+        process = self.begin(pod)
         process.wait(DEADLINE_S)
         return subprocess.CompletedProcess([], process.returncode, self.log(name))
+
+    def begin(self, pod: Object) -> subprocess.Popen[bytes]:
+        """Run the one container of a pod, with an empty log."""
+        (container,) = pod["spec"]["containers"]
+        (self.root / f"{pod['metadata']['name']}.log").unlink(missing_ok=True)
+        return self._run(pod["metadata"]["name"], pod["spec"], container, {})
 
     def stop(self, pod: str) -> int:
         """Stop a node as a kubelet does, in its grace; the exit status."""
@@ -134,6 +160,10 @@ class Pods:
         grace_s = self.set["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         process.terminate()
         return process.wait(DEADLINE_S + grace_s)
+
+    def end_of(self, pod: str) -> int:
+        """The exit status of a node that ends by itself."""
+        return self._running.pop(pod).wait(DEADLINE_S)
 
     def kill(self, pod: str) -> None:
         """Kill -9: nothing of it runs on when this returns."""
@@ -187,15 +217,15 @@ class Pods:
             check=False,
         )
 
-    def ask(self, pod: str, target: str, data: str) -> int:
-        """Have a node do something; the exit status of `rt rest`."""
-        return self._rest([pod], target, "--data", data).returncode
-
     def told(self, target: str) -> str:
         """What the nodes say."""
         done = self._rest(self.names, target)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def roles(self) -> dict[str, str]:
+        """The members, as the nodes say."""
+        return {member["name"]: member["role"] for member in json.loads(self.told("/status"))["members"]}
 
     # Looking
 
@@ -206,10 +236,6 @@ class Pods:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports[get["port"]] == self.ports["health"]
         return self._health(pod, get["path"]) is not None
-
-    def is_connected(self, pod: str, peer: str) -> bool:
-        """Whether a node is connected to another one, as its metrics say."""
-        return f'rt_peer_connected{{peer="{peer}"}} 1' in (self._health(pod, "/metrics") or "")
 
     def _health(self, pod: str, path: str) -> str | None:
         """What the health port answers; None if that is no 200."""
@@ -279,13 +305,6 @@ class Pods:
             text = text.replace(f"{pod}.{service}.{NAMESPACE}.svc.cluster.local", self.address(pod))
         return text
 
-    def _config_map(self) -> str:
-        (volume,) = [
-            each for each in self.set["spec"]["template"]["spec"]["volumes"] if each["name"] == "config"
-        ]
-        text: str = one(self.objects, "ConfigMap", volume["configMap"]["name"])["data"]["node.toml"]
-        return text
-
     def _run(
         self, pod: str, spec: Object, container: Object, more: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
@@ -301,12 +320,9 @@ class Pods:
             if value is None:
                 assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
                 value = pod
-            for key, known in environment.items():
-                value = value.replace(f"$({key})", known)
-            environment[variable["name"]] = self._local(pod, spec, value)
-        command = [
-            self._local(pod, spec, word) for word in (*container["command"], *container.get("args", []))
-        ]
+            environment[variable["name"]] = self._local(pod, spec, _expanded(value, environment))
+        words = (*container["command"], *container.get("args", []))
+        command = [self._local(pod, spec, _expanded(word, environment)) for word in words]
         with (self.root / f"{pod}.log").open("ab") as log:
             return subprocess.Popen(
                 command, env={**environment, **more}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -349,3 +365,8 @@ class Pods:
             if directory.exists():
                 files |= {item["path"]: (directory / item["key"]).read_bytes() for item in secret["items"]}
         return files
+
+
+def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """With the values of `$(NAME)`, as Kubernetes puts them there."""
+    return re.sub(r"\$\((\w+)\)", lambda found: variables.get(found[1], found[0]), text)

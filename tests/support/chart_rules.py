@@ -28,7 +28,7 @@ def containers_of(pod: Object) -> list[Object]:
 
 def own_containers_of(pod: Object) -> list[Object]:
     """Those of the chart, not the user's."""
-    return [each for each in containers_of(pod) if each["name"] in {"rt", "certificates", "test"}]
+    return [each for each in containers_of(pod) if each["name"] in {"rt", "certificates", "scaling", "test"}]
 
 
 def port_names_are_short_and_each_port_is_one(objects: Sequence[Object]) -> Iterator[str]:
@@ -210,7 +210,7 @@ def policies_let_through_what_the_pods_need(objects: Sequence[Object]) -> Iterat
         for container in pod["spec"]["containers"]
         if container["name"] == "rt"
     ]
-    for source, port in (("node", "data"), ("node", "raft"), ("test", "data")):
+    for source, port in (("node", "data"), ("node", "raft"), ("test", "data"), ("scaling", "data")):
         if source in labels:
             ends = (("Egress", labels[source], labels["node"]), ("Ingress", labels["node"], labels[source]))
             for way, own, peer in ends:
