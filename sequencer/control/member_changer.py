@@ -33,7 +33,12 @@ class MemberChanger:
         """Why the last step was refused for now; empty: it was not."""
 
     def carry_out(self, step: MemberStep | None, number: int, raft: Raft) -> None:
-        """Start `step` of request `number`, unless one is in flight. Repeat it until it is applied."""
+        """Start `step` of request `number`, unless one is in flight. Repeat it until it is applied.
+
+        None: this node does not lead, no step may be taken now, or nothing is requested (`number` 0).
+        """
+        if step is None and self._in_flight is None:
+            self.refused = ""  # Something else is waited for.
         if step is None or self._in_flight is not None or time.monotonic_ns() < self._again_ns:
             return
         if isinstance(step, SettleMembers):

@@ -308,8 +308,8 @@ class ControlProcess:
             self._send_cluster_view()
         step, request = self._leader_loop.tick(), self._machine.state.member_request
         self._tick_due_ns = min(self._reporter.due_ns, self._summary_due_ns)
+        self._member_changer.carry_out(step, request.number if request else 0, self._consensus)
         if request is not None:
-            self._member_changer.carry_out(step, request.number, self._consensus)
             self._tick_due_ns = now_ns + TICK_NS
         if self._disk and not self._has_joined and self._votes:
             self._join(now_ns)

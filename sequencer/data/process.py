@@ -214,8 +214,8 @@ class DataProcess:
     def _note_nodes(self, view: pb.Standing) -> None:
         """Let the clients learn the members, if they have changed, and the leader that they do."""
         nodes = voters_of(view)
-        if nodes is None:
-            return
+        if nodes is None or nodes.version < self.known_nodes.version:
+            return  # A control process that starts again has not applied the last list yet.
         if nodes != self.known_nodes:
             self.known_nodes = nodes
             for servicer in (self.push_servicer, self.pull_servicer):

@@ -249,6 +249,26 @@ def test_each_control_process_is_told_which_list_of_members_publishers_know(conf
     asyncio.run(play())
 
 
+def test_no_publisher_is_told_an_older_list_again_by_a_control_process_that_starts(config):
+    def view(version: int, *names: str) -> pb.ToData:
+        nodes = [pb.NodeStanding(name=name, address=f"{name}:1") for name in names]
+        return pb.ToData(standing=pb.Standing(node="n1", nodes=nodes, members_version=version))
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(view(9, "n1", "n2", "n3"))
+            played.data._on_lost()
+            for older in (view(0, "n1"), view(7, "n1", "n2")):
+                played.heard.clear()
+                played.say(older)
+                assert played.data.known_nodes.names == {"n1", "n2", "n3"}
+                assert not any(one.report.members_version for one in played.heard)
+            played.say(view(9, "n1", "n2", "n3"))
+            assert [one.report.members_version for one in played.heard if one.report.members_version] == [9]
+
+    asyncio.run(play())
+
+
 def test_a_publisher_learns_the_members_when_they_change(config, control, pki, tmp_path):
     say, heard = control
     endpoint = f"localhost:{config.data_port}"
