@@ -560,6 +560,17 @@ def test_a_change_of_the_members_that_cannot_be_is_refused_at_once(
     assert answer["what"].startswith(message)
 
 
+def test_a_node_does_not_replace_itself(node: Node) -> None:
+    with_addresses(node)
+    learner = node.view.standing.nodes[-1]
+    learner.is_learner = True
+    body = {"name": learner.name, "newName": learner.name, "raftAddress": learner.raft_address}
+
+    status, answer = node.post("/member-replace", body)
+
+    assert (status, answer["what"], node.was_changed) == (409, "a node cannot replace itself", False)
+
+
 def test_a_learner_that_a_cancelled_change_left_may_be_added_again(node: Node) -> None:
     with_addresses(node)
     learner = node.view.standing.nodes[-1]

@@ -53,6 +53,8 @@ async def remove_member(acting: ActionContext) -> Response:
 
 async def replace_member(acting: ActionContext) -> Response:
     name, new, address = acting.body["name"], acting.body["newName"], acting.body["raftAddress"]
+    if name == new:
+        raise Conflict("a node cannot replace itself", got=name, hint="The new node needs another name.")
     _check_known(acting, name)
     _check_new(acting, new, address)
     return await _request(acting, RequestMembers(new, address, name))
