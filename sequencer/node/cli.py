@@ -83,7 +83,7 @@ _size = partial(_setting, metavar="SIZE")
     "--bootstrap/--no-bootstrap",
     default=None,
     help="Create a new cluster if the directories of all members are empty. Not for a node that is to be "
-    "added, nor for a cluster of one once others were added. Default: no.",
+    "added, nor once the members were changed. Default: no.",
 )
 @_setting("--listen", metavar="IP", help="IP address to listen on, for all ports. Default: all addresses.")
 @_port(
