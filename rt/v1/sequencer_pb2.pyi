@@ -904,7 +904,7 @@ class ReportAgain(_message.Message):
     def __init__(self) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients", "feature_level_latest", "rt_version", "address", "members_wait")
+    __slots__ = ("clock_ns", "merged", "disk_bytes", "disk_free_bytes", "step", "step_done", "step_total", "data_silent_s", "clients", "feature_level_latest", "rt_version", "address", "members_wait", "bootstraps")
     CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
     MERGED_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -918,6 +918,7 @@ class Summary(_message.Message):
     RT_VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_WAIT_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAPS_FIELD_NUMBER: _ClassVar[int]
     clock_ns: int
     merged: MergedReport
     disk_bytes: int
@@ -931,7 +932,8 @@ class Summary(_message.Message):
     rt_version: str
     address: str
     members_wait: str
-    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., feature_level_latest: _Optional[int] = ..., rt_version: _Optional[str] = ..., address: _Optional[str] = ..., members_wait: _Optional[str] = ...) -> None: ...
+    bootstraps: bool
+    def __init__(self, clock_ns: _Optional[int] = ..., merged: _Optional[_Union[MergedReport, _Mapping]] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., step: _Optional[str] = ..., step_done: _Optional[int] = ..., step_total: _Optional[int] = ..., data_silent_s: _Optional[float] = ..., clients: _Optional[_Union[ConnectedClients, _Mapping]] = ..., feature_level_latest: _Optional[int] = ..., rt_version: _Optional[str] = ..., address: _Optional[str] = ..., members_wait: _Optional[str] = ..., bootstraps: _Optional[bool] = ...) -> None: ...
 
 class ConnectedClients(_message.Message):
     __slots__ = ("clients", "left_out")

@@ -92,8 +92,9 @@ SECTIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "cert": "PEM file of the certificate of this node. A renewed file is read without a restart.",
         "key": "PEM file of its private key. Readable by the user of the node only.",
         "bootstrap": "Create the cluster if the directories of all members are empty. It may stay true until "
-        "the members are changed: a node with an empty directory joins the cluster that the others have. Then "
-        "set it to false: if all these nodes lost their disks, they would make another one. Default: false.",
+        "the members are changed: a node with an empty directory joins the cluster that the others have. "
+        "Then set it to false: if all these nodes lost their disks, they would make another one. Default: "
+        "false.",
     },
     "Ports": {
         "listen": "IP address to listen on, for all ports. Set it to keep the node off a network. Default: "

@@ -302,7 +302,7 @@ class ControlProcess:
             summary = summarize(
                 self._reporter.holdings.data_status, time.time_ns(), phase, data_silent_s=silent_s
             )
-            summary.address = self._address
+            summary.address, summary.bootstraps = self._address, self._config.bootstrap
             summary.members_wait = self._member_changer.refused or self._leader_loop.waits_for
             self._messenger.send_summary(summary)
             self._send_cluster_view()

@@ -400,8 +400,8 @@ class RaftNode:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything that earlier terms committed was applied: an entry of the current term was."""
-        return self._own.state.applied.term == self._raft.term
+        """See `FollowerRole.is_caught_up`."""
+        return self._raft.follower_role.is_caught_up(self._own.state.applied)
 
     @property
     def _is_away(self) -> bool:

@@ -194,7 +194,7 @@ class Raft:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this node has applied everything that earlier terms committed."""
+        """Whether this node has applied all that was committed before it started, or in earlier terms."""
         return self._node.is_caught_up
 
     @property

@@ -582,3 +582,13 @@ def test_a_learner_that_a_cancelled_change_left_may_be_added_again(node: Node) -
     roles = {one["name"]: one["role"] for one in node.get("/status")[1]["members"]}
     assert roles[learner.name] == "learner"
     assert sorted(roles.values()) == ["learner", "voter", "voter"]
+
+
+def test_members_that_could_make_another_cluster_are_named(node: Node) -> None:
+    with_addresses(node)
+    for one in node.view.standing.nodes:
+        one.summary.bootstraps = one.name != "n2"
+    assert not any("bootstrap" in note for note in node.get("/status")[1]["notes"])
+    node.view.standing.members_version = 9
+    (note,) = [note for note in node.get("/status")[1]["notes"] if "bootstrap" in note]
+    assert note.startswith("The members have changed, and n1, n3 may bootstrap.")

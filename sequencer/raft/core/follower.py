@@ -60,6 +60,8 @@ class FollowerRole:
         self.divergence = DivergenceGuard(config.patience_s)
         self.handlers: Handlers = {AppendEntries: self.on_append, InstallSnapshot: self.on_install_snapshot}
         self._leader_committed = 0
+        self.first_commit: int | None = None
+        """Commit index in the first message of a leader in this run; None before it."""
         self.heard_leader_at = float("-inf")
         """When the leader was last heard; minus infinity once its connection has ended."""
         self.led_at = now()
@@ -83,6 +85,15 @@ class FollowerRole:
         """Whether this node hears a leader, or is it; then it votes for no other member."""
         return self._raft.leads or now() - self.heard_leader_at < self._election_s_min
 
+    def is_caught_up(self, applied: LogIndex) -> bool:
+        """Whether everything was applied that was committed before this run, and in earlier terms.
+
+        A snapshot may be of the current term, and from before entries that this node has to obey.
+        """
+        raft, first = self._raft, self.first_commit
+        is_current = raft.leads or (first is not None and applied.index >= first)
+        return is_current and applied.term == raft.term
+
     def begin_term(self, verified: LogIndex, leader: str) -> None:
         """`leader`, maybe this node, leads the term; the log agrees with its log up to `verified`."""
         self._verified, self._verified_by = verified, leader
@@ -102,6 +113,8 @@ class FollowerRole:
             return
         self._follow(peer, message.term)
         self._leader_committed = message.commit
+        if self.first_commit is None:
+            self.first_commit = message.commit
         verdict = compare(message, self._log, committed)
         if isinstance(verdict, AppendRejected):
             raft.send(peer, AppendEntriesReply(message.term, False, message.prev.index, verdict.hint, claim))

@@ -97,7 +97,8 @@ def removed_error(name: str, where: str) -> MemberRemoved:
         where=where,
         got=name,
         expected="a member",
-        hint="Empty the node's directories, or add it to the cluster again; then start it.",
+        hint="Set bootstrap = false and empty the node's directories, or add it to the cluster again. Then "
+        "start it.",
     )
 
 

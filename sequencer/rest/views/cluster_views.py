@@ -16,6 +16,7 @@ from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.member_actions import (
     MemberChangeReport,
     SettledMemberChange,
+    bootstrap_notes,
     member_change,
     settled_member_change,
 )
@@ -147,7 +148,7 @@ def status(asked: RequestContext) -> Response:
             retention=_retention(node, state),
             leases=len(state.leases),
             feature_level=state.feature_level,
-            notes=list(raise_notes(state.feature_level, node.member_levels)),
+            notes=[*raise_notes(state.feature_level, node.member_levels), *bootstrap_notes(node)],
             alarms=alarms_of(node),
             members=[_member(one, node) for one in sorted(standing.nodes, key=lambda one: one.name)],
             member_change=member_change(state),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from sequencer.rest.base.answer import Answer, Count, doc
 from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import address_of, name_of
+from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.rest.views.context import Action, ActionContext, Response, joined
 from sequencer.state.apply_result import MembersRequested, MembersSettled
 from sequencer.state.operations.membership import CancelMembers, RequestMembers, why_not_permitted
@@ -37,6 +39,16 @@ def member_change(state: SequencerState) -> MemberChangeReport | None:
 def settled_member_change(state: SequencerState) -> SettledMemberChange | None:
     settled = state.settled_members
     return None if settled is None else SettledMemberChange(settled.number, settled.why)
+
+
+def bootstrap_notes(node: NodeSnapshot) -> Iterator[str]:
+    """A sentence for operators if members that lost their disks could make another cluster."""
+    names = sorted(one.name for one in node.standing.nodes if one.summary.bootstraps)
+    if node.standing.members_version and names:
+        yield (
+            f"The members have changed, and {', '.join(names)} may bootstrap. Set bootstrap = false in the "
+            "configuration: a node that lost its disk could make another cluster."
+        )
 
 
 async def add_member(acting: ActionContext) -> Response:

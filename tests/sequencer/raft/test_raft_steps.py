@@ -48,6 +48,8 @@ def test_a_member_applies_commands_after_its_own_snapshot(clock: Clock) -> None:
     committed = cluster.lead().status.committed
     member = cluster.start(name, cluster.disks[name].after_power_cut("all"))
     assert member.status.snapshot > 0
+    assert member.status.term == cluster.lead().status.term, "its snapshot is of this term"
+    assert not member.node.is_caught_up, "it has to apply what came after the snapshot"
     assert member.status.leader_committed == member.status.committed < committed
     told = steps_of_return(cluster, clock, member)
     assert names_of(told) == ["starting", "commands", "ready"]
