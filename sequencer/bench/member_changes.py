@@ -52,11 +52,9 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
         with rt.LogReader(nodes.merged_directory(left[0])) as reader:
             found = audit(reader.batches(), published)
         different = compare([*map(nodes.merged_directory, left)]).differences
-        yield Figure("changes of the members: messages lost", (found.lost,), "messages", 0)
-        yield Figure(
-            "changes of the members: messages repeated or out of order", (found.wrong,), "messages", 0
-        )
-        yield Figure("changes of the members: merged logs that differ", (len(different),), "logs", 0)
+        yield Figure("member changes: messages lost", (found.lost,), "messages", 0)
+        yield Figure("member changes: messages repeated or out of order", (found.wrong,), "messages", 0)
+        yield Figure("member changes: merged logs that differ", (len(different),), "logs", 0)
         if found.lost or found.wrong or different:
             raise Diverged("the merged logs are not what was published", got=f"{found}; {different[:3]}")
 

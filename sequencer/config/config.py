@@ -203,7 +203,7 @@ def check_members(members: Mapping[str, ClusterMember], *, is_whole: bool) -> No
             where="members",
             got=f"{len(members)} members",
             expected="1, 3, 5 or 7",
-            hint="A node that is to be added to a cluster needs bootstrap = false.",
+            hint="A node that joins a cluster later needs bootstrap = false.",
         )
     addresses: dict[str, str] = {}
     for name, member in members.items():

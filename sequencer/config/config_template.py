@@ -32,8 +32,8 @@ Lines without # are required: make them right for this node. A line with # shows
 `rt node` and an RT_* variable take precedence over this file. Relative paths start in its directory.
 """
 _MEMBERS: Final = """\
-All members that make the cluster, this node too: 1, 3, 5 or 7, the same on all nodes. A node that is to be
-added (`rt member add`) names itself and a member or more. Once members have changed, the cluster's own list
+All members that make the cluster, this node too: 1, 3, 5 or 7, the same on all nodes. A node that joins
+later (`rt member add`) names itself and a member or more. Once members have changed, the cluster's own list
 counts, whatever stands here. The others and the clients
 connect to these addresses; host names must be in the certificates (`rt certs issue --dns`, or --loopback).
 raft: its Raft port, for nodes only. data: its gRPC port, for nodes and clients.

@@ -72,7 +72,7 @@ _size = partial(_setting, metavar="SIZE")
     multiple=True,
     metavar=MEMBER_FORM.replace(" ", "-"),
     help="A member of the cluster with its Raft and gRPC addresses. To make a cluster, give all 1, 3, 5 or 7 "
-    "members, this one too, the same on all nodes. A node that is to be added gives itself and a member. "
+    "members, this one too, the same on all nodes. A node that joins later gives itself and a member. "
     "RT_MEMBERS separates members by ';'. The file has a table for each: [members.n1] with raft and data. "
     "Required.",
 )
@@ -82,8 +82,8 @@ _size = partial(_setting, metavar="SIZE")
 @_setting(
     "--bootstrap/--no-bootstrap",
     default=None,
-    help="Create a new cluster if the directories of all members are empty. Not for a node that is to be "
-    "added, nor once the members were changed. Default: no.",
+    help="Create a new cluster if the directories of all members are empty. Not for a node that joins "
+    "later, nor once the members were changed. Default: no.",
 )
 @_setting("--listen", metavar="IP", help="IP address to listen on, for all ports. Default: all addresses.")
 @_port(
