@@ -38,8 +38,7 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
         for what in ("the leader is removed", "another node is removed"):
             leader = nodes.wait_ready()
             name = leader if "leader" in what else next(one for one in nodes.running if one != leader)
-            windows.append((what, *_change(stage, "/member-remove", {"name": name})))
-            nodes.wait_ended(name)
+            windows.append((what, *_change(stage, "/member-remove", {"name": name}, going=name)))
         left = nodes.running
         published = stage.stop()
         total = sum(published.values())
@@ -63,10 +62,13 @@ def _least_level(stage: Stage) -> int:
     return min(int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"])
 
 
-def _change(stage: Stage, target: str, body: dict[str, str]) -> tuple[int, int]:
-    """Change the members; when it was requested and done, ns since the Unix epoch."""
+def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") -> tuple[int, int]:
+    """Change the members; when it was requested and done, ns since the Unix epoch. `going` ends by itself."""
     began_ns = time.time_ns()
     number = int(stage.rest(target, body)["number"])
+
+    if going:
+        stage.nodes.wait_ended(going)
 
     def settled() -> int:
         change = stage.rest("/status")["settledMemberChange"]
