@@ -11,6 +11,7 @@ from itertools import chain, combinations, combinations_with_replacement
 from typing import NamedTuple
 
 import pytest
+from member_planning import MemberWorld
 from sequencing import do_open, must, new_state
 
 from sequencer.leader.member_steps import (
@@ -377,3 +378,32 @@ def test_each_rule_that_is_left_out_is_found(
     monkeypatch.setattr(where, name, wrong)
     path, _ = forgotten(5)
     assert path
+
+
+# Streams in small, whose members change while all fails
+
+
+def lived(seed: int, steps: int) -> MemberWorld:
+    world = MemberWorld(seed)
+    try:
+        for _ in range(steps):
+            world.step()
+        world.heal()
+        world.check_whole()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, {steps} steps: {error}") from error
+    return world
+
+
+def test_whatever_fails_while_members_come_and_go_all_that_was_promised_is_merged_once() -> None:
+    """And each number of voters from one to seven occurs, or the world's checks would claim little."""
+    worlds = [lived(seed, 1500) for seed in range(12)]
+    assert {count for world in worlds for count in world.voters_seen} == {*range(1, 8)}
+    assert all(world.state.member_requests > 1 for world in worlds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_fails_while_members_come_and_go_for_long(seed: int) -> None:
+    for part in range(15):
+        lived(1000 + 100 * seed + part, 3000)
