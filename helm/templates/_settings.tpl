@@ -51,7 +51,7 @@ that has none of it refuses another one. So it stays what it was when the releas
 
 {{/*
 The members in the file of a node: {root, ordinal}. Nodes that were added wait until they are members. If there are other
-nodes than those that made the cluster, nobody may make one: the first ones, with empty disks, do not know of the others.
+nodes than those that made the cluster, no node may make one: the first ones, with empty disks, do not know of the others.
 */}}
 {{- define "rt.members" -}}
 {{- $root := .root -}}

@@ -5,15 +5,17 @@ What no option says is taken from the sources of `rt.connect`: `RT_*` variables,
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rt.cli.options import option
+from rt.cli.options import connect_timeout_option, option
 from rt.client.connection import certificate_source, default_path, merge_sources
 from rt.endpoints import split_endpoints
 from rt.names import check_name
@@ -103,6 +105,10 @@ class NodeOptions:
             )
         return endpoints, certificates.find(self.role, name)
 
+    def ask(self, connect_s: float, target: str, body: object = None) -> Any:
+        """See `ask_nodes`."""
+        return asyncio.run(ask_nodes(*self.parse(), connect_s, target, body))
+
 
 def endpoint_options(
     role: Role, endpoints_help: str, *, is_required: bool = False, cert_help: str | None = None
@@ -135,3 +141,30 @@ def endpoint_options(
         return functools.reduce(lambda function, add: add(function), reversed(options), run)
 
     return decorate
+
+
+_NODES_TO_ASK: Final = endpoint_options(
+    "operator",
+    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
+    is_required=True,
+)
+_TIME_TO_CONNECT: Final = connect_timeout_option(
+    "A node that cannot be connected to in this time is left for the next one."
+)
+
+
+def operator_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Add the options of a command that asks nodes as an operator: `nodes` and `connect_timeout`."""
+    return _TIME_TO_CONNECT(_NODES_TO_ASK(command))
+
+
+async def ask_nodes(
+    endpoints: Sequence[str], tls: TLS | None, connect_s: float, target: str, body: object = None
+) -> Any:
+    """The decoded answer of the first node that answers: to GET, or to POST with a body. `rt.RtError`."""
+    from rt.net.rest_client import ask, check
+
+    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+    return json.loads(
+        check(await ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s)).body
+    )

@@ -59,7 +59,7 @@ class LeaderLoop:
         self._term = leadership.term
 
     def on_members(self, members: Members) -> None:
-        """Another list of members is committed. Majorities are others now, so planning starts anew."""
+        """Another list of members is committed. Majorities are others now, so planning starts again."""
         self._members = members
         if self._leader is None or self._proposals is None:
             return

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.endpoints import NodeOptions, operator_options
 from rt.cli.formats.tables import escape, table
-from rt.cli.options import connect_timeout_option, json_option
+from rt.cli.options import json_option
 
-_node_options = endpoint_options(
-    "operator",
-    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
-    is_required=True,
-)
-_connect_option = connect_timeout_option(
-    "A node that cannot be connected to in this time is left for the next one."
-)
 _LEVEL: Final = click.IntRange(2, 2**32 - 1)
 
 
@@ -34,11 +25,10 @@ def features() -> None:
 
 @features.command("list")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def list_features(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """List the level of the cluster, and for each member its rt and the highest level that it knows."""
-    status = _ask(nodes, connect_timeout, "/status")
+    status = nodes.ask(connect_timeout, "/status")
     if as_json:
         found = [
             {"name": one["name"], "featureLevelLatest": _latest(one), "version": one.get("version", "")}
@@ -51,15 +41,14 @@ def list_features(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> 
 
 @features.command("raise")
 @click.argument("level", type=_LEVEL)
-@_connect_option
-@_node_options
+@operator_options
 def raise_level(level: int, connect_timeout: float, nodes: NodeOptions) -> None:
     """Raise the cluster to feature level LEVEL.
 
     A level is never lowered: afterwards an rt that does not know the level stops. The cluster refuses it
     unless all members reported in the last seconds that they know it.
     """
-    raised = _ask(nodes, connect_timeout, "/raise-feature-level", {"level": level})
+    raised = nodes.ask(connect_timeout, "/raise-feature-level", {"level": level})
     click.echo(f"The cluster has feature level {raised['featureLevel']}.")
 
 
@@ -76,12 +65,3 @@ def _lines(status: dict[str, Any]) -> Iterator[str]:
 def _latest(member: dict[str, Any]) -> int:
     """A node of an older rt does not say it."""
     return int(member.get("featureLevelLatest", 1))
-
-
-def _ask(nodes: NodeOptions, connect_s: float, target: str, body: object = None) -> Any:
-    from rt.net.rest_client import ask, check
-
-    endpoints, tls = nodes.parse()
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    answer = asyncio.run(ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s))
-    return json.loads(check(answer).body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -10,19 +9,11 @@ from typing import Any, Final
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.endpoints import NodeOptions, operator_options
 from rt.cli.formats.tables import escape, table
-from rt.cli.options import connect_timeout_option, json_option
+from rt.cli.options import json_option
 from rt.errors import RtError
 
-_node_options = endpoint_options(
-    "operator",
-    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
-    is_required=True,
-)
-_connect_option = connect_timeout_option(
-    "A node that cannot be connected to in this time is left for the next one."
-)
 _wait_option = click.option(
     "--wait/--no-wait",
     "waits",
@@ -47,11 +38,10 @@ def member() -> None:
 
 @member.command("list")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def list_members(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """List the members with their roles, addresses and progress, and the change that is being carried out."""
-    status = _ask(nodes, connect_timeout, "/status")
+    status = nodes.ask(connect_timeout, "/status")
     if as_json:
         keys = ("memberChange", "memberChangeWaitsFor", "settledMemberChange")
         found = [{key: one.get(key) for key in _KEYS} for one in status["members"]]
@@ -64,8 +54,7 @@ def list_members(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> N
 @click.argument("name")
 @click.argument("raft_address")
 @_wait_option
-@_connect_option
-@_node_options
+@operator_options
 def add(name: str, raft_address: str, waits: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """Add node NAME, whose Raft port the members reach at RAFT_ADDRESS (host:port).
 
@@ -79,8 +68,7 @@ def add(name: str, raft_address: str, waits: bool, connect_timeout: float, nodes
 @member.command("remove")
 @click.argument("name")
 @_wait_option
-@_connect_option
-@_node_options
+@operator_options
 def remove(name: str, waits: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """Remove node NAME, dead or alive. A node that runs ends, and does not start again as a member.
 
@@ -95,8 +83,7 @@ def remove(name: str, waits: bool, connect_timeout: float, nodes: NodeOptions) -
 @click.argument("new_name")
 @click.argument("raft_address")
 @_wait_option
-@_connect_option
-@_node_options
+@operator_options
 def replace(
     name: str, new_name: str, raft_address: str, waits: bool, connect_timeout: float, nodes: NodeOptions
 ) -> None:
@@ -106,11 +93,10 @@ def replace(
 
 
 @member.command("cancel")
-@_connect_option
-@_node_options
+@operator_options
 def cancel(connect_timeout: float, nodes: NodeOptions) -> None:
     """End the change that is being carried out. What was done stays: see `rt member list`."""
-    settled = _ask(nodes, connect_timeout, "/member-cancel", {})
+    settled = nodes.ask(connect_timeout, "/member-cancel", {})
     click.echo(f"Change {settled['number']} was cancelled.")
 
 
@@ -150,11 +136,11 @@ def _brief(change: dict[str, Any]) -> str:
 
 
 def _change(nodes: NodeOptions, connect_s: float, target: str, body: dict[str, str], *, waits: bool) -> None:
-    change = _ask(nodes, connect_s, target, body)
+    change = nodes.ask(connect_s, target, body)
     click.echo(f"Change {change['number']} has started: {_brief(change)}.")
     said = ""
     while waits:
-        status = _ask(nodes, connect_s, "/status")
+        status = nodes.ask(connect_s, "/status")
         settled = status["settledMemberChange"]
         if settled is not None and settled["number"] >= change["number"]:
             if settled["number"] == change["number"] and settled["why"]:
@@ -170,12 +156,3 @@ def _change(nodes: NodeOptions, connect_s: float, target: str, body: dict[str, s
             click.echo(f"Waits: {escape(waits_for)}")
         said = waits_for
         time.sleep(POLL_S)
-
-
-def _ask(nodes: NodeOptions, connect_s: float, target: str, body: object = None) -> Any:
-    from rt.net.rest_client import ask, check
-
-    endpoints, tls = nodes.parse()
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    answer = asyncio.run(ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s))
-    return json.loads(check(answer).body)

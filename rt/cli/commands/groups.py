@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.endpoints import NodeOptions, ask_nodes, operator_options
 from rt.cli.formats.console import show
 from rt.cli.formats.group_table import (
     GroupRow,
@@ -21,17 +21,8 @@ from rt.cli.formats.group_table import (
     reset_object,
 )
 from rt.cli.log_goals import Goal, GoalType, position_of
-from rt.cli.options import connect_timeout_option, json_option, option
+from rt.cli.options import json_option, option
 from rt.errors import RtError
-
-_node_options = endpoint_options(
-    "operator",
-    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
-    is_required=True,
-)
-_connect_option = connect_timeout_option(
-    "A node that cannot be connected to in this time is left for the next one."
-)
 
 
 @click.group()
@@ -45,8 +36,7 @@ def groups() -> None:
 
 @groups.command("list")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def list_groups(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """List the groups: partitions, those without a member, members, lag, and the bytes that nodes keep.
 
@@ -63,8 +53,7 @@ def list_groups(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> No
 @groups.command("show")
 @click.argument("group")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def show_group(group: str, as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """Show the partitions of GROUP: position, lag, time of the last acknowledgement, member."""
     found = asyncio.run(_Nodes(nodes, connect_timeout).group(group))
@@ -78,8 +67,7 @@ def show_group(group: str, as_json: bool, connect_timeout: float, nodes: NodeOpt
 
 @groups.command()
 @click.argument("group")
-@_connect_option
-@_node_options
+@operator_options
 def delete(group: str, connect_timeout: float, nodes: NodeOptions) -> None:
     """Delete the positions of GROUP: nodes keep no messages for it any more.
 
@@ -102,8 +90,7 @@ def delete(group: str, connect_timeout: float, nodes: NodeOptions) -> None:
 )
 @option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def reset(
     group: str, goal: Goal, dry_run: bool, as_json: bool, connect_timeout: float, nodes: NodeOptions
 ) -> None:
@@ -169,10 +156,4 @@ class _Nodes:
         return group
 
     async def _ask(self, target: str, body: object = None) -> Any:
-        from rt.net.rest_client import ask, check
-
-        method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-        answer = await ask(
-            self._endpoints, self._tls, method, target, data, connect_timeout_s=self._connect_s
-        )
-        return json.loads(check(answer).body)
+        return await ask_nodes(self._endpoints, self._tls, self._connect_s, target, body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -10,21 +9,13 @@ from typing import Any, Final
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.endpoints import NodeOptions, operator_options
 from rt.cli.formats.tables import escape, format_age, format_size, table
-from rt.cli.options import connect_timeout_option, json_option
+from rt.cli.options import json_option
 from rt.errors import InvalidName
 from rt.names import check_hold_name
 from rt.units import parse_rfc3339
 
-_node_options = endpoint_options(
-    "operator",
-    "gRPC endpoints of the nodes, separated by commas. They are asked in turn until one answers.",
-    is_required=True,
-)
-_connect_option = connect_timeout_option(
-    "A node that cannot be connected to in this time is left for the next one."
-)
 _NUMBERS: Final = ("position", "lag", "kept")
 
 
@@ -39,14 +30,13 @@ def holds() -> None:
 
 @holds.command("list")
 @json_option
-@_connect_option
-@_node_options
+@operator_options
 def list_holds(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> None:
     """List the holds, the oldest position first: position, lag, kept bytes, time since it moved.
 
     A hold with a lag that has not moved for long is of a subscriber that is stuck, stopped or retired.
     """
-    found = sorted(_ask(nodes, connect_timeout, "/holds"), key=lambda one: (one["position"], one["name"]))
+    found = sorted(nodes.ask(connect_timeout, "/holds"), key=lambda one: (one["position"], one["name"]))
     if as_json:
         for one in found:
             click.echo(json.dumps(one))
@@ -56,8 +46,7 @@ def list_holds(as_json: bool, connect_timeout: float, nodes: NodeOptions) -> Non
 
 @holds.command()
 @click.argument("name")
-@_connect_option
-@_node_options
+@operator_options
 def release(name: str, connect_timeout: float, nodes: NodeOptions) -> None:
     """Release the hold NAME: the nodes keep nothing for it any more.
 
@@ -68,7 +57,7 @@ def release(name: str, connect_timeout: float, nodes: NodeOptions) -> None:
         check_hold_name(name)
     except InvalidName as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
-    _ask(nodes, connect_timeout, "/release-hold", {"name": name})
+    nodes.ask(connect_timeout, "/release-hold", {"name": name})
     click.echo(f"Released {name}.")
 
 
@@ -85,12 +74,3 @@ def _lines(found: Sequence[dict[str, Any]], now_ns: int) -> Iterator[str]:
         for one in found
     ]
     yield from table(("hold", *_NUMBERS, "moved", ""), rows, right=frozenset(_NUMBERS))
-
-
-def _ask(nodes: NodeOptions, connect_s: float, target: str, body: object = None) -> Any:
-    from rt.net.rest_client import ask, check
-
-    endpoints, tls = nodes.parse()
-    method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    answer = asyncio.run(ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s))
-    return json.loads(check(answer).body)
