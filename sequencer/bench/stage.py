@@ -69,6 +69,10 @@ class Stage:
         """Below it each publisher has its session."""
         return self._root / "published"
 
+    def copy_root(self, number: int) -> Path:
+        """Below it the subscriber of that number has its copy of the merged log."""
+        return self._root / f"reader{number}"
+
     def start_publishers(self, count: int, value_bytes: int) -> None:
         """Start publishers. They publish nothing yet."""
         for first in range(0, count, _TOGETHER):
@@ -81,9 +85,9 @@ class Stage:
     def start_subscribers(self, count: int) -> None:
         """Start subscribers, each with a copy of its own. They read everything."""
         for number in range(count):
-            name = f"reader{number}"
-            settings = client_settings(self.nodes, "subscriber", name, self._root / name)
-            self.subscribers.append(self._start_child({"subscriber": settings}, name))
+            root = self.copy_root(number)
+            settings = client_settings(self.nodes, "subscriber", root.name, root)
+            self.subscribers.append(self._start_child({"subscriber": settings}, root.name))
 
     # Publishing
 

@@ -107,12 +107,13 @@ class TrafficPublishers:
 
 
 class TrafficSubscriber:
-    """Reads in columns and notes the latency of each message."""
+    """Reads in columns and notes when each message was published and received."""
 
     def __init__(self, subscriber: rt.Subscriber) -> None:
         self._subscriber = subscriber
         self._count = 0
-        self._latencies_ns: list[npt.NDArray[np.int64]] = []
+        self._received: list[tuple[npt.NDArray[np.int64], int]] = []
+        """Of each batch: when its messages were published, and when it was received. ns."""
         threading.Thread(target=self._read, daemon=True).start()
 
     def answer(self, do: str, _arguments: Answer) -> Answer:
@@ -120,16 +121,22 @@ class TrafficSubscriber:
             case "received":
                 return {"count": self._count}
             case "forget":
-                self._latencies_ns.clear()
+                self._received.clear()
             case "latencies":
-                if not (latencies_ns := list(self._latencies_ns)):
+                if not (received := list(self._received)):
                     return {"ns": []}
-                return {"ns": np.percentile(np.concatenate(latencies_ns), PERCENTS).tolist()}
+                latencies_ns = np.concatenate([now_ns - published_ns for published_ns, now_ns in received])
+                return {"ns": np.percentile(latencies_ns, PERCENTS).tolist()}
+            case "times":
+                times = [
+                    (ns, now_ns) for published_ns, now_ns in self._received for ns in published_ns.tolist()
+                ]
+                return {"published_ns": [ns for ns, _ in times], "received_ns": [ns for _, ns in times]}
         return {}
 
     def _read(self) -> None:
         for batch in self._subscriber.batches():
-            self._latencies_ns.append(time.time_ns() - batch.timestamps_ns)
+            self._received.append((batch.timestamps_ns, time.time_ns()))
             self._count += len(batch)
 
 

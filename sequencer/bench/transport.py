@@ -17,9 +17,11 @@ from sequencer.bench.member_changes import member_changes
 from sequencer.bench.merge_speed import merging
 from sequencer.bench.speed import latency, many, throughput
 from sequencer.bench.stage import Setup
+from sequencer.bench.stages import stages
 
 PARTS: Final = (
-    *("throughput", "latency", "failover", "members", "many", "backlog", "offline-starts", "merging"),
+    *("throughput", "latency", "stages", "failover", "members", "many"),
+    *("backlog", "offline-starts", "merging"),
 )
 
 
@@ -65,6 +67,8 @@ class TransportBench:
                 )
             case "latency":
                 return latency(setup, rates_hz=self.rates_hz, seconds=self.seconds, rounds=self.rounds)
+            case "stages":
+                return stages(setup, seconds=self.seconds, rounds=self.rounds)
             case "failover":
                 return failover(setup, publishers=self.publishers, kills=self.failovers)
             case "members":

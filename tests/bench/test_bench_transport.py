@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from rt.cli.commands.bench import bench
-from sequencer.bench import speed
+from sequencer.bench import speed, stages
+from sequencer.bench.stages import WriteTimes, lengths_of
 from sequencer.bench.transport import PARTS
 
 FEW = [
@@ -49,6 +51,7 @@ def root() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _little_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_WARM_UP_S", 0.2)
+    monkeypatch.setattr(stages, "_WARM_UP_S", 0.2)
     monkeypatch.setattr(speed, "LEAD_BYTES", 4 << 20)
 
 
@@ -63,6 +66,26 @@ def is_as_it_must_be(name: str, median: float) -> bool:
         return median == 0
     # In the second that counts here a subscriber may get nothing, and a process not have its turn.
     return median >= 0 if "subscriber" in name or "CPU of" in name else median > 0
+
+
+def test_the_stages_of_a_message_follow_each_other() -> None:
+    """A write that was seen late, after the one that follows it, makes no stage negative."""
+    assert lengths_of(100, [110, 130, 125, 160]) == [10, 20, 0, 30, 60]
+
+
+def test_the_first_write_since_a_message_was_published_counts(tmp_path: Path) -> None:
+    (tmp_path / "log.0.0").touch()
+    with WriteTimes({"publisher": [str(tmp_path)]}) as writes:
+        begun_ns = time.time_ns()
+        (tmp_path / "durable").write_bytes(b"x")  # Not of a log file.
+        (tmp_path / "log.0.0").write_bytes(b"x")
+        end_ns = time.time_ns() + 60 * 10**9
+        while (first_ns := writes.first("publisher", begun_ns, end_ns)) == end_ns:
+            time.sleep(0.01)
+    assert begun_ns < first_ns < time.time_ns()
+    assert writes.first("publisher", time.time_ns(), end_ns) == end_ns
+    assert writes.first("publisher", begun_ns, begun_ns) == begun_ns
+    assert writes.first("subscriber", begun_ns, end_ns) == end_ns
 
 
 def names(nodes: int) -> dict[str, list[str]]:
@@ -89,6 +112,18 @@ def names(nodes: int) -> dict[str, list[str]]:
             f"{drip}: rounds",
             *(f"{drip}: CPU of {kind}" for kind in KINDS),
             f"{drip}: context switches",
+        ],
+        "stages": [
+            f"{nodes} nodes, one message of 1 KiB: {what}"
+            for what in (
+                "in the publisher's log",
+                "in the session copies of a majority",
+                "in the Raft logs of a majority",
+                "in a merged log",
+                "in the subscriber's copy",
+                "received",
+                "all stages",
+            )
         ],
         "failover": [
             f"{failover} until messages flow again",
@@ -143,6 +178,7 @@ def names(nodes: int) -> dict[str, list[str]]:
         ("failover", 1),
         ("members", 1),
         ("latency", 1),
+        ("stages", 1),
         ("many", 1),
         ("backlog", 1),
         ("offline-starts", 1),
