@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
-from replicator.protocol.known_nodes import NO_NODES, KnownNode, KnownNodes
-from rt.endpoints import parse_endpoint
-from rt.errors import InvalidOption
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
-
-logger = logging.getLogger("sequencer")
 
 
 class PeerAddresses:
@@ -30,20 +23,3 @@ class PeerAddresses:
 
     def all(self) -> list[str]:
         return [*self._by_name.values()]
-
-
-def voters_of(view: pb.Standing) -> KnownNodes | None:
-    """The voters for clients. None: the address of one is not known, or cannot be one. Then all are left out,
-    because clients count their majority with this list.
-    """
-    if not view.members_version:
-        return NO_NODES
-    voters = [(one.name, one.address) for one in view.nodes if not one.is_learner]
-    if not all(address for _, address in voters):
-        return None
-    try:
-        nodes = tuple(KnownNode(name, str(parse_endpoint(address))) for name, address in voters)
-        return KnownNodes(nodes, view.members_version)
-    except (InvalidOption, ValueError) as error:
-        logger.warning("members_not_named error=%r", str(error))
-        return None
