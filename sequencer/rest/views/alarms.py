@@ -18,7 +18,8 @@ from sequencer.rest.base.answer import Answer, doc
 from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
 from sequencer.rest.views.push_stalls import stall_texts, stalls_of
 from sequencer.rest.views.silent_publishers import silence_texts
-from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
+from sequencer.state.configuration import DISK_PERCENT
+from sequencer.state.state import MergedSegment, SequencerState
 
 _MEND: Final = {
     True: "The node fetches good bytes from a peer. If that takes long, check the node's log.",
