@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from rt.query.checkpoint.catalog import QueryCatalog
-from rt.query.checkpoint.edge import OutputEdge
+from rt.query.checkpoint.edge import OutputEdge, QueryOutput
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.factories import StoredQuery
 from rt.query.checkpoint.input_edge import InputEdge
@@ -22,7 +22,6 @@ from rt.query.core.scheduler import NS_PER_S
 from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.checkpoint_stats import CheckpointStats, MeasuredStore
 from rt.query.monitoring.dead_letters import DeadLetters
-from rt.query.monitoring.query_output import QueryOutput
 
 State = Literal["running", "completed", "failed", "not running"]
 
