@@ -1,14 +1,17 @@
-"""What commands print: results on stdout, messages and the events of readers on stderr."""
+"""What commands print: results on stdout, messages and the events of readers on stderr, new files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import click
 
 from rt.cli.formats.tables import escape
+from rt.errors import RtError
 from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
 
 T = TypeVar("T")
@@ -52,3 +55,17 @@ def _in_words(event: Event) -> str:
             return f"the stream was reset: epoch {merged_run} starts at position {position}"
         case HoldRefused(name, why):
             return f"the nodes keep no messages for {name}: {why}"
+
+
+def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
+    """Write each file, and make its directory if needed. Without `force` none that differs is replaced.
+
+    Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
+    """
+    for path, content in contents.items():
+        if not force and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content):
+            raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        click.echo(f"Wrote {path}.", err=True)
