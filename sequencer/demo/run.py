@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from rt.cli.progress_bar import Bar, progress
+from rt.cli.formats.console import Bar, progress
 from rt.errors import Timeout
 from rt.log.check.verify import verify
 from rt.log.scan.directory import merged_directory

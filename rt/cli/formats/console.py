@@ -1,18 +1,24 @@
-"""What commands print: results on stdout, messages and the events of readers on stderr, new files."""
+"""What commands print: results on stdout, messages, progress and readers' events on stderr; new files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rt.cli.formats.tables import escape
 from rt.errors import RtError
 from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 
 T = TypeVar("T")
 
@@ -69,3 +75,42 @@ def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         click.echo(f"Wrote {path}.", err=True)
+
+
+class Bar:
+    """The progress of a command. Methods are cheap enough for every read."""
+
+    def __init__(self, shown: tqdm[Any] | None) -> None:
+        self._shown = shown
+
+    def add(self, count: int) -> None:
+        if self._shown is not None:
+            self._shown.update(count)
+
+    def reach(self, done: int, total: int) -> None:
+        if self._shown is not None:
+            self._shown.total = total
+            self._shown.update(done - self._shown.n)
+
+
+@contextlib.contextmanager
+def progress(
+    label: str, *, total: int | None = None, unit: str = "B", is_quiet: bool = False
+) -> Iterator[Bar]:
+    """A bar for the `with` block; none with `is_quiet`, or if stderr is not a terminal."""
+    if is_quiet or not sys.stderr.isatty():
+        yield Bar(None)
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=label,
+        total=total,
+        file=sys.stderr,
+        leave=False,
+        mininterval=0.2,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+    ) as shown:
+        yield Bar(shown)
