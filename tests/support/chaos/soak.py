@@ -29,9 +29,8 @@ from chaos.wired_nodes import CLIENTS, WiredNodes
 from rt.bench.measure import Figure
 from rt.bench.processes import memory, read_stat
 from rt.errors import Diverged, RtError, Timeout
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import Part, differences
-from sequencer.localcluster.processes import ProcessEnded
+from sequencer.localcluster.processes import ProcessEnded, nothing_left
 
 STREAM: Final = "soak"
 _RATE_HZ: Final = 150.0
