@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         Serializer,
         decode,
     )
-    from rt.sidecar.push_protocol import EndpointStatus
+    from rt.sidecar.protocol import EndpointStatus
     from rt.stream_client import Client, connect
     from rt.streams.group.group import Group
     from rt.streams.group.options import GroupOptions, HandlerFailure
@@ -129,7 +129,7 @@ __all__ = [
 
 _PLACES: Final = {
     "Client": "rt.stream_client",
-    "EndpointStatus": "rt.sidecar.push_protocol",
+    "EndpointStatus": "rt.sidecar.protocol",
     "connect": "rt.stream_client",
     "LogReader": "rt.log.read.reader",
     "Message": "rt.log.scan.message_batch",

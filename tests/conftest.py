@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scripts import Handler, replay
 
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 # Programs that tests start import `chaos` and `simulation` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -35,10 +35,9 @@ from sequencer.demo.figures import Burst, DeliveryTimes, Latency, longest_pause_
 from sequencer.demo.run import Demo, DemoPlan, DemoResult
 from sequencer.demo.source import DemoRecord, csv_records, files_below, parts_of, share
 from sequencer.demo.tally import SessionTally, Total, by_session
-from sequencer.localcluster.leftovers import nothing_left, processes_with
 from sequencer.localcluster.node_log import NodeLog
 from sequencer.localcluster.nodes import LocalCluster, Part
-from sequencer.localcluster.processes import ProcessEnded
+from sequencer.localcluster.processes import ProcessEnded, nothing_left, processes_with
 
 WAIT_S: Final = 120.0
 SESSIONS: Final = ("a", "b")

@@ -26,7 +26,7 @@ from rt.cli import logging_setup
 from rt.cli.signals import listen_in_loop, run_until_signal
 from rt.line_protocol import decode_line, encode_line
 from rt.net.tls import TLS
-from rt.sidecar.push_protocol import (
+from rt.sidecar.protocol import (
     PUSH_LOG,
     FinishRequested,
     PushEnded,

@@ -37,8 +37,7 @@ from rt.line_protocol import encode_line
 from rt.log.read.start_position import StartTime
 from rt.net.memory_guard import keep_freed_memory
 from rt.net.tls import TLS
-from rt.sidecar.error_report import ErrorReported
-from rt.sidecar.pull_protocol import PullReport
+from rt.sidecar.protocol import ErrorReported, PullReport
 from rt.sidecar.systemd_notify import run_as_service
 
 

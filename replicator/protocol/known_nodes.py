@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -139,6 +139,14 @@ class ClientEndpoints:
         if node is None:
             return self.known.names <= set(reached)
         return node not in self.known.names or node in reached
+
+    def counted(self, targets: Iterable[str], reached: Mapping[str, str | None]) -> list[str]:
+        """The targets of members, or of what may be one. `reached`: by target, the node that it leads to."""
+        return [
+            target
+            for target in targets
+            if not self.is_beside(target, [node for one, node in reached.items() if node and one != target])
+        ]
 
     def record_answer(self, endpoint: str, node: str) -> bool:
         """`node` answered. False if the endpoint is a learned one of another node: then it is not used again

@@ -28,12 +28,13 @@ from replicator.protocol.messages import Chunk, CompleteUpTo, Item, LogOffset, L
 from replicator.receive.merged_receiver import MergedReceiver
 from rt.cluster_epoch import EPOCH_END
 from rt.errors import ClusterMismatch, Corrupt, InvalidName, ProtocolViolation
-from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.start_position import StartTime
 from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.directory import is_log_directory, read_file, read_identity
+from rt.log.whole_files import write_whole
 from rt.log.write.writer import SyncPoint
 
 logger = logging.getLogger("replicator")

@@ -47,14 +47,7 @@ class NodeChannels:
     def counted(self) -> list[str]:
         """The endpoints of members, and those that may be."""
         targets = self.targets
-        nodes = {target: self._endpoints.stands_for(target) for target in targets}
-        return [
-            target
-            for target in targets
-            if not self._endpoints.is_beside(
-                target, [node for other, node in nodes.items() if node and other != target]
-            )
-        ]
+        return self._endpoints.counted(targets, {one: self._endpoints.stands_for(one) for one in targets})
 
     @property
     def count(self) -> int:

@@ -20,7 +20,7 @@ from replicator.pull.local_copy import LocalCopy
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
 from rt.errors import Corrupt
 from rt.log.format.segment_table import TrimReason
-from rt.sidecar.pull_protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, TimeResolved
+from rt.sidecar.protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, TimeResolved
 
 logger = logging.getLogger("replicator")
 

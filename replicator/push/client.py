@@ -32,7 +32,7 @@ from rt.log.disk import REAL, Disk, Lock
 from rt.net.grpc_channel import check_target, open_channel
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import PushState
-from rt.sidecar.push_protocol import SERVING_FILE, EndpointStatus
+from rt.sidecar.protocol import SERVING_FILE, EndpointStatus
 
 logger = logging.getLogger("replicator")
 

@@ -13,7 +13,7 @@ import os
 
 from rt.errors import DirectoryLocked
 from rt.log.disk import REAL, Disk, Lock, storage_errors
-from rt.sidecar.push_protocol import SERVING_FILE
+from rt.sidecar.protocol import SERVING_FILE
 
 WAITING_FILE = "push.next"
 _TRY_SECONDS = 0.05  # How often a held lock is tried: an event loop cannot wait for flock(2).

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from rt.errors import RtError
-from rt.sidecar.push_protocol import EndpointStatus
+from rt.sidecar.protocol import EndpointStatus
 
 logger = logging.getLogger("replicator")
 

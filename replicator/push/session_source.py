@@ -30,12 +30,13 @@ from replicator.push.silence_promise import SilencePromise
 from replicator.send.read_cache import ReadCache
 from rt.cluster_epoch import line_of
 from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError, UnknownVersion
-from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
+from rt.log.whole_files import write_whole
 from rt.sidecar.progress_file import ProgressFile, PushState
 
 logger = logging.getLogger("replicator")

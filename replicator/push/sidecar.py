@@ -21,8 +21,8 @@ from replicator.push.client import PushClient
 from replicator.push.problem_log import ProblemLog, PushReport
 from rt.child_process import RestartBackoff
 from rt.errors import DirectoryLocked, Fenced, LogNotFound, RtError
+from rt.sidecar.protocol import FinishRequested, PushEnded, PushReported, PushRequested
 from rt.sidecar.push_control import PushSummary
-from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushReported, PushRequested
 
 logger = logging.getLogger("replicator")
 

@@ -57,16 +57,9 @@ class PushStreams:
     @property
     def counted(self) -> list[PushStream]:
         """The streams to members, or to what may be one."""
-        serving = {
-            stream.target: self._endpoints.node_of(stream.target) for stream in self.all if stream.is_serving
-        }
-        return [
-            stream
-            for stream in self.all
-            if not self._endpoints.is_beside(
-                stream.target, [node for target, node in serving.items() if node and target != stream.target]
-            )
-        ]
+        endpoints = self._endpoints
+        serving = {one.target: endpoints.node_of(one.target) for one in self.all if one.is_serving}
+        return [self._streams[target] for target in endpoints.counted(self._streams, serving)]
 
     def open(self) -> None:
         """Stream to the configured endpoints until `close`."""

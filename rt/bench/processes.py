@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -94,11 +93,6 @@ def context_switches(pid: int) -> int:
             lines = status.read_text().splitlines()
             count += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
     return count
-
-
-def age_s(pid: int) -> float:
-    stat = read_stat(pid)
-    return 0.0 if stat is None else time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_s
 
 
 class CpuUsage(NamedTuple):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from rt.spark.python_workers import freeze_modules
 from rt.spark.source.columns import default_schema
-from rt.spark.source.python_workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -159,12 +159,25 @@ def operator_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 async def ask_nodes(
-    endpoints: Sequence[str], tls: TLS | None, connect_s: float, target: str, body: object = None
+    endpoints: Sequence[str],
+    tls: TLS | None,
+    connect_s: float,
+    target: str,
+    body: object = None,
+    *,
+    where: str | None = None,
+    empty: Any = None,
+    **timeout: float,
 ) -> Any:
-    """The decoded answer of the first node that answers: to GET, or to POST with a body. `rt.RtError`."""
+    """The decoded answer of the first node that answers: to GET, or to POST with a body. `rt.RtError`.
+
+    `where` names the node in its errors. `empty`, if given, is the answer of a node that is not ready, or too
+    old to know the target. `timeout`: see `rt.net.rest_client.ask`.
+    """
     from rt.net.rest_client import ask, check
 
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    return json.loads(
-        check(await ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s)).body
-    )
+    answer = await ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s, **timeout)
+    if answer.status in {404, 503} and empty is not None:
+        return empty
+    return json.loads(check(answer, where=where).body)

@@ -29,6 +29,7 @@ from rt.log.write.batcher import (
     PendingBatch,
     check_topic,
 )
+from rt.option_checks import check_position
 
 logger = logging.getLogger("rt.client.publisher")
 
@@ -82,6 +83,13 @@ class BatchWriter:
             raise self.pending_error
         if number is not None and number != self.batch.end:
             self._renumber(number)
+
+    def require_published(self, number: int) -> None:
+        """Raise `rt.InvalidOption`, or what keeps the pending batch with the message from being written."""
+        if not 0 <= check_position(number) < self.batch.end:
+            raise InvalidOption(f"number {number} was never published: the next one is {self.batch.end}")
+        if number >= self.batch.first:
+            self.resolve_pending_error(None)
 
     def make_room(self, topic: str, size: int, headers: Headers = ()) -> tuple[PendingBatch, int]:
         """Return a batch with room for messages that cost `size`, and the index in it of topic and headers.
@@ -163,8 +171,7 @@ class BatchWriter:
         """Write `batch` if it is still the pending one. Call without the lock."""
         with self._lock:
             if batch is self.batch:
-                if self.pending_error is not None:
-                    self.resolve_pending_error(None)
+                self.resolve_pending_error(None)
                 self.write_batch()
 
     def finish(self) -> None:
@@ -172,8 +179,7 @@ class BatchWriter:
         with self._lock:
             if isinstance(self.pending_error, Closed):
                 return  # Closed before, or by another thread. A second release is harmless.
-            if self.pending_error is not None:
-                self.resolve_pending_error(None)
+            self.resolve_pending_error(None)
             self.write_batch()
             self._log.sync()
             self.close()

@@ -17,9 +17,10 @@ import struct
 from typing import Final
 
 from rt.errors import Corrupt, InvalidOption
-from rt.log.disk import Disk, storage_errors, write_whole
+from rt.log.disk import Disk, storage_errors
 from rt.log.format.checksum import crc32c
 from rt.log.scan.directory import read_file
+from rt.log.whole_files import write_whole
 
 
 class SubscriberCursor:

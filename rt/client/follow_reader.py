@@ -8,14 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rt.errors import Corrupt, RtError
+from rt.errors import Closed, Corrupt, LogNotFound, RtError
 from rt.events import BadMessage, CorruptPositions, Event, SkipForward
 from rt.log.disk import REAL, Disk
 from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.read.start_position import CheckedPlace, StartTime
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
+from rt.option_checks import check_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,25 @@ def known_end(disk: Disk, directory: str, reported: int | None) -> int | None:
     return reported
 
 
+def found_place(
+    disk: Disk, directory: str, place: CheckedPlace, log_end: Callable[[], int | None]
+) -> CheckedPlace:
+    """`place` with its position now, if it can be found. Otherwise reading finds it, or says why not.
+
+    "latest" is `log_end` if that is later than the end of the log in `directory`.
+    """
+    if place == "latest" and is_log_directory(disk, directory):
+        with LogReader(directory, position="latest", disk=disk) as latest:
+            return max(latest.position, log_end() or 0)
+    if isinstance(place, StartTime):
+        with (
+            contextlib.suppress(Corrupt, LogNotFound),
+            LogReader(directory, position=place, disk=disk) as reader,
+        ):
+            return replace(place, position=reader.position)
+    return place
+
+
 class FollowReader(LogReader):
     """A `LogReader` that follows its log.
 
@@ -200,6 +221,12 @@ class Cancelled(Exception):
     """Ends a wait of the reader. The subscriber does not pass it on."""
 
 
+def deadline_after(timeout: float | None) -> float:
+    """`rt.InvalidOption` if `timeout` is no duration."""
+    timeout = check_timeout(timeout)
+    return math.inf if timeout is None else time.monotonic() + timeout
+
+
 def seconds_left(deadline: float) -> float | None:
     """The seconds until a deadline; None for no limit."""
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
@@ -237,6 +264,10 @@ class DeliveryGate:
     def is_delivering(self) -> bool:
         """Neither paused nor closed."""
         return not (self.is_paused or self.is_closed)
+
+    def raise_if_closed(self, where: str) -> None:
+        if self.is_closed:
+            raise Closed("the subscriber is closed", where=where)
 
     def take_call_off(self) -> bool:
         """Whether the wait was called off. Only the first call after it returns True."""

@@ -17,9 +17,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from time import time_ns
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self
 
 import numpy as np
@@ -51,12 +51,7 @@ from rt.log.write.batcher import (
     checked_stamps,
 )
 from rt.names import check_name, check_session_name, name_from_host
-from rt.option_checks import (
-    TIMEOUT_SECONDS_MAX,
-    check_path,
-    check_position,
-    check_timeout,
-)
+from rt.option_checks import TIMEOUT_SECONDS_MAX, check_path, check_position, check_timeout
 from rt.sidecar.progress_file import PublisherProgress
 
 if TYPE_CHECKING:
@@ -135,29 +130,22 @@ class Publisher:
         self.directory = os.path.abspath(session_directory(check_path(path), self.stream, self.session))
         self._batch_bytes = batch_bytes
 
-        self._lock = threading.Lock()
+        self._lock = lock = threading.Lock()
         """Guards the fields below, the writer, and the log."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
         self._last_ns = 0
         self._replication: WaitHandle | None = None
         self._problem = ReplicationProblem(self.directory, on_error)
+        wake = partial(self._wake.put, None)
+        identity = LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id)
         self._log = SessionLog.open(
-            self.directory,
-            LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id),
-            settings,
-            lock=self._lock,
-            wake=lambda: self._wake.put(None),
-            is_pushed=bool(endpoints),
-            disk=disk,
+            self.directory, identity, settings, lock=lock, wake=wake, is_pushed=bool(endpoints), disk=disk
         )
-        self._writer = BatchWriter(self._log, settings, lock=self._lock, wake=lambda: self._wake.put(None))
-        self._monitor = PublisherMonitor(self._log, self._writer, self._problem, self._lock)
+        self._writer = BatchWriter(self._log, settings, lock=lock, wake=wake)
+        self._monitor = PublisherMonitor(self._log, self._writer, self._problem, lock)
         trimming = LocalRetention(
-            lambda: self._log.writer.table.segments,
-            settings.persistence_ns,
-            self._log.trim_merged,
-            lambda: self._wake.put(None),
+            lambda: self._log.writer.table.segments, settings.persistence_ns, self._log.trim_merged, wake
         )
         lingering = LingerDuty(
             linger_ms / 1000, lambda: self._writer.batch, self._writer.write_lingering, self.session
@@ -172,10 +160,7 @@ class Publisher:
         try:
             if endpoints and tls is not None:
                 self._replication = self._monitor.replication = WaitHandle(
-                    self.directory,
-                    self.stream,
-                    endpoints,
-                    tls,
+                    *(self.directory, self.stream, endpoints, tls),
                     incarnation=self._log.writer.identity.origin,
                     on_progress=trimming.on_progress,
                     problem=self._problem,
@@ -287,8 +272,7 @@ class Publisher:
         replication is raised when all is on the medium.
         """
         with self._lock:
-            if self._writer.pending_error is not None:
-                self._writer.resolve_pending_error(None)
+            self._writer.resolve_pending_error(None)
             self._writer.write_batch()
             point = self._log.writer.sync_point()
         try:
@@ -320,11 +304,7 @@ class Publisher:
                 "cannot wait: a publisher without endpoints does not replicate. Set endpoints."
             )
         with self._lock:
-            batch = self._writer.batch
-            if not 0 <= check_position(number) < batch.end:
-                raise InvalidOption(f"number {number} was never published: the next one is {batch.end}")
-            if number >= batch.first and self._writer.pending_error is not None:
-                self._writer.resolve_pending_error(None)
+            self._writer.require_published(number)
             return self._replication, self._log.run
 
     @property
@@ -372,9 +352,7 @@ class Publisher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         is_in_order = not isinstance(error, Exception)  # Ctrl-C and `sys.exit` end it in order.
         if error is None:
             self.close()
@@ -383,8 +361,7 @@ class Publisher:
 
     def _check(self, number: int | None) -> None:
         """Raise what keeps a message from being accepted. Call with `_lock`."""
-        if self._writer.pending_error is not None or number is not None:
-            self._writer.resolve_pending_error(number)
+        self._writer.resolve_pending_error(number)
         self._problem.raise_once()
 
     def _close(self, timeout: float, *, is_in_order: bool = True) -> RtError | None:
@@ -404,10 +381,9 @@ class Publisher:
 
     def _wait_for_nodes(self, seconds: float) -> RtError | None:
         """Wait until the messages of this run are replicated. Returns what blocks that. Without `_lock`."""
-        is_empty = self._writer.batch.end == self._log.run_first
-        if self._replication is None or self._duties.is_stopping or is_empty:
-            return None
         number = self._writer.batch.end - 1
+        if self._replication is None or self._duties.is_stopping or number < self._log.run_first:
+            return None
         return self._replication.linger(self._log.run, number, seconds, self.session, self.status)
 
     def _abandon(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from rt.errors import Closed, DiskFull, RtError, StorageFailed
 from rt.log.format.segment import SegmentId
 from rt.sidecar.progress_file import NO_LEVEL, Level, PublisherProgress
-from rt.sidecar.push_protocol import EndpointStatus
+from rt.sidecar.protocol import EndpointStatus
 
 if TYPE_CHECKING:
     from rt.client.batch_writer import BatchWriter

@@ -9,13 +9,9 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, SubscriberCursor, write_position
@@ -25,28 +21,25 @@ from rt.client.follow_reader import (
     DeliveryGate,
     FollowReader,
     SubscriberStats,
+    deadline_after,
+    found_place,
     known_end,
     seconds_left,
 )
 from rt.client.pulled_copy import PulledCopy
 from rt.client.settings import check_endpoints_tls
-from rt.errors import Closed, Corrupt, InvalidOption, LogNotFound
+from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.read.reader import EventHandler, LogReader, Place
-from rt.log.read.start_position import CheckedPlace, StartTime, check_place
+from rt.log.read.reader import EventHandler, Place
+from rt.log.read.start_position import CheckedPlace, check_place, known_position
 from rt.log.read.topic_patterns import check_topics
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
-from rt.option_checks import (
-    check_count,
-    check_path,
-    check_position,
-    check_timeout,
-)
+from rt.option_checks import check_count, check_path, check_position
 from rt.sidecar.pull_process import PullSidecar
-from rt.sidecar.pull_settings import PullSettings, Retention, copy_directory
+from rt.sidecar.pull_settings import PullSettings, Retention, check_retention, copy_directory
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS
@@ -107,11 +100,11 @@ class Subscriber:
         endpoints = check_endpoints_tls(endpoints, tls)
         start = None if position is None else check_place(position)
         self._topics = None if topics is None else check_topics(topics).patterns
-        _check_choices(on_event, retention)
+        if on_event is not None and not callable(on_event):
+            raise InvalidOption("not callable", where="on_event", got=repr(on_event)[:200])
         self._on_event = on_event
-        self._connect_timeout = connect_timeout
-        self._retention = retention
-        self._disk = disk
+        self._retention = check_retention(retention)
+        self._connect_timeout, self._disk = connect_timeout, disk
         self._gate = DeliveryGate(self._wake)
         self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None
@@ -141,9 +134,7 @@ class Subscriber:
     @property
     def position(self) -> int:
         """The position of the next message; 0 while it is unknown because no node was reached."""
-        if self._reader is not None:
-            return self._reader.position
-        return _position_of(self._requested_start)
+        return known_position(self._requested_start) if self._reader is None else self._reader.position
 
     @property
     def passed(self) -> int:
@@ -165,7 +156,7 @@ class Subscriber:
         """
         reported = None if self._copy is None else self._copy.reported_end
         log_end = known_end(self._disk, self.directory, reported)
-        return self._counter.stats(self._reader, _position_of(self._requested_start), log_end)
+        return self._counter.stats(self._reader, known_position(self._requested_start), log_end)
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over messages until `close`. Waits while paused."""
@@ -181,10 +172,9 @@ class Subscriber:
 
         Empty while paused, or before there is a log. `rt.Closed` after `close`.
         """
-        deadline = _deadline(timeout)
+        deadline = deadline_after(timeout)
         check_count(max_messages, name="max_messages")
-        if self._gate.is_closed:
-            raise Closed("the subscriber is closed", where=self.directory)
+        self._gate.raise_if_closed(self.directory)
         try:
             if not self._gate.wait_while_paused(deadline) or (reader := self._ready(deadline)) is None:
                 return []
@@ -196,7 +186,7 @@ class Subscriber:
         self, timeout: float | None = None, max_messages: int | None = None
     ) -> MessageBatch | None:
         """The next messages in columns; None after `timeout` seconds (None: no limit), or `close`."""
-        deadline = _deadline(timeout)
+        deadline = deadline_after(timeout)
         if max_messages is not None:
             check_count(max_messages, name="max_messages", least=1)
         with contextlib.suppress(Cancelled):
@@ -217,14 +207,9 @@ class Subscriber:
         one before its start is its start. "latest" is the end of the copy, or the log end when a node was
         first reached, if that is later. Acknowledged positions stay.
         """
-        start = check_place(position)
-        if self._gate.is_closed:
-            raise Closed("the subscriber is closed", where=self.directory)
-        if start == "latest" and is_log_directory(self._disk, self.directory):
-            with LogReader(self.directory, position="latest", disk=self._disk) as latest:
-                start = max(latest.position, self.log_end or 0)
-        elif isinstance(start, StartTime):
-            start = _found_time(self._disk, self.directory, start)
+        place = check_place(position)
+        self._gate.raise_if_closed(self.directory)
+        start = found_place(self._disk, self.directory, place, lambda: self.log_end)
         self._requested_start, self._is_sought = start, True
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -290,9 +275,7 @@ class Subscriber:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _one_by_one(self, batch: MessageBatch) -> Iterator[Message]:
@@ -415,28 +398,3 @@ class Subscriber:
     def _check_handed_out(self, position: int) -> None:
         if not 0 <= check_position(position) <= self.position:
             raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")
-
-
-def _found_time(disk: Disk, directory: str, start: StartTime) -> StartTime:
-    """`start` with its position now, if it can be found. Otherwise reading finds it, or says why not."""
-    with contextlib.suppress(Corrupt, LogNotFound), LogReader(directory, position=start, disk=disk) as reader:
-        return replace(start, position=reader.position)
-    return start
-
-
-def _position_of(start: CheckedPlace) -> int:
-    """0 while it is unknown."""
-    position = start.position if isinstance(start, StartTime) else start
-    return position if isinstance(position, int) else 0
-
-
-def _check_choices(on_event: EventHandler | None, retention: Retention) -> None:
-    if on_event is not None and not callable(on_event):
-        raise InvalidOption("not callable", where="on_event", got=repr(on_event)[:200])
-    if retention not in ("follow", "own"):
-        raise InvalidOption(f"retention={retention!r}: use 'follow' or 'own'")
-
-
-def _deadline(timeout: float | None) -> float:
-    timeout = check_timeout(timeout)
-    return math.inf if timeout is None else time.monotonic() + timeout

@@ -29,7 +29,7 @@ from rt.sidecar.progress_file import (
     decode_progress,
     read_progress,
 )
-from rt.sidecar.push_protocol import PUSH_LOG, EndpointStatus, PushReported, PushRequested
+from rt.sidecar.protocol import PUSH_LOG, EndpointStatus, PushReported, PushRequested
 
 if TYPE_CHECKING:
     from rt.net.tls import TLS

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rt.errors import UnknownVersion
-from rt.log.disk import REAL, write_whole
+from rt.log.disk import REAL
 from rt.log.format.checksum import crc32c
+from rt.log.whole_files import write_whole
 
 _SLOT: Final = struct.Struct("<4sI16sQ")
 _CHECKSUM: Final = struct.Struct("<I")

@@ -26,7 +26,7 @@ from rt.errors import (
 )
 from rt.log.format.checksum import crc32c
 from rt.objects.core.errors import StateDamaged
-from rt.objects.core.row_checksums import category_checksum, row_checksum
+from rt.objects.core.store import category_checksum, row_checksum
 
 APPLICATION_ID: Final = 0x72744F53
 """`rtOS`, in the file's header."""

@@ -8,8 +8,7 @@ from typing import Final
 
 from rt.objects.claims import Claims, TreeClaim
 from rt.objects.core.errors import OutOfTurn, StateDamaged
-from rt.objects.core.row_checksums import category_checksum, row_checksum
-from rt.objects.core.store import CheckpointKind, checked_kind
+from rt.objects.core.store import CheckpointKind, category_checksum, checked_kind, row_checksum
 from rt.objects.sqlite_database import Fence, SqliteDatabase, resolve
 from rt.objects.sqlite_file import RESTORE, verify
 from rt.option_checks import check_path

@@ -15,8 +15,7 @@ except ImportError as error:
     raise ImportError("rt.otel needs opentelemetry-api: pip install 'rt-transport[otel]'") from error
 
 from rt.otel.client_metrics import observe
-from rt.otel.consumer_spans import process
-from rt.otel.context import extract, inject
+from rt.otel.spans import extract, inject, process
 from rt.otel.stream_tracing import StreamTracing
 from rt.otel.traced_publisher import TracedPublisher
 

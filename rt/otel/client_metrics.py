@@ -14,7 +14,7 @@ import rt.aio
 import rt.client.publisher
 import rt.client.subscriber
 from rt.errors import Closed
-from rt.otel.attributes import attributes_of
+from rt.otel.spans import attributes_of
 
 Client: TypeAlias = (
     rt.client.publisher.Publisher | rt.client.subscriber.Subscriber | rt.aio.Publisher | rt.aio.Subscriber

@@ -13,7 +13,7 @@ from opentelemetry.context import Context
 
 import rt.client.publisher
 from rt.client.wait_handle import WaitHandle
-from rt.otel.attributes import Attributes, attributes_of
+from rt.otel.spans import Attributes, attributes_of
 
 MERGES_MAX: Final = 10_000
 """Calls whose merge is waited for at the same time."""

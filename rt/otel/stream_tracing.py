@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 
 from rt.log.format.headers import Headers
-from rt.otel.attributes import attributes_of, current_span, tracer_of
-from rt.otel.context import inject, links_of
+from rt.otel.spans import attributes_of, current_span, inject, links_of, tracer_of
 
 if TYPE_CHECKING:
     from rt.streams.core.event_batch import EventBatch

@@ -13,9 +13,8 @@ from opentelemetry import trace
 import rt.aio
 from rt.log.format.batch import Int64s
 from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
-from rt.otel.attributes import Attributes, attributes_of, current_span, tracer_of
-from rt.otel.context import inject, links_of
 from rt.otel.merge_spans import MergeSpans, PendingMerge
+from rt.otel.spans import Attributes, attributes_of, current_span, inject, links_of, tracer_of
 
 One_co = TypeVar("One_co", covariant=True)
 Many_co = TypeVar("Many_co", covariant=True)

@@ -18,11 +18,6 @@ Invariants:
   not wait for a thread that does.
 - The lock is released between two turns of `TURN` timers: no query can keep it.
 
-Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With "now",
-which does not wait for a checkpoint, it holds if the output depends only on the values of one source (with
-`time_of` and a `VirtualScheduler`) and the output knows what its consumer received before the restart
-(`OutputEdge.expect`). No query starts or stops until those values were produced again.
-
 Thread-safe. Sources may call from any thread.
 """
 
@@ -46,19 +41,17 @@ from rt.query.checkpoint.event_times import EventTimes
 from rt.query.checkpoint.factories import Factories, Recipe
 from rt.query.checkpoint.input_edge import OnBadTime, OnGap
 from rt.query.checkpoint.recovery import OnLoadFailed, OnSaveFailed, Recovery, handler_of
-from rt.query.checkpoint.stage_table import StageOptions, StageSource, StageTable
-from rt.query.checkpoint.stages import Stages
+from rt.query.checkpoint.stage_table import StageOptions, Stages, StageSource, StageTable
 from rt.query.core.clock import QueryClock, SourceTiming
 from rt.query.core.errors import WrongState, call_all
 from rt.query.core.lifecycle import EngineLifecycle, EngineState, EventLock
 from rt.query.core.reliable import ReliableObservable
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import RealScheduler, Scheduler
-from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.checkpoint_stats import MeasuredStore
 from rt.query.monitoring.dead_letters import DeadLetter, DeadLetters
 from rt.query.monitoring.error_handler import ErrorHandlers
-from rt.query.monitoring.status import EngineMonitor, EngineStatus
+from rt.query.monitoring.status import BacklogLog, EngineMonitor, EngineStatus
 from rt.query.mutation_check import MutationCheck
 from rt.query.query_registry import QueryRegistry, Start
 
@@ -156,14 +149,10 @@ class QueryEngine:
             self._clock.follow_values()
         self._lifecycle.require_open()
         more: dict[str, Any] = {"on_gap": on_gap, "on_bad_time": on_bad_time, **timing}
-        edge = self._edges.add_source(name, source, begin=begin, time_of=time_of, **more)
-        try:
+        with self._edges.add_source(name, source, begin=begin, time_of=time_of, **more) as edge:
             edge.subscribe()
             if self.state is not EngineState.NEW:
                 edge.start()
-        except BaseException:
-            self._edges.drop_source(name)
-            raise
 
     def add_stage(self, name: str, stage: StageSource, **options: Unpack[StageOptions]) -> None:
         """Let queries share operators: `Source(name)` has the values of `stage`, computed once for all.
@@ -229,8 +218,7 @@ class QueryEngine:
         `encode=rt.query.messages.dead_letter_message` a `MessageSink` publishes them. The other options are
         those of `add_sink`.
         """
-        edge = self.add_sink(name, limit=limit, encode=encode)
-        self._letters.output = edge
+        self._letters.output = edge = self.add_sink(name, limit=limit, encode=encode)
         return edge
 
     @property
@@ -362,8 +350,7 @@ class QueryEngine:
         durable, and the next one acknowledges again.
         """
         self._refuse_reentry()
-        running = EngineState.RUNNING
-        with self._lifecycle.operation(EngineState.CHECKPOINTING, running, running):
+        with self._lifecycle.operation(EngineState.CHECKPOINTING, EngineState.RUNNING, EngineState.RUNNING):
             with self._checkpointer.writing:
                 self._checkpointer.checkpoint(kind)
             self._edges.acknowledge()
@@ -375,16 +362,13 @@ class QueryEngine:
         `on_load_failed` decides about a query that cannot be recovered. If this raises, make a new engine;
         the store is unchanged.
         """
-        new, unloaded = EngineState.NEW, EngineState.UNLOADED
-        start, on_failed = self._clock.start, self._on_load_failed
-        with self._lifecycle.operation(EngineState.RECOVERING, new, unloaded):
+        with self._lifecycle.operation(EngineState.RECOVERING, EngineState.NEW, EngineState.UNLOADED):
             try:
                 with self._lock:
                     stored = self._runtime, self._catalog, self._stages
-                    Recovery(*stored, self._queries.rebuild, start, on_failed).run()
+                    Recovery(*stored, self._queries.rebuild, self._clock.start, self._on_load_failed).run()
                     self._edges.warn_of_unused()
-                for edge in list(self._edges.inputs.values()):
-                    edge.start()
+                self._edges.start_sources()
             except BaseException:
                 self._release()
                 raise

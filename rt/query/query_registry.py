@@ -16,6 +16,7 @@ from typing import Any, Final
 from rt.names import check_name
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.checkpointer import Checkpointer
+from rt.query.checkpoint.edge import QueryOutput
 from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.error_policy import ErrorPolicy, OnError
 from rt.query.checkpoint.factories import Factories, Recipe, StoredQuery
@@ -26,7 +27,6 @@ from rt.query.core.observable import Observable
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 from rt.query.monitoring.error_handler import ErrorHandlers
-from rt.query.monitoring.query_output import QueryOutput
 
 logger = logging.getLogger("rt.query")
 

@@ -30,8 +30,8 @@ from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
-from rt.sidecar.error_report import ErrorReported
-from rt.sidecar.pull_protocol import (
+from rt.sidecar.protocol import (
+    ErrorReported,
     HoldDenied,
     NodeReached,
     NodesUnreached,

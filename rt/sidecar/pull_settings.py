@@ -37,8 +37,7 @@ class PullSettings:
     def __post_init__(self) -> None:
         check_endpoints(self.endpoints, is_required=True)
         check_place(self.position)
-        if self.retention not in {"follow", "own"}:
-            raise InvalidOption(f"retention={self.retention!r}: use 'follow' or 'own'")
+        check_retention(self.retention)
         check_wanted(self.topics)
         for text in self.topics:
             if "\0" in text:
@@ -56,6 +55,12 @@ class PullSettings:
             *(f"--key={os.path.abspath(tls.key)}", f"--retention={self.retention}"),
             *(position, *named, *(f"--topic={topic}" for topic in self.topics)),
         ]
+
+
+def check_retention(retention: Retention) -> Retention:
+    if retention not in ("follow", "own"):
+        raise InvalidOption(f"retention={retention!r}: use 'follow' or 'own'")
+    return retention
 
 
 def copy_directory(root: str, stream: str, topics: Collection[str]) -> str:

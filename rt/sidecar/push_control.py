@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rt.errors import Closed, ProtocolViolation, RtError, Timeout
-from rt.sidecar.push_protocol import SERVING_FILE
+from rt.sidecar.protocol import SERVING_FILE
 
 _PREFIX: Final = "rt-push"
 _CREDENTIALS: Final = struct.Struct("3i")

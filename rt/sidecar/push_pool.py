@@ -26,8 +26,8 @@ from rt.child_process import RESTART_SECONDS_MAX, poll_timeout_ms
 from rt.line_protocol import encode_line
 from rt.sidecar.progress_file import PROGRESS_FILE
 from rt.sidecar.progress_watch import ProgressWatch
+from rt.sidecar.protocol import PushReported, PushRequested
 from rt.sidecar.push_process import PushProcess, choose
-from rt.sidecar.push_protocol import PushReported, PushRequested
 
 logger = logging.getLogger("rt.client.publisher")
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from rt.child_process import ChildProcess, RestartBackoff, child_environment
 from rt.line_protocol import decode_line, encode_line
-from rt.sidecar.push_protocol import FinishRequested, PushEnded, PushLine, PushReported, PushRequested
+from rt.sidecar.protocol import FinishRequested, PushEnded, PushLine, PushReported, PushRequested
 
 logger = logging.getLogger("rt.client.publisher")
 

@@ -21,10 +21,11 @@ import struct
 from typing import Final, NamedTuple
 
 from rt.errors import Corrupt, UnknownVersion
-from rt.log.disk import Disk, storage_errors, write_whole
+from rt.log.disk import Disk, storage_errors
 from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.scan.directory import read_file
+from rt.log.whole_files import write_whole
 from rt.units import SILENCE_MS_END
 
 SILENCE_FILE: Final = ".max-silence"

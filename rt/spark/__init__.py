@@ -2,10 +2,9 @@
 streams.
 
 - `options`: what the options of reading and of writing have in common. `kafka_names`: the names here of
-  Kafka's options. Both are pure. `plain_errors` keeps our own calls out of what a user sees.
+  Kafka's options. Both are pure. `python_workers`: what is special in the processes of Spark.
 - `source/`: options, columns, filter pushdown and partitioning are pure. `table` keeps a table's options.
-  `log_source` opens a log, `local_log` is one in a directory. `batch_reader` and
-  `stream_reader` implement Spark's interfaces.
+  `log_source` opens a log. `batch_reader` and `stream_reader` implement Spark's interfaces.
 - `sink/`: options and `row_order` are pure. `spool`, `ledger` and `partition_publisher` do I/O. `writer`
   implements Spark's interface.
 - `export/`: the Parquet exporter with its target and file systems, and the audit job (`audit` is pure).

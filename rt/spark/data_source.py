@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from rt.errors import RtError
-from rt.spark.plain_errors import plain_errors
+from rt.spark.python_workers import freeze_modules, plain_errors
 from rt.spark.sink.options import parse_write_options
 from rt.spark.source.batch_reader import RtReader
 from rt.spark.source.columns import default_schema
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import parse_options
-from rt.spark.source.python_workers import freeze_modules
 from rt.spark.source.table import options_of_table, recorded_options, table_schema
 
 if TYPE_CHECKING:

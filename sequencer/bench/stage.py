@@ -22,9 +22,8 @@ from rt.bench.processes import MemoryUsage, ProcessTable, context_switches, memo
 from rt.errors import RtError, Timeout
 from rt.net.rest_client import ask, check
 from sequencer.localcluster.clients import client_settings
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster, Part
-from sequencer.localcluster.processes import Process
+from sequencer.localcluster.processes import Process, nothing_left
 
 STREAM: Final = "bench"
 PARTS: Final[tuple[Part, ...]] = ("control", "data")

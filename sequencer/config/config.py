@@ -14,7 +14,7 @@ from rt.endpoints import Endpoint, parse_endpoint
 from rt.errors import InvalidName, InvalidOption
 from rt.names import check_name
 from sequencer.raft.model.config import CLUSTER_SIZES
-from sequencer.state.state import CONFIGURABLE
+from sequencer.state.configuration import CONFIGURABLE
 
 DATA_PORT: Final = 5002
 RAFT_PORT: Final = 7000

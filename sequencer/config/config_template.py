@@ -23,7 +23,7 @@ from sequencer.config.config import (
     REST_PORT,
     ClusterMember,
 )
-from sequencer.state.state import Configuration
+from sequencer.state.configuration import Configuration
 
 _HEAD: Final = """\
 Settings of one node of rt. Start it with `rt node --config FILE`.

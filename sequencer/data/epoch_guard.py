@@ -17,8 +17,9 @@ from typing import Final
 from crc32c import crc32c
 
 from rt.errors import ClusterMismatch, Corrupt
-from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.disk import REAL, storage_errors
 from rt.log.scan.directory import is_log_directory
+from rt.log.whole_files import write_whole
 from sequencer.sessions.disk_id import read_checksummed
 from sequencer.state.state import SequencerState
 

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rt.errors import Corrupt, RtError
-from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.disk import REAL, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.read.reader import LogReader
 from rt.log.scan.directory import is_log_directory, list_segments
+from rt.log.whole_files import write_whole
 from rt.log.write.writer import LogWriter
 from sequencer.sessions.merge_progress import consumed_number
 from sequencer.state.state import ClearedRange, SequencerState

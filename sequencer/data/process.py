@@ -42,8 +42,7 @@ from sequencer.data.table_service import TABLE_METHOD_ROLES, TableService
 from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
-from sequencer.ipc.peer_addresses import PeerAddresses, voters_of
-from sequencer.ipc.state_follower import StateFollower
+from sequencer.ipc.state_follower import PeerAddresses, StateFollower
 from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.log_provider import NodeLogProvider
@@ -211,9 +210,9 @@ class DataProcess:
         """End `run`. Called in the event loop."""
         self.tasks.stopping.set()
 
-    def _note_nodes(self, view: pb.Standing) -> None:
+    def _note_nodes(self) -> None:
         """Let the clients learn the members, if they have changed, and the leader that they do."""
-        nodes = voters_of(view)
+        nodes = self.follower.voters()
         if nodes is None or nodes.version < self.known_nodes.version:
             return  # A control process that starts again has not applied the last list yet.
         if nodes != self.known_nodes:
@@ -299,7 +298,7 @@ class DataProcess:
             self._peers.update(message.standing)
             self.merged_log.on_view(message.standing)
             self.ingest.on_view(message.standing)
-            self._note_nodes(message.standing)
+            self._note_nodes()
             self.resets.on_changed()
         elif message.HasField("reset_refused"):
             self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)

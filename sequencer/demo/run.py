@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
 
-from rt.cli.progress_bar import Bar, progress
+from rt.cli.formats.console import Bar, progress
 from rt.errors import Timeout
 from rt.log.check.verify import verify
 from rt.log.scan.directory import merged_directory
@@ -24,9 +24,8 @@ from sequencer.demo.checks import Verdict, check_logs, check_messages
 from sequencer.demo.figures import Burst, DeliveryTimes, Failover, Latency, longest_pause_s, sequenced_ns
 from sequencer.demo.tally import Total
 from sequencer.localcluster.clients import client_settings
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
-from sequencer.localcluster.processes import Answer, Process
+from sequencer.localcluster.processes import Answer, Process, nothing_left
 
 STREAM: Final = "demo"
 RATE_HZ: Final = 200

@@ -1,16 +1,21 @@
-"""The sequencer's state in the data process: a snapshot, then the committed commands.
+"""The sequencer's state in the data process: a snapshot, then the committed commands. The cluster view.
 
-Pure; for one thread. Invariants:
+For one thread. Invariants:
 - It uses the same `apply` as the control process, so everything in it was committed.
 - It never goes back, so that this process does not forget a fence.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+from replicator.protocol.known_nodes import NO_NODES, KnownNode, KnownNodes
+from rt.endpoints import parse_endpoint
+from rt.errors import InvalidOption
 from rt.net.grpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.config.config import NodeConfig
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome
 from sequencer.state.command_codec import decode_command
@@ -18,6 +23,8 @@ from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState, Session
 from sequencer.state.state_codec import decode_state
 from sequencer.state.write_plan import WritePlan, decode_write_plan
+
+logger = logging.getLogger("sequencer")
 
 
 class StateFollower:
@@ -49,6 +56,22 @@ class StateFollower:
         """Whether this node's control process leads, as it said last."""
         return bool(self.standing.leader) and self.standing.leader == self.standing.node
 
+    def voters(self) -> KnownNodes | None:
+        """The voters for clients. None: the address of one is not known, or cannot be one. Then all are left
+        out, because clients count their majority with this list.
+        """
+        if not self.standing.members_version:
+            return NO_NODES
+        voters = [(one.name, one.address) for one in self.standing.nodes if not one.is_learner]
+        if not all(address for _, address in voters):
+            return None
+        try:
+            nodes = tuple(KnownNode(name, str(parse_endpoint(address))) for name, address in voters)
+            return KnownNodes(nodes, self.standing.members_version)
+        except (InvalidOption, ValueError) as error:
+            logger.warning("members_not_named error=%r", str(error))
+            return None
+
     def session(self, session_id: int) -> Session | None:
         return None if self.state is None else self.state.sessions.get(session_id)
 
@@ -78,3 +101,22 @@ class StateFollower:
             return
         self.index, self.state = snapshot.index, state
         self._on_snapshot([decode_write_plan(plan) for plan in snapshot.plans])
+
+
+class PeerAddresses:
+    """host:port of the gRPC servers of the other members. Until a cluster view arrives: as configured."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._node = config.name
+        self._by_name = {peer: config.members[peer].data for peer in config.peers}
+
+    def update(self, view: pb.Standing) -> None:
+        """A member that never reported its address is reached as configured, or not at all."""
+        known = {one.name: one.address or self._by_name.get(one.name, "") for one in view.nodes}
+        self._by_name = {name: known[name] for name in sorted(known) if known[name] and name != self._node}
+
+    def get(self, node: str) -> str | None:
+        return self._by_name.get(node)
+
+    def all(self) -> list[str]:
+        return [*self._by_name.values()]

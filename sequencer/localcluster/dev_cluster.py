@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from rt.errors import InvalidOption, RtError, StorageError
-from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.disk import REAL, storage_errors
+from rt.log.whole_files import write_whole
 from rt.names import check_name
 from rt.net.dev_pki import issue, write_p12
 from rt.net.identity import Identity, Role

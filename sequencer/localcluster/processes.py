@@ -1,6 +1,8 @@
-"""Nodes as processes of their own, which answer questions on their standard input.
+"""Nodes as processes of their own, which answer questions on their standard input. The end of a run.
 
-Invariant: no child outlives its parent, nor its `Process` once that was closed.
+Invariant: no child outlives its parent, nor its `Process` once that was closed. A publisher's push process
+outlives the publisher by design. So each process of a run carries a mark in its environment, which its
+children inherit, and by which `nothing_left` finds and kills all of them.
 """
 
 from __future__ import annotations
@@ -9,20 +11,24 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import select
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from rt.child_process import ChildProcess, die_with_stdin, poll_timeout_ms, write_line
 from rt.errors import RtError, Timeout
 
 Answer: TypeAlias = dict[str, Any]
 _POLL_S = 0.2
+
+_VARIABLE: Final = "RT_RUN_MARK"
+_PAUSE_S: Final = 0.01
 
 
 class ProcessEnded(RtError):
@@ -115,3 +121,36 @@ def _next(requests: queue.SimpleQueue[bytes | None]) -> bytes | None:
     while True:
         with contextlib.suppress(queue.Empty):
             return requests.get(timeout=_POLL_S)
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """Kill everything that was started inside and still runs."""
+    mark = secrets.token_hex(16)
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = mark
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+        while found := processes_with(f"{_VARIABLE}={mark}"):
+            # All stop before one dies, so that no supervisor sees and reports the death of its child.
+            for sent in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, sent)
+            time.sleep(_PAUSE_S)
+
+
+def processes_with(variable: str) -> list[int]:
+    """The other processes that have `variable`, a name and a value, in their environment."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if variable.encode() in environment and pid != os.getpid():
+                found.append(pid)
+    return found

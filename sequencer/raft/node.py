@@ -78,17 +78,12 @@ class RaftNode:
         calls: deque[Callable[[], None]] | None = None,
     ) -> None:
         network, disk, new_id = environment.network, environment.disk, environment.new_id
-        self._config, self._machine, self._network, self._worker = (
-            config,
-            machine,
-            network,
-            environment.worker,
-        )
+        self._config, self._machine = config, machine
+        self._network, self._worker = network, environment.worker
         self._calls = deque() if calls is None else calls
         self._on_leadership, self._on_app_message = on_leadership, on_app_message
         self._leadership = Leadership(None, 0, False)
-        self._is_waiting = False
-        self._can_submit = False
+        self._is_waiting = self._can_submit = False
         try:
             kept = self._kept = open_directory(config, disk, new_id, fill_segments=environment.fill_segments)
             self._log, self._snapshots = kept.log, kept.snapshots
@@ -115,7 +110,7 @@ class RaftNode:
         epoch_left = EpochLeft(raft.voter_disks.voters, config.patience_s)
         self._peers = peers = Peers(own, raft, epoch_left)
         self.membership = Membership(services, peers, epoch_left, on_members)
-        self._transfers = TransferWaiters(config.name, raft, raft.leader_role.transfer_leadership)
+        self.transfers = TransferWaiters(config.name, raft, raft.leader_role.transfer_leadership)
         retry_s = config.snapshot_ms / 1000
         self._epoch_exit = EpochExit(snapshots, self._worker, retry_s)
         self._segment_preparer = SegmentPreparer(self._log, self._worker, retry_s)
@@ -144,8 +139,8 @@ class RaftNode:
             return
         self._raft.step()
         self.membership.check()
-        if self._transfers.waiting:
-            self._transfers.answer()
+        if self.transfers.waiting:
+            self.transfers.answer()
         if self._epoch_exit.is_over:
             self._epochs.leave()
         else:
@@ -244,8 +239,8 @@ class RaftNode:
         if self._calls:
             return 0.0
         due = self.proposals.due() if self._can_submit else float("inf")
-        if self._transfers.waiting:
-            due = min(due, self._transfers.due())
+        if self.transfers.waiting:
+            due = min(due, self.transfers.due())
         due = min(due, self._epoch_exit.due)
         return min(due, self._snapshotter.due) if self._snapshotter.is_wanted() else due
 
@@ -355,10 +350,6 @@ class RaftNode:
     def change_members(self, change: MemberChange, done: Future[None]) -> None:
         raft, is_held = self._raft, self._is_away or self.is_over()
         raft.member_changes.start(change, done, is_held=is_held or raft.leader_role.is_transferring)
-
-    def transfer_leadership(self, timeout_s: float, done: Future[bool]) -> None:
-        """See `Raft.transfer_leadership`. On the loop's thread; `done` gets the result."""
-        self._transfers.start(timeout_s, done)
 
     # Status
 

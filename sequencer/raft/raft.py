@@ -186,7 +186,7 @@ class Raft:
         """
         assert threading.get_ident() != self._thread.ident, "it would wait for its own thread"
         done: Future[bool] = Future()
-        self.call_soon(lambda: self._node.transfer_leadership(timeout_s, done))
+        self.call_soon(lambda: self._node.transfers.start(timeout_s, done))
         try:
             return done.result(timeout_s)
         except TimeoutError:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Final
 
 from rt.errors import Corrupt
-from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.checksum import crc32c
+from rt.log.whole_files import write_whole
 from sequencer.state.commands import DISK_BYTES
 
 DISK_FILE: Final = "disk"

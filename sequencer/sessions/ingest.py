@@ -33,6 +33,7 @@ from sequencer.sessions.run_admission import (
     run_end,
     sealed_count,
     session_of,
+    skipped_run,
     start_offset,
 )
 from sequencer.state.apply_result import (
@@ -48,7 +49,7 @@ from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import Command
 from sequencer.state.run_lifecycle import why_full
 from sequencer.state.session_commands import SEALED_RUNS_MAX, OpenRun, OpenSealedRuns, SealedRun
-from sequencer.state.state import BEGIN, RUNS_MAX, ActiveRun, End, SequencerState, Session
+from sequencer.state.state import RUNS_MAX, ActiveRun, End, SequencerState, Session
 
 TOGETHER_MAX: Final = 32
 """Maximum number of whole runs stored together. Many more would take so long on a slow disk that the merger
@@ -230,7 +231,8 @@ class SessionIngest:
                     raise rejection(ended, hello, opened)
                 if is_welcome(session, opened, intake.receiver, intake.sealed):
                     return session
-                await self._announce_skipped_run(session, opened)
+                if (skipped := skipped_run(session, opened)) is not None:
+                    self.replicas.announce(await self.replicas.open_replica(session), *skipped)
             if (refused := self._refusals.pop(command, None)) is not None:
                 raise rejection(refused, hello, opened)
             known = session.run_of(opened.number) if session is not None else None
@@ -246,18 +248,6 @@ class SessionIngest:
                 other = CommandRejected(f"run {opened.number} is open with another run id", True)
                 raise rejection(other, hello, opened)
             await _changed_or_due(self._changed_of.setdefault(hello.session, asyncio.Event()))
-
-    async def _announce_skipped_run(self, session: Session, later: Run) -> None:
-        """Announce the end of the active run if the publisher continues with a later run instead.
-
-        A publisher deletes a run when all of it is merged. To a node that is missing the last segment of that
-        run it sends only what follows, and this may be the only node that it reaches.
-        """
-        active = session.active
-        if active is None or active.run >= later.number or active.is_fenced or active.end is not None:
-            return
-        end = session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
-        self.replicas.announce(await self.replicas.open_replica(session), active.run, end)
 
     async def up(self) -> None:
         """Wait until control is connected. Without it durable bytes are not reported or acknowledged."""

@@ -22,7 +22,7 @@ from rt.net.grpc_errors import Unreachable
 from sequencer.sessions.merge_progress import consumed_place
 from sequencer.state.apply_result import CommandRejected
 from sequencer.state.run_lifecycle import FORGOTTEN
-from sequencer.state.state import ActiveRun, End, SequencerState, Session
+from sequencer.state.state import BEGIN, ActiveRun, End, SequencerState, Session
 
 
 def session_of(state: SequencerState, hello: PushHello) -> Session | None:
@@ -90,6 +90,18 @@ def is_welcome(
         if one.end is None:
             return False
     return False
+
+
+def skipped_run(session: Session, later: Run) -> tuple[int, End] | None:
+    """The active run and its end, if the publisher continues with a later run instead.
+
+    A publisher deletes a run when all of it is merged. To a node that is missing the last segment of that run
+    it sends only what follows, and this may be the only node that it reaches.
+    """
+    active = session.active
+    if active is None or active.run >= later.number or active.is_fenced or active.end is not None:
+        return None
+    return active.run, session.consumed.end if session.consumed is not None else End(*BEGIN, 0)
 
 
 def _may_begin(receiver: SessionReceiver, run: int, before: ActiveRun) -> bool:

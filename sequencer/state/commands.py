@@ -13,6 +13,7 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.log.format.segment_table import TrimReason
 from rt.names import check_hold_name, check_name
+from sequencer.state.configuration import CONFIGURABLE
 from sequencer.state.leases.leases import AcquireLeases, ExpireLeases, ReleaseLeases, RenewLeases
 from sequencer.state.leases.requests import PostRequest
 from sequencer.state.leases.tables import DeleteTable, WriteTable
@@ -31,7 +32,7 @@ from sequencer.state.session_commands import (
     OpenRun,
     OpenSealedRuns,
 )
-from sequencer.state.state import CONFIGURABLE, REQUEST_BYTES
+from sequencer.state.state import REQUEST_BYTES
 
 RANGES_MAX: Final = 1024
 COUNT_MAX: Final = 2**32 - 1

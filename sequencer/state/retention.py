@@ -24,14 +24,8 @@ from sequencer.state.apply_result import (
     Outcome,
     SegmentsTrimmed,
 )
-from sequencer.state.state import (
-    HOLDS_MAX,
-    HOLDS_PER_NAME_MAX,
-    Configuration,
-    MergedSegment,
-    SequencerState,
-    SubscriberHold,
-)
+from sequencer.state.configuration import Configuration
+from sequencer.state.state import HOLDS_MAX, HOLDS_PER_NAME_MAX, MergedSegment, SequencerState, SubscriberHold
 
 
 def trim(state: SequencerState, command: commands.TrimSegments) -> Outcome:

@@ -10,19 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.names import session_owner
+from sequencer.state.configuration import Configuration
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.table_rows import LeaseTables
 
-ROLL_BYTES: Final = 1 << 30
-ROLL_MINUTES: Final = 0
-SESSION_BYTES_MAX: Final = 16 << 20
-TIME_MINUTES: Final = 7 * 24 * 60
-DISK_PERCENT: Final = 90
-HOLD_LIMIT_BYTES: Final = 10 << 30
 HOLDS_MAX: Final = 1_000
 """Named subscribers and groups' positions: about 100 KB of every snapshot."""
 HOLDS_PER_NAME_MAX: Final = 256
@@ -36,9 +30,6 @@ LEASES_PER_GROUP_MAX: Final = 1024
 RELEASED_MAX: Final = 1024
 """Remembered requests whose leases were released: 18 KB of every snapshot. A repeated request that was
 dropped from this list counts as a new one; its lease expires."""
-SESSIONS_MAX: Final = 10_000
-SESSIONS_PER_NAME_MAX: Final = 1_000
-SESSION_IDLE_MINUTES: Final = 7 * 24 * 60
 CLOSED_KEPT: Final = 1_000
 """Closed sessions whose whole record is kept: about 100 KB of every snapshot. Their publishers may come back.
 Of older ones only a key is kept: see `sequencer.state.forgotten_sessions`."""
@@ -62,45 +53,6 @@ class End(NamedTuple):
     roll: int
     offset: int
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    roll_bytes: int = ROLL_BYTES
-    """Roll the merged log to the next segment at this size."""
-    roll_minutes: int = ROLL_MINUTES
-    """Roll it at this age too; 0: never by age."""
-    session_bytes_max: int = SESSION_BYTES_MAX
-    """Maximum number of bytes of one session in one instruction. A single batch may be larger."""
-    retention_minutes: int = TIME_MINUTES
-    """Trim merged segments this long after they were sealed; 0: never by age."""
-    retention_bytes: int = 0
-    """Trim the oldest segments while the merged log is larger; 0: never by size."""
-    retention_disk_percent: int = DISK_PERCENT
-    """Trim the oldest segments while a majority's disks are fuller; 0: never to free disk space."""
-    hold_bytes_max: int = HOLD_LIMIT_BYTES
-    """Maximum number of bytes that are kept only for holds; 0: holds keep nothing."""
-    sessions_max: int = SESSIONS_MAX
-    """Maximum number of open sessions."""
-    sessions_per_name_max: int = SESSIONS_PER_NAME_MAX
-    """Maximum number of open sessions of certificates with one name."""
-    session_idle_minutes: int = SESSION_IDLE_MINUTES
-    """Close a session if its publisher was away for this time; 0: never."""
-
-
-CONFIGURABLE: Final = {
-    "roll_bytes": (1, NUMBER_MAX),
-    "roll_minutes": (0, 1 << 32),
-    "session_bytes_max": (1, NUMBER_MAX),
-    "retention_minutes": (0, 1 << 32),
-    "retention_bytes": (0, NUMBER_MAX),
-    "retention_disk_percent": (0, 101),
-    "hold_bytes_max": (0, NUMBER_MAX),
-    "sessions_max": (1, 1 << 20),
-    "sessions_per_name_max": (1, 1 << 20),
-    "session_idle_minutes": (0, 1 << 32),
-}
-"""For each setting of `Configuration`: its minimum, and one past its maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +259,7 @@ class SequencerState:
     """Everything on which the nodes of a stream agree."""
 
     cluster: bytes
-    configuration: Configuration = Configuration()
+    configuration: Configuration = field(default_factory=Configuration)
     instruction: int = 0
     """The last merged instruction."""
     sequenced_ns: int = 0

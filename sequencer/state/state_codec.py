@@ -18,13 +18,13 @@ from rt.log.format.segment import SegmentId
 from rt.message_codec import FieldCodec, MessageCodec, inlined, keyed
 from rt.v1 import leases_pb2
 from rt.v1 import sequencer_pb2 as pb
+from sequencer.state.configuration import Configuration
 from sequencer.state.feature_level import check_known
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.table_rows import EncodedPage, LeaseTable, LeaseTables, PagedRows
 from sequencer.state.state import (
     RELEASED_MAX,
     ActiveRun,
-    Configuration,
     ConsumedEnd,
     End,
     LeaseState,

@@ -27,7 +27,6 @@ from sequencer.bench.compare import bench as compare_bench
 from sequencer.bench.compare import nats_jetstream, rabbitmq_streams, redis_streams
 from sequencer.bench.compare.programs import Programs, version_of
 from sequencer.bench.compare.redis_streams import RedisPublisher
-from sequencer.bench.compare.sequence_check import HEAD_BYTES, SequenceCheck, make_values, read_heads
 from sequencer.bench.compare.system import (
     PEERS,
     CollectedValues,
@@ -38,6 +37,7 @@ from sequencer.bench.compare.system import (
     system,
 )
 from sequencer.bench.compare.table import Compared, table
+from sequencer.bench.compare.traffic import HEAD_BYTES, SequenceCheck, make_values, read_heads
 from sequencer.localcluster.processes import ProcessEnded
 
 PAIR = ("/pki/ca.crt", "/pki/n1.crt", "/pki/n1.key")

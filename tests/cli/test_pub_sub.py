@@ -42,7 +42,7 @@ from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.directory import is_log_directory, read_durable_end
 from rt.log.write.writer import BatchFrames, LogWriter
 from rt.testing.merged import MergedLogBuilder
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 DEADLINE_SECONDS = 120
 DATA = Path("s/sessions/feed")

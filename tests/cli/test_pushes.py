@@ -27,7 +27,7 @@ from rt.cli.main import cli
 from rt.log.check.status import read_status
 from rt.sidecar.progress_file import NO_LEVEL, Level
 from rt.sidecar.push_control import ListRequested, PushesListed, PushSocket, PushSummary, StopRequested
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 DEADLINE_SECONDS = 120
 PROGRAM = """

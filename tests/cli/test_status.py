@@ -28,7 +28,7 @@ from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.base.request import json_bytes
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
-from sequencer.rest.views import admin_views, client_views, cluster_clients, cluster_views
+from sequencer.rest.views import admin_views, client_views, cluster_views
 from sequencer.rest.views.context import RequestContext
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.state import SubscriberHold
@@ -54,7 +54,7 @@ def view(node: str = "n1", *away: str, **changes: Any) -> NodeSnapshot:
 
 def said(node: NodeSnapshot, endpoint: str = "n1:5002") -> NodeAnswer:
     asked = RequestContext(node, OPERATOR)
-    views = (cluster_views.status, client_views.clients, admin_views.holds, cluster_clients.cluster_clients)
+    views = (cluster_views.status, client_views.clients, admin_views.holds, client_views.cluster_clients)
     answers = [one(asked) for one in views]
     return NodeAnswer(endpoint, *(json.loads(json_bytes(answer.body)) for answer in answers))
 

@@ -120,7 +120,7 @@ def test_a_seek_that_fails_passes_over_no_message(
         async with rt.aio.Subscriber(publisher.directory, "s") as subscriber:
             assert numbers([await anext(subscriber)]) == [0]
             with monkeypatch.context() as patch:
-                patch.setattr("rt.client.subscriber.LogReader", fail)
+                patch.setattr("rt.client.follow_reader.LogReader", fail)
                 with pytest.raises(rt.StorageError, match="the disk failed"):
                     await subscriber.seek("latest")
             assert subscriber.position == 1

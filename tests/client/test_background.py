@@ -14,8 +14,8 @@ import pytest
 
 from rt.sidecar import progress_watch, push_pool
 from rt.sidecar.progress_file import PROGRESS_FILE
+from rt.sidecar.protocol import PushReported, PushRequested
 from rt.sidecar.push_pool import PushPool
-from rt.sidecar.push_protocol import PushReported, PushRequested
 
 WAIT_SECONDS = 120
 

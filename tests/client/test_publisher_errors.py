@@ -28,7 +28,7 @@ from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
 from rt.sidecar.progress_file import Level
-from rt.sidecar.push_protocol import EndpointStatus
+from rt.sidecar.protocol import EndpointStatus
 from sequencer.localcluster.loopback import free_port
 
 WAIT_SECONDS = 120

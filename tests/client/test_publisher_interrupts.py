@@ -21,7 +21,7 @@ from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read
 import rt
 import rt.log.write.sealed_segments
 from rt.client.fork_safety import open_publishers
-from rt.log.disk import write_whole
+from rt.log.whole_files import write_whole
 
 
 @pytest.fixture(autouse=True)

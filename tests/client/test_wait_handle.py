@@ -19,7 +19,7 @@ from rt.client.wait_handle import WaitHandle
 from rt.net.tls import TLS
 from rt.sidecar import push_pool
 from rt.sidecar.progress_file import NO_LEVEL, Level, ProgressFile, ProgressRecord
-from rt.sidecar.push_protocol import PushRequested
+from rt.sidecar.protocol import PushRequested
 
 INCARNATION = bytes(range(16))
 SOON_SECONDS = 60

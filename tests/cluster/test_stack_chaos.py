@@ -13,7 +13,7 @@ from chaos.stack_cast import LogCheck
 from chaos.stack_publisher import value_of
 
 import rt
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 

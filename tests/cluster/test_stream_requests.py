@@ -40,9 +40,9 @@ from rt.streams import (
 from rt.streams.balancer.balancers import LeaseTimes
 from rt.streams.requests.owner_calls import ask_owner
 from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 

@@ -25,9 +25,9 @@ from rt.log.check.compare import compare
 from rt.log.check.verify import verify
 from rt.net.rest_client import ask
 from sequencer.leader import member_steps
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 PAGE = "docs/operations.md"

@@ -18,8 +18,8 @@ from merged_logs import BASE_NS, Feeds
 from postgres_server import PostgresServer
 
 import rt
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queries.md").read_text()
 

@@ -13,7 +13,7 @@ from chart_bench import one
 from chart_feed import VALUES, Feed, check_nothing_is_lost
 from chart_pods import Pods
 
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 

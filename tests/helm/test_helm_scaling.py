@@ -14,7 +14,7 @@ from chart_bench import Object, objects, one, upgrading
 from chart_feed import VALUES, Feed, check_nothing_is_lost
 from chart_pods import Pods
 
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 
 def files_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

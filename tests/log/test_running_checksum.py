@@ -29,7 +29,6 @@ from rt.log.check.verify import verify
 from rt.log.format.block import BLOCK_HEADER_BYTES, decode_block_header, encode_block_header
 from rt.log.format.checksum import batch_seed
 from rt.log.format.running_checksum import (
-    MERGED_CHAIN_START,
     ChecksummedBoundary,
     chain_after,
     chain_of_segment,
@@ -168,7 +167,7 @@ def test_the_merged_chain_stands_at_the_last_whole_block_however_the_bytes_arriv
 
 
 def test_the_merged_chain_continues_over_segments() -> None:
-    chain = MERGED_CHAIN_START
+    chain = 0
     for _ in range(2):
         scanner = MergedScanner(MERGED, chain=chain)
         scanner.scan(memoryview(BLOCKS))

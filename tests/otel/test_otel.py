@@ -28,7 +28,7 @@ from rt.log.format.headers import HEADERS_BYTES_MAX
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.net.tls import TLS
-from rt.otel import context, merge_spans
+from rt.otel import merge_spans, spans
 
 WAIT_SECONDS = 120
 SAMPLED = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -186,14 +186,14 @@ def test_headers_without_room_for_a_context_are_published_as_they_are(
 
 
 def test_baggage_that_is_wrong_is_not_logged_for_each_message(caplog: pytest.LogCaptureFixture) -> None:
-    [link] = context.links_of([(("traceparent", SAMPLED), ("baggage", "\u00ff=\u00ff,=,".encode()))])
+    [link] = spans.links_of([(("traceparent", SAMPLED), ("baggage", "\u00ff=\u00ff,=,".encode()))])
     assert link.context.is_valid
     assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
 
 
 def test_links_of_a_batch_are_limited() -> None:
     sets = [(("traceparent", b"00-%032x-%016x-01" % (7, number)),) for number in range(1, 1000)]
-    assert len(context.links_of(sets)) == context.LINKS_MAX
+    assert len(spans.links_of(sets)) == spans.LINKS_MAX
 
 
 def test_an_error_is_recorded_and_raised(tmp_path: Path, recorder: Recorder) -> None:

@@ -22,8 +22,8 @@ from rt.objects import MemoryStore
 from rt.query import QueryEngine, VirtualScheduler
 from rt.query.messages import MessageSource, as_message
 from rt.sidecar.progress_file import read_progress
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from moving_hosts import NAMES, Hosts, Trial
 from postgres_server import PostgresServer
 
 import rt
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

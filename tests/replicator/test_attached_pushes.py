@@ -16,7 +16,7 @@ from replicator.cli.attached_push import SessionLogHandler
 from replicator.push.client import PushClient
 from replicator.push.problem_log import ProblemLog, PushReport
 from replicator.push.sidecar import SERVED, PushSidecar
-from rt.sidecar.push_protocol import EndpointStatus, FinishRequested, PushEnded, PushReported, PushRequested
+from rt.sidecar.protocol import EndpointStatus, FinishRequested, PushEnded, PushReported, PushRequested
 
 WAIT_SECONDS = 120
 

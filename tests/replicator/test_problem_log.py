@@ -6,7 +6,7 @@ import pytest
 
 import rt
 from replicator.push.problem_log import LOG_AGAIN_SECONDS, ProblemLog, PushReport
-from rt.sidecar.push_protocol import EndpointStatus
+from rt.sidecar.protocol import EndpointStatus
 
 AWAY = rt.RtError("connection refused")
 REFUSED = rt.CertificateError("the node refuses our certificate")

@@ -25,9 +25,9 @@ from replicator.protocol.messages import Chunk, Item, LogOffset, LogTrimmed
 from replicator.receive.merged_receiver import MergedReceiver
 from replicator.receive.session_receiver import SessionReceiver
 from rt.log.check.verify import verify
-from rt.log.disk import write_whole
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
+from rt.log.whole_files import write_whole
 from rt.testing.merged import MergedLogBuilder
 
 Receiver = SessionReceiver | MergedReceiver

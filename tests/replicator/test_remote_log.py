@@ -24,7 +24,7 @@ from rt.log.read.projection import EVERYTHING, Projection
 from rt.log.read.range_reader import RangeReader
 from rt.log.read.topic_patterns import TopicPatterns
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
-from rt.spark.source.local_log import LocalLog
+from rt.spark.source.log_source import LocalLog
 
 SHORT = 0.5
 """For tests of what happens when no node is left."""

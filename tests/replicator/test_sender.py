@@ -25,11 +25,12 @@ from replicator.protocol.messages import (
 )
 from replicator.send.read_cache import ReadCache
 from replicator.send.sender import Sender
-from rt.log.disk import Disk, write_whole
+from rt.log.disk import Disk
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import SegmentTable, TrimReason, encode_table
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_durable_end, read_header, read_table
+from rt.log.whole_files import write_whole
 from rt.testing.merged import MergedLogBuilder
 
 ROOT = "/data"

@@ -27,8 +27,8 @@ from replicator.protocol.messages import (
 from replicator.push.whole_runs import joined
 from rt.errors import ClusterMismatch, Corrupt, DiskFull, Fenced, ProtocolViolation, RtError
 from rt.log.check.verify import verify
-from rt.log.disk import write_whole
 from rt.log.format.constants import NUMBER_MAX
+from rt.log.whole_files import write_whole
 
 RUNS = st.lists(st.lists(st.integers(0, 2000), max_size=4), min_size=1, max_size=8)
 

@@ -29,8 +29,9 @@ from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
+from sequencer.state.configuration import Configuration
 from sequencer.state.operations.membership import CancelMembers, RequestMembers
-from sequencer.state.state import Configuration, MemberRequest, SubscriberHold
+from sequencer.state.state import MemberRequest, SubscriberHold
 
 GIB = 2**30
 CHANGE = MemberRequest(7, "n4", "n4.example:7001", "n3")

@@ -31,7 +31,8 @@ from sequencer.rest.base.node_snapshot import (
     obstacles,
 )
 from sequencer.rest.views.alarms import CLIENT_LAG_S, DAMAGE_S, MERGE_LAG_BYTES, RESET_S, alarms_of
-from sequencer.state.state import Configuration, SequencerState, SubscriberHold
+from sequencer.state.configuration import Configuration
+from sequencer.state.state import SequencerState, SubscriberHold
 
 DAY_S = 24 * 3600
 

@@ -15,7 +15,7 @@ from sequencer.config.startup_phase import READY, Phase
 from sequencer.control.cluster_view import summarize
 from sequencer.control.reporter import DurableEnds
 from sequencer.ipc.silence import HUNG_S
-from sequencer.rest.views.cluster_clients import ClusterClients, clients_of_cluster
+from sequencer.rest.views.client_views import ClusterClients, clients_of_cluster
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.sessions.client_tracker import REPORTED_MAX, ClientTracker
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from rt.sidecar.protocol import PushRequested
 from rt.sidecar.push_process import IDLE_SECONDS, PushProcess, choose
-from rt.sidecar.push_protocol import PushRequested
 
 WAIT_SECONDS = 120
 

@@ -21,7 +21,7 @@ import rt
 from rt.query import Source
 from rt.query import operators as ops
 from rt.testing.merged import MergedLogBuilder
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -140,7 +140,7 @@ WRITING = """
 import os, sys
 from importlib.machinery import ModuleSpec
 sys.modules["__main__"].__spec__ = ModuleSpec("pyspark.daemon", None)
-from rt.spark.source.python_workers import quiet_end
+from rt.spark.python_workers import quiet_end
 reading, writing = os.pipe()
 os.close(reading)
 with quiet_end():

@@ -34,7 +34,7 @@ from rt.spark.export.filesystem import LocalFilesystem
 from rt.spark.export.target import STATE, ExportTarget
 from rt.spark.sink.ledger import Ledger
 from rt.spark.source.options import DirectorySource
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

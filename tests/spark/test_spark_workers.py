@@ -11,7 +11,7 @@ SETTLING = """
 import gc, sys
 from importlib.machinery import ModuleSpec
 sys.modules["__main__"].__spec__ = {spec}
-from rt.spark.source.python_workers import freeze_modules
+from rt.spark.python_workers import freeze_modules
 freeze_modules()
 first = gc.get_freeze_count()
 more = [[] for _ in range(1000)]

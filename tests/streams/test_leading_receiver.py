@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rt.errors import StorageFailed
 from rt.log.scan.message_batch import MessageBatch
+from rt.streams.cluster.cluster_events import TopicSelection
 from rt.streams.cluster.leading_receiver import LOOK_S, OPEN_S, LeadingReceiver
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead

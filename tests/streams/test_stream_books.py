@@ -28,8 +28,8 @@ from rt.streams import (
 )
 from rt.streams.cluster import book_hold
 from rt.streams.core.event_batch import EventBatch
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 
 import rt
 from rt.cli.streams.hosts import hosts as streams_command
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.loopback import free_ports
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 pytestmark = pytest.mark.slow
 

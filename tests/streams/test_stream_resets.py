@@ -32,8 +32,8 @@ from rt.streams.balancer.lease import LeaseTimes
 from rt.streams.cluster.local_copy import CopiedRun, replaced_from
 from rt.streams.observer import StreamGap
 from rt.streams.queue.queue_epoch import QueueEpoch, StoredEpoch
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import nothing_left
 
 FORCED = 1 << 16
 FAST = StreamOptions(

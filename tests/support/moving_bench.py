@@ -24,7 +24,7 @@ from postgres_server import PostgresServer
 
 import rt
 from rt.query.host import TIMES
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 
 def faults(hosts: Hosts, nodes: WiredNodes) -> dict[str, Callable[[str], object]]:

@@ -27,9 +27,9 @@ from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.endpoints import ENDPOINTS, RestEndpoint
+from sequencer.state.configuration import Configuration
 from sequencer.state.state import (
     ActiveRun,
-    Configuration,
     ConsumedEnd,
     End,
     MergedEnd,

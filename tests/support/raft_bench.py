@@ -541,7 +541,7 @@ class Lockstep:
         """Have a member removed; if it leads, by another leader."""
         node = self.members[name].node if name in self.members else None
         while node is not None and self.lead().name == name:
-            node._calls.append(lambda: node.transfer_leadership(1.0, Future()))
+            node._calls.append(lambda: node.transfers.start(1.0, Future()))
             self.idle(0.1)
         self.change(RemoveMember(name))
 

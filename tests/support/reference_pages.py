@@ -28,7 +28,7 @@ from sequencer.rest.page import PAGE_FILES
 from sequencer.rest.views.endpoints import ACTIONS, ENDPOINTS
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.rest.views.openapi import document
-from sequencer.state.state import Configuration
+from sequencer.state.configuration import Configuration
 
 NOTE: Final = "<!-- Generated from the code by `pytest tests/docs/test_reference_pages.py --rewrite`. -->"
 Lines = Iterator[str]

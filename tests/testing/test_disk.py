@@ -16,7 +16,8 @@ from disks.errors import code_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rt.log.disk import File, RealDisk, write_whole
+from rt.log.disk import File, RealDisk
+from rt.log.whole_files import write_whole
 
 
 @dataclass

@@ -19,7 +19,8 @@ from disks.errors import code_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rt.log.disk import Disk, File, write_whole
+from rt.log.disk import Disk, File
+from rt.log.whole_files import write_whole
 
 # --- Power cuts ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from rt.cli.formats.console import EventPrinter, report, show
+from rt.cli.formats.console import EventPrinter, progress, report, show
 from rt.cli.formats.log_check import (
     audit_lines,
     audit_object,
@@ -25,7 +25,6 @@ from rt.cli.formats.log_stat import stat_lines, stat_object
 from rt.cli.formats.tables import escape
 from rt.cli.formats.writers import StreamOutput, as_envelopes
 from rt.cli.options import DIRECTORY, POSITION, json_option, option
-from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.errors import RtError
 from rt.log.check.compare import compare as compare_logs

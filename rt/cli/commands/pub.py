@@ -19,13 +19,12 @@ import click
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats import parsers
-from rt.cli.formats.console import report
+from rt.cli.formats.console import progress, report
 from rt.cli.formats.level_wait import Level, Reached, wait_for_level
 from rt.cli.formats.parsers import STDIN, Fields, Parser
 from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
 from rt.cli.formats.tables import count_of, escape, format_size
 from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, FiniteRange, json_option, option
-from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.client.settings import SILENCE_SECONDS_MIN, FsyncPolicy

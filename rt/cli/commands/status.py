@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from rt.cli.endpoints import NodeOptions, endpoint_options
+from rt.cli.endpoints import NodeOptions, ask_nodes, endpoint_options
 from rt.cli.formats.cluster_summary import ClusterSummary, NodeAnswer, status_lines, verdict
 from rt.cli.formats.console import report, show
 from rt.cli.options import FiniteRange, connect_timeout_option, json_option, option
@@ -101,7 +100,7 @@ def _next_step(endpoint: str) -> str:
 async def _ask(node: str, tls: TLS | None, connect_s: float) -> NodeAnswer:
     from rt.net.grpc_errors import Unreachable
 
-    get = partial(_get, node, tls, connect_s)
+    get = partial(ask_nodes, [node], tls, connect_s, where=node, timeout_s=ASK_S)
     try:
         status, clients, holds, everywhere = await asyncio.gather(
             get("/status"),
@@ -114,13 +113,3 @@ async def _ask(node: str, tls: TLS | None, connect_s: float) -> NodeAnswer:
             error.hint = _next_step(node)
         return NodeAnswer(node, error=str(error))
     return NodeAnswer(node, status, clients, holds, everywhere)
-
-
-async def _get(node: str, tls: TLS | None, connect_s: float, target: str, *, empty: Any = None) -> Any:
-    """What a node answers; `empty`, if given, when it is not ready, or too old to know the path."""
-    from rt.net.rest_client import ask, check
-
-    answer = await ask([node], tls, "GET", target, timeout_s=ASK_S, connect_timeout_s=connect_s)
-    if answer.status in {404, 503} and empty is not None:
-        return empty
-    return json.loads(check(answer, where=node).body)

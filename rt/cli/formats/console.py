@@ -1,15 +1,24 @@
-"""What commands print: results on stdout, messages and the events of readers on stderr."""
+"""What commands print: results on stdout, messages, progress and readers' events on stderr; new files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rt.cli.formats.tables import escape
+from rt.errors import RtError
 from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 
 T = TypeVar("T")
 
@@ -52,3 +61,56 @@ def _in_words(event: Event) -> str:
             return f"the stream was reset: epoch {merged_run} starts at position {position}"
         case HoldRefused(name, why):
             return f"the nodes keep no messages for {name}: {why}"
+
+
+def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
+    """Write each file, and make its directory if needed. Without `force` none that differs is replaced.
+
+    Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
+    """
+    for path, content in contents.items():
+        if not force and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content):
+            raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        click.echo(f"Wrote {path}.", err=True)
+
+
+class Bar:
+    """The progress of a command. Methods are cheap enough for every read."""
+
+    def __init__(self, shown: tqdm[Any] | None) -> None:
+        self._shown = shown
+
+    def add(self, count: int) -> None:
+        if self._shown is not None:
+            self._shown.update(count)
+
+    def reach(self, done: int, total: int) -> None:
+        if self._shown is not None:
+            self._shown.total = total
+            self._shown.update(done - self._shown.n)
+
+
+@contextlib.contextmanager
+def progress(
+    label: str, *, total: int | None = None, unit: str = "B", is_quiet: bool = False
+) -> Iterator[Bar]:
+    """A bar for the `with` block; none with `is_quiet`, or if stderr is not a terminal."""
+    if is_quiet or not sys.stderr.isatty():
+        yield Bar(None)
+        return
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=label,
+        total=total,
+        file=sys.stderr,
+        leave=False,
+        mininterval=0.2,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+    ) as shown:
+        yield Bar(shown)

@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from rt.cli.formats.console import progress
 from rt.cli.formats.publish_loop import PublishedCount
 from rt.cli.formats.tables import count_of
-from rt.cli.progress_bar import progress
 from rt.cli.signals import Interrupted, Interrupts
 from rt.client.publisher import Publisher
 from rt.errors import Fenced, RtError, Timeout

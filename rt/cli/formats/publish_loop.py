@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from rt.cli.formats.console import report
-from rt.cli.progress_bar import Bar
+from rt.cli.formats.console import Bar, report
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.errors import DiskFull

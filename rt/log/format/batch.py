@@ -249,10 +249,8 @@ def check_codec(header: BatchHeader) -> None:
         raise UnknownCodec(f"unknown to this rt: flags {header.flags:#06x}")
     plain_bytes = header.columns_bytes + header.values_bytes
     if header.codec == CODEC_ZSTD and plain_bytes > COMPRESSION_RATIO_MAX * header.total_bytes:
-        raise BadBatch(
-            f"{plain_bytes} bytes are compressed to a batch of {header.total_bytes}, "
-            f"more than {COMPRESSION_RATIO_MAX} to 1"
-        )
+        limit = f"more than {COMPRESSION_RATIO_MAX} to 1"
+        raise BadBatch(f"{plain_bytes} bytes are compressed to a batch of {header.total_bytes}, {limit}")
 
 
 def expand(
@@ -314,7 +312,7 @@ def check_values(header: BatchHeader, batch: memoryview, keep_from: int = NUMBER
         return stored[keep_from:]
     if header.values_bytes <= _WHOLE_BYTES_MAX:
         return _decompress(_decompressor(), stored, header.values_bytes, is_alone=False)[keep_from:]
-    return _check_pieces(_decompressor(), stored, header.values_bytes, keep_from)
+    return _check_pieces(stored, header.values_bytes, keep_from)
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
@@ -355,9 +353,7 @@ def _check_frame(data: Buffer, size: int) -> zstandard.FrameParameters:
     return frame
 
 
-def _check_pieces(
-    decompressor: zstandard.ZstdDecompressor, data: memoryview, size: int, keep_from: int
-) -> bytes:
+def _check_pieces(data: memoryview, size: int, keep_from: int) -> bytes:
     """As `_decompress`, in pieces; returns the content from `keep_from` on.
 
     Also raises `BadBatch` for frames with very small blocks.
@@ -365,7 +361,7 @@ def _check_pieces(
     piece, found, kept = bytearray(_PIECE_BYTES), 0, bytearray()
     try:
         end = _frame_end(_check_frame(data, size), data, size)
-        with decompressor.stream_reader(data[:end]) as reader:  # It would read bytes after the frame too.
+        with _decompressor().stream_reader(data[:end]) as reader:  # It would read bytes after the frame too.
             while count := reader.readinto(piece):
                 kept += memoryview(piece)[max(keep_from - found, 0) : count]
                 found += count

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from rt.log.format.checksum import crc32c
 from rt.log.format.constants import Buffer
 
-MERGED_CHAIN_START: Final = 0
 CONTENT_START: Final = 0
 
 

@@ -15,9 +15,10 @@ import logging
 import os
 from typing import Final, NamedTuple
 
-from rt.log.disk import Disk, storage_errors, write_whole
+from rt.log.disk import Disk, storage_errors
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import read_file
+from rt.log.whole_files import write_whole
 
 SKIPS_FILE: Final = "skips"
 SKIPS_MAX: Final = 1_000

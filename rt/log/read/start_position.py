@@ -55,6 +55,12 @@ Place: TypeAlias = int | Literal["earliest", "latest"] | datetime | StartTime
 CheckedPlace: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 
 
+def known_position(place: CheckedPlace) -> int:
+    """0 while it is unknown."""
+    position = place.position if isinstance(place, StartTime) else place
+    return position if isinstance(position, int) else 0
+
+
 class FoundStart(NamedTuple):
     """A position. Also the run of the segment that was scanned to its end to find it, if any."""
 

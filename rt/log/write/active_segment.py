@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
-from rt.log.disk import Disk, File, write_whole
+from rt.log.disk import Disk, File
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.durable_end import DURABLE_FILE, RECORD_BYTES, DurableEnd, encode_durable_end, record_place
 from rt.log.format.index import (
@@ -22,6 +22,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentHeader, SegmentId
 from rt.log.format.segment_table import SealedSegment
 from rt.log.scan.placed_batches import TimeRange
 from rt.log.scan.recovery_scan import RecoveryScan
+from rt.log.whole_files import write_whole
 
 UNCACHE_STEP_BYTES: Final = 2**22
 """Bytes to drop at a time: a smaller step costs more calls than it frees memory."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rt.errors import ClusterMismatch, Corrupt, InvalidName
-from rt.log.disk import Disk, write_whole
+from rt.log.disk import Disk
 from rt.log.format.durable_end import DURABLE_FILE, DurableEnd
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentHeader, SegmentId
 from rt.log.format.segment_table import (
@@ -39,6 +39,7 @@ from rt.log.scan.directory import (
 )
 from rt.log.scan.recovery_scan import RecoveryScan, walk_segment
 from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.whole_files import write_whole
 from rt.log.write.active_segment import sealed_entry
 from rt.log.write.recovery_checks import TornTail, check_nothing_vanished, check_numbers, judge_tail
 from rt.log.write.sealed_segments import empty_segments, remove_segments

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rt.errors import DiskFull
-from rt.log.disk import Disk, remove_last_first, write_whole
+from rt.log.disk import Disk
 from rt.log.format.index import index_file_name
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TABLE_FILE, SealedSegment, SegmentTable, TrimReason, encode_table
+from rt.log.whole_files import remove_last_first, write_whole
 from rt.log.write.failure_latch import FailureLatch
 
 

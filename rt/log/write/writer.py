@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rt.log.disk import REAL, Disk, File, Lock, storage_errors, write_new_files, write_whole
+from rt.log.disk import REAL, Disk, File, Lock, storage_errors
 from rt.log.format.constants import Buffer
 from rt.log.format.segment import (
     SEGMENT_HEADER_BYTES,
@@ -35,6 +35,7 @@ from rt.log.format.segment_table import LogIdentity, SealedSegment, SegmentTable
 from rt.log.scan.directory import LOCK_FILE
 from rt.log.scan.placed_batches import TimeRange
 from rt.log.scan.scanner import Scanner, scanner_for
+from rt.log.whole_files import write_new_files, write_whole
 from rt.log.write.active_segment import ActiveSegment, DurableFile, resume_segment, sealed_entry
 from rt.log.write.directory_recovery import DirectoryRecovery, RecoveredDirectory
 from rt.log.write.failure_latch import FailureLatch

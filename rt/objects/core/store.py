@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from rt.errors import InvalidOption
+from rt.log.format.checksum import crc32c
 
 DATA: Final = "data"
 METADATA: Final = "metadata"
@@ -158,3 +159,16 @@ class ObjectRows:
 
     def clear(self, part: str) -> None:
         self._writer.clear(self._base + part)
+
+
+def category_checksum(category: str) -> int:
+    """The checksum of a category, with which the checksums of its rows begin.
+
+    CRC-32C of category, NUL, key, NUL, value: so a row in the wrong place fails too.
+    """
+    return crc32c(f"{category}\0".encode())
+
+
+def row_checksum(seed: int, key: str, value: bytes) -> int:
+    """The checksum of key and value, continued from the category's."""
+    return crc32c(value, crc32c(f"{key}\0".encode(), seed))

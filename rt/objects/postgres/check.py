@@ -12,7 +12,7 @@ from typing import Final
 import psycopg
 
 from rt.errors import LogNotFound
-from rt.objects.core.row_checksums import category_checksum
+from rt.objects.core.store import category_checksum
 from rt.objects.core.store_status import StoreContents, StoreStatus, object_sizes
 from rt.objects.postgres.address import ServerAddress, application_name, parse_url
 from rt.objects.postgres.connections import Connections, Limits, ServerConnection

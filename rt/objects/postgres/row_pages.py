@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 from rt.objects.core.errors import StateDamaged
-from rt.objects.core.row_checksums import row_checksum
+from rt.objects.core.store import row_checksum
 from rt.objects.postgres.server_errors import RESTORE
 
 PAGE_BYTES: Final = 2**19

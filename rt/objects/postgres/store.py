@@ -7,8 +7,7 @@ from typing import Final, LiteralString
 
 from rt.objects.claims import Claims, TreeClaim
 from rt.objects.core.errors import OutOfTurn
-from rt.objects.core.row_checksums import category_checksum
-from rt.objects.core.store import CheckpointKind, checked_kind
+from rt.objects.core.store import CheckpointKind, category_checksum, checked_kind
 from rt.objects.postgres import statements
 from rt.objects.postgres.address import parse_url
 from rt.objects.postgres.arrays import ByteaArray

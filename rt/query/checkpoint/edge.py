@@ -5,6 +5,11 @@ Invariants:
   once, or when a checkpoint holds them.
 - Consumers are called without the engine's lock: they may be sources of another engine, or of this one. A
   consumer is called by one thread at a time.
+
+Output is exactly-once if a sink accepts each id once. With `release="commit"` this always holds. With "now",
+which does not wait for a checkpoint, it holds if the output depends only on the values of one source (with
+`time_of` and a `VirtualScheduler`) and the output knows what its consumer received before the restart
+(`OutputEdge.expect`). No query starts or stops until those values were produced again.
 """
 
 from __future__ import annotations
@@ -252,3 +257,25 @@ class _Subscription:
                 self._observer.on_completed()
         place.has_ended = True
         return True
+
+
+class QueryOutput:
+    """Receives what a query emits. `count`: how many values, in this run of the engine."""
+
+    __slots__ = ("_on_end", "_sink", "count")
+
+    def __init__(self, sink: OutputEdge | None, on_end: Callable[[Exception | None], object]) -> None:
+        self._sink = sink
+        self._on_end = on_end
+        self.count = 0
+
+    def on_next(self, value: Any, /) -> None:
+        if self._sink is not None:
+            self._sink.on_next(value)
+        self.count += 1
+
+    def on_error(self, error: Exception, /) -> None:
+        self._on_end(error)
+
+    def on_completed(self) -> None:
+        self._on_end(None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from operator import index
 from typing import Any, Final
@@ -67,7 +67,20 @@ class EdgeTable:
         self._on_backlog: Final = on_backlog
         self._was_full = False
 
-    def add_source(
+    @contextlib.contextmanager
+    def add_source(self, name: str, source: ReliableObservable[Any], **options: Any) -> Iterator[InputEdge]:
+        """Add an edge, which the block subscribes. It is removed again if the block raises.
+
+        See `QueryEngine.add_source`. Call without the lock.
+        """
+        edge = self._add_source(name, source, **options)
+        try:
+            yield edge
+        except BaseException:
+            self._drop_source(name)
+            raise
+
+    def _add_source(
         self,
         name: str,
         source: ReliableObservable[Any],
@@ -78,10 +91,7 @@ class EdgeTable:
         on_bad_time: OnBadTime | None,
         **timing: Any,
     ) -> InputEdge:
-        """Add an edge that is not subscribed. See `QueryEngine.add_source`. Call without the lock.
-
-        `timing`: see `SourceTime`.
-        """
+        """`timing`: see `SourceTime`."""
         with self._lock:
             if name in self.inputs:
                 raise QueryExists("a source has this name", got=repr(name))
@@ -113,8 +123,12 @@ class EdgeTable:
                 self._clock.add_source(time)
             return edge
 
-    def drop_source(self, name: str) -> None:
-        """Remove a source that could not be started. Call without the lock."""
+    def start_sources(self) -> None:
+        """Request the values of all sources. Call without the lock."""
+        for edge in list(self.inputs.values()):
+            edge.start()
+
+    def _drop_source(self, name: str) -> None:
         with self._lock:
             edge = self.inputs.pop(name)
             edge.stop()

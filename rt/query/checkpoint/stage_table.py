@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypedDict
 
 from rt.names import check_name
 from rt.objects import StateDamaged
 from rt.query.checkpoint.catalog import QueryCatalog
+from rt.query.checkpoint.checkpointer import Checkpointer
+from rt.query.checkpoint.edge_table import EdgeTable
 from rt.query.checkpoint.error_policy import ErrorPolicy, OnError
 from rt.query.checkpoint.stage_feed import KeyOf, StageFeed, StageOutput
+from rt.query.core.clock import QueryClock
 from rt.query.core.errors import NoSuchQuery, QueryExists, QueryFailed, WrongState, error_text
+from rt.query.core.lifecycle import EventLock
 from rt.query.core.observable import Observable, applied
 from rt.query.core.operator_group import ErrorHandler, OperatorGroup
 from rt.query.core.runtime import QueryRuntime
@@ -46,6 +51,7 @@ class StageOptions(TypedDict, total=False):
 Handler = Callable[[str, ErrorPolicy | None], ErrorHandler]
 
 _ID: Final = "stage@"
+
 """No name of a query has an @."""
 
 
@@ -186,3 +192,43 @@ class _StageEnd:
     def _store(self, end: list[str]) -> None:
         row = self._catalog.stages.get(self._feed.name, {"skipped": 0, "counts": {}})
         self._catalog.put_stage(self._feed.name, {**row, "end": end})
+
+
+class Stages:
+    """Thread-safe. `exclusive`: a context in which no event and no other write happens."""
+
+    def __init__(
+        self,
+        table: StageTable,
+        clock: QueryClock,
+        edges: EdgeTable,
+        checkpointer: Checkpointer,
+        lock: EventLock,
+        exclusive: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._table: Final = table
+        self._clock: Final = clock
+        self._edges: Final = edges
+        self._checkpointer: Final = checkpointer
+        self._lock: Final = lock
+        self._exclusive: Final = exclusive
+
+    @property
+    def ends(self) -> dict[str, str | None]:
+        """By stage: None if it runs, "" if it completed, otherwise the error that ended it."""
+        with self._lock.next():
+            return self._table.ends
+
+    def restart(self, name: str) -> None:
+        """Start a stage that has ended again, without state. Durable on return.
+
+        What read the stage ended with it: restart the stages that did, then start the queries again.
+        `NoSuchQuery`; `WrongState` if the stage runs. If the checkpoint fails, the stage is started in
+        memory, and the next checkpoint makes that durable.
+        """
+        with self._exclusive():
+            self._edges.require_caught_up(self._edges.outputs)
+            group = self._table.restart(name)
+            self._clock.start(group, None)
+            self._checkpointer.mark_uncertain([group.id])
+            self._checkpointer.checkpoint()

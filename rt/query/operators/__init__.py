@@ -66,12 +66,12 @@ from rt.query.operators.elements.transform import (
 )
 from rt.query.operators.event_time.event_joins import interval_join, temporal_join
 from rt.query.operators.event_time.event_windows import (
+    Fold,
     WindowResult,
     session_window,
     sliding_window,
     tumbling_window,
 )
-from rt.query.operators.event_time.folds import Fold
 from rt.query.operators.event_time.time_order import in_time_order
 from rt.query.operators.inner.flatten import (
     concat_map,

@@ -23,11 +23,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from rt.errors import InvalidOption, RtError, WriteConflict
-from rt.spark.plain_errors import plain_errors
+from rt.spark.python_workers import freeze_modules, plain_errors
 from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
 from rt.spark.sink.options import WriteOptions
 from rt.spark.sink.row_order import order_of
-from rt.spark.source.python_workers import freeze_modules
 
 if TYPE_CHECKING:
     import pyarrow as pa

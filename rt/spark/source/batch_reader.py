@@ -24,13 +24,12 @@ from rt.errors import Gap, InvalidOption, RtError
 from rt.events import BadMessage, SkipForward
 from rt.log.read.log_source import LogSource
 from rt.log.read.projection import Projection
-from rt.spark.plain_errors import hide_trace, plain_errors
+from rt.spark.python_workers import freeze_modules, hide_trace, plain_errors, quiet_end
 from rt.spark.source.columns import HEADERS_KIND, check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
-from rt.spark.source.python_workers import freeze_modules, quiet_end
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 from rt.errors import RtError
 from rt.events import SkipForward
 from rt.log.read.log_source import LogSource
-from rt.spark.plain_errors import plain_errors
+from rt.spark.python_workers import plain_errors
 from rt.spark.source.batch_reader import RangesReader, resolve
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import ReadOptions, parse_position

@@ -26,8 +26,9 @@ from typing import Final
 
 from rt.client.cursor import read_position, write_position
 from rt.errors import Corrupt, RtError
-from rt.log.disk import REAL, storage_errors, write_whole
+from rt.log.disk import REAL, storage_errors
 from rt.log.scan.directory import read_file
+from rt.log.whole_files import write_whole
 from rt.net.lease_client import LeaseCalls
 from rt.net.tls import TLS
 

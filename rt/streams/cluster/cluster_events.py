@@ -1,4 +1,4 @@
-"""Converts the columns of a log to batches of events, one per stream.
+"""Converts the columns of a log to batches of events, one per stream, of the topics that a host reads.
 
 Invariants:
 - The events of a stream keep their order.
@@ -7,14 +7,17 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from rt.errors import InvalidOption
 from rt.log.format.headers import Headers
+from rt.log.read.projection import EVERYTHING, Projection
+from rt.log.read.topic_patterns import check_wanted
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId, stream_of
@@ -26,6 +29,32 @@ _STREAMS_MAX: Final = 100_000
 """The number of cached stream names."""
 _VALUE_BYTES: Final = 64
 """The approximate memory that Python needs for an event besides its bytes."""
+
+
+class TopicSelection:
+    """Topics that match one of `patterns` (`*`, `?`, `[…]`). None: all. `rt.InvalidOption`.
+
+    Nodes send no others; of a directory their values are not read.
+    """
+
+    def __init__(self, patterns: Collection[str] | None) -> None:
+        if isinstance(patterns, str) or (patterns is not None and not patterns):
+            expected = "a list of patterns, such as ['trades/*']"
+            raise InvalidOption(
+                "not patterns of topics", where="topics", got=repr(patterns)[:200], expected=expected
+            )
+        self._topics = None if patterns is None else check_wanted(patterns)
+        self.patterns: Final = () if self._topics is None else self._topics.patterns
+        """Empty: all topics."""
+        self.interest: Final = EVERYTHING if self._topics is None else Projection(topics=self._topics)
+
+    def has(self, topic: str) -> bool:
+        """Whether this host reads the topic."""
+        return self._topics is None or topic in self._topics
+
+    def of(self, batch: MessageBatch) -> MessageBatch | None:
+        """The messages that this host reads; None if there are none."""
+        return batch if self._topics is None else batch.with_topics(self._topics)
 
 
 @dataclass(frozen=True, slots=True)

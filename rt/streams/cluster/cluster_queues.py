@@ -14,7 +14,7 @@ from typing import Any, Final
 from rt.log.format.headers import Headers
 from rt.net.lease_client import LeaseCalls
 from rt.streams.cluster.cluster import Cluster
-from rt.streams.cluster.cluster_events import Split, position_of
+from rt.streams.cluster.cluster_events import Split, TopicSelection, position_of
 from rt.streams.cluster.cluster_history import ClusterHistory
 from rt.streams.cluster.cluster_receiver import ClusterReceiver
 from rt.streams.cluster.cluster_writer import ClusterWriter
@@ -22,7 +22,6 @@ from rt.streams.cluster.leading_receiver import LeadingReceiver
 from rt.streams.cluster.local_copy import end_of, position_at
 from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.cluster.node_ranges import NodeLogs
-from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.errors import NotWritable
 from rt.streams.core.stream_id import QueueId, SequenceToken, StreamId
 from rt.streams.queue.adapter import StreamDirection

@@ -14,11 +14,10 @@ from rt.log.read.reader import Place
 from rt.log.scan.message_batch import MessageBatch
 from rt.streams.cluster.book_hold import BookHold, CopyBook, hold_name
 from rt.streams.cluster.cluster import Cluster
-from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of, position_of
+from rt.streams.cluster.cluster_events import ReadSizer, Split, TopicSelection, events_of, position_of
 from rt.streams.cluster.local_copy import check_copy, end_of, start_of
 from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
-from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.errors import QueueReset
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from rt.log.scan.message_batch import MessageBatch
-from rt.streams.cluster.cluster_events import ReadSizer, Split, events_of
+from rt.streams.cluster.cluster_events import ReadSizer, Split, TopicSelection, events_of
 from rt.streams.cluster.log_gaps import LogGaps
-from rt.streams.cluster.topic_selection import TopicSelection
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead, QueueReceiver

@@ -7,7 +7,7 @@ would take the old ones for them, until the pull client has compared the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rt.errors import Diverged
 from rt.log.disk import REAL
@@ -16,9 +16,6 @@ from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory
 from rt.net.lease_client import LogEpoch
 from rt.streams.queue.queue_epoch import generation_of_run
-
-_MAGIC: Final = b"RTBOOKED"
-_ID_BYTES: Final = 8
 
 
 class CopiedRun(NamedTuple):

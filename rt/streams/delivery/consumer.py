@@ -366,7 +366,7 @@ class Consumer:
         what = (
             "take an event" if batch is not None else "take a gap" if self._is_greeted else "say where it is"
         )
-        failed = _failure(what, f"{self.record.stream}, token {at}", cause)
+        failed = self.policy.failure(what, at, cause)
         on_poison = self.policy.on_poison
         if on_poison == "fault":
             gone = SubscriptionFaulted("the subscription was given up", where=failed.where, got=failed.got)
@@ -392,11 +392,3 @@ class Consumer:
             with contextlib.suppress(ConsumerGone):  # It has ended already.
                 await self._calls.report(error)
         await self.close()
-
-
-def _failure(what: str, where: str, cause: Exception) -> DeliveryFailed:
-    failed = DeliveryFailed(
-        f"a consumer does not {what}", where=where, got=f"{type(cause).__name__}: {cause}"[:500]
-    )
-    failed.__cause__ = cause
-    return failed

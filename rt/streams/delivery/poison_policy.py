@@ -94,6 +94,16 @@ class PoisonPolicy:
         is_final = isinstance(error, UndecodableValue)
         return is_final or now - self._since >= self._queue.options.deliver_for_s
 
+    def failure(self, what: str, at: SequenceToken, cause: Exception) -> DeliveryFailed:
+        """The report of what was given up at `at`: the consumer does not do `what`."""
+        failed = DeliveryFailed(
+            f"a consumer does not {what}",
+            where=f"{self._record.stream}, token {at}",
+            got=f"{type(cause).__name__}: {cause}"[:500],
+        )
+        failed.__cause__ = cause
+        return failed
+
     def wait_s(self) -> float:
         """How long to wait until the next try, in seconds."""
         return self._queue.backoff(self._attempt)

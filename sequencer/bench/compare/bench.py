@@ -23,8 +23,7 @@ from sequencer.bench.compare.system import ClientSettings, Facts, Options, Runni
 from sequencer.bench.compare.table import Compared
 from sequencer.bench.stage import STILL_S, logs_kept
 from sequencer.bench.traffic import PERCENTS
-from sequencer.localcluster.leftovers import nothing_left
-from sequencer.localcluster.processes import Answer, Process
+from sequencer.localcluster.processes import Answer, Process, nothing_left
 
 _MODULE: Final = "sequencer.bench.compare.traffic"
 _WARM_UP_S: Final = 2.0

@@ -64,21 +64,13 @@ logger = logging.getLogger("sequencer.raft")
 class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is untyped
     """One node's Raft. One thread uses it."""
 
-    # PySyncObj's own state.
+    # PySyncObj's own state, besides what `__init__` replaces.
     __raftState: int
-    __raftCurrentTerm: int
-    __votedForNodeId: str | None
     __raftLeader: Peer | None
-    __raftElectionDeadline: float
-    __raftLog: Journal
-    __raftCommitIndex: int
-    __raftLastApplied: int
     __leaderCommitIndex: int
-    __otherNodes: set[Peer]
     __raftMatchIndex: dict[Peer, int]
     __lastResponseTime: dict[Peer, float]
     __newAppendEntriesTime: float
-    __commandsQueue: CommandQueue
 
     def __init__(
         self,
@@ -91,8 +83,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         rng: random.Random,
     ) -> None:
         self._host, self._own, self._log, self._network = host, own, log, network
-        self._space, self._rng = space, rng
-        self._name = config.name
+        self._space, self._rng, self._name = space, rng, config.name
         self._heartbeat_s = config.heartbeat_ms / 1000
         self._timeouts_s = config.election_ms_min / 1000, config.election_ms_max / 1000
         entries = log.entries(log.base.index + 1)
@@ -102,16 +93,14 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         """Called when the list of members in force changed, or may have."""
         self.peer_disks = PeerDisks(disks)
         journal, outbox = Journal(log, disks), TransportAdapter(network, disks)
-        self.follower_role = follower = FollowerRole(
-            self, own, log, journal, config, host.on_install_snapshot
-        )
+        self.follower_role = FollowerRole(self, own, log, journal, config, host.on_install_snapshot)
         self.leader_role = leader = LeaderRole(self, own, self.peer_disks, log, journal, network, host)
         self.member_changes = MemberChanges(self, disks, self.peer_disks, log, journal, config)
-        self._election = Election(self, own, disks, log, outbox, follower.hears_leader)
+        self._election = Election(self, own, disks, log, outbox, self.follower_role.hears_leader)
         self._may_commit = self._led = self._is_silent = False
         self.round_began = now()
         """Start of the current round: the time for everything that is due in it."""
-        self._handlers: Handlers = self._election.handlers | follower.handlers | leader.handlers
+        self._handlers: Handlers = self._election.handlers | self.follower_role.handlers | leader.handlers
         super().__init__(Peer(config.name), [], pysyncobj_settings(config), transport=outbox)
         # Replace PySyncObj's initial state with the durable state.
         self.__raftLog = journal
@@ -229,8 +218,7 @@ class SyncObj(pysyncobj.syncobj.SyncObj):  # type: ignore[misc]  # PySyncObj is 
         if term > self.__raftCurrentTerm + TERMS_AHEAD_MAX:
             logger.error("term_rejected peer=%s term=%d", peer, term)
             return
-        claim = getattr(message, "claim", None)
-        if claim is not None:
+        if (claim := getattr(message, "claim", None)) is not None:
             self.peer_disks.claims[peer] = claim
         self._handlers[type(message)](peer, message)
 

@@ -35,9 +35,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from rt.errors import ClusterMismatch
-from rt.log.disk import REAL, Disk, storage_errors, write_whole
+from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.checksum import sealed
 from rt.log.format.constants import VERSION
+from rt.log.whole_files import write_whole
 from rt.names import check_name
 from sequencer.raft.model.messages import ID_BYTES, NO_ID, NOWHERE, DiskClaim, LogIndex
 from sequencer.raft.storage.sealed_head import check_head, damaged

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rt.errors import Closed, DiskFull
-from rt.log.disk import REAL, Disk, File, storage_errors, write_whole
+from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.constants import Buffer
+from rt.log.whole_files import write_whole
 from rt.log.write.failure_latch import FailureLatch
 from sequencer.raft.model.messages import ID_BYTES, NOWHERE, LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries

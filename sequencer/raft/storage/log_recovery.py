@@ -23,7 +23,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from rt.errors import Corrupt, DiskFull, LogNotFound, naming_file
-from rt.log.disk import Disk, File, storage_error, write_whole
+from rt.log.disk import Disk, File, storage_error
+from rt.log.whole_files import write_whole
 from sequencer.raft.model.messages import LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries
 from sequencer.raft.storage.log_format import (

@@ -96,9 +96,8 @@ class TlsMesh:
         self._up: dict[str, RaftConnection] = {}
         self._unflushed: set[RaftConnection] = set()
         self._undrained: set[RaftConnection] = set()
-        self._due_s = 0.0
         self._downs: deque[str] = deque()
-        self._is_closed = False
+        self._due_s, self._is_closed = 0.0, False
         self._listener = RaftListener(listen)
         self.port = self._listener.port
         """The port in use, also if the system chose it."""
@@ -127,10 +126,9 @@ class TlsMesh:
         if self._is_closed:
             return
         self._frames = FrameEncoder(hello)
-        now_s = time.monotonic()
         for connection in list(self._connections.values()):
             self._drop(connection, PeerLost("new_hello"))
-        self._dialers.retry_now(now_s)
+        self._dialers.retry_now(time.monotonic())
         self._due_s = 0.0
 
     def set_members(self, members: Mapping[str, str], notice: Message | None) -> None:
@@ -231,14 +229,10 @@ class TlsMesh:
 
     def _accept(self, now_s: float) -> None:
         for sock, address in self._listener.accept(now_s):
-            self._make_room()
+            if (oldest := one_too_many(self._connections.values(), SETUPS_MAX)) is not None:
+                self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
             self._add(sock, address, None, now_s)
         self._due_s = 0.0
-
-    def _make_room(self) -> None:
-        oldest = one_too_many(self._connections.values(), SETUPS_MAX)
-        if oldest is not None:
-            self._drop(oldest, PeerRejected("busy", f"{SETUPS_MAX} are not up yet"))
 
     def _add(self, sock: socket.socket, address: tuple[Any, ...], dialled: str | None, now_s: float) -> None:
         host, port = address[:2]
@@ -382,9 +376,7 @@ class TlsMesh:
         return min(due_s, min(map(self._timing.due_of, self._connections.values()), default=due_s))
 
     def _run_timers(self, now_s: float) -> None:
-        """Do what is due at `now_s`, the time of the events: what arrived while the process slept counts as
-        heard.
-        """
+        """Do what is due at `now_s`, the time of the events: what came while the process slept is heard."""
         for connection in list(self._connections.values()):
             if now_s >= self._timing.due_of(connection):
                 self._time_out(connection, now_s)

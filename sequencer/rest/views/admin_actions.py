@@ -45,10 +45,10 @@ from sequencer.state.commands import (
     ResetGroup,
     TrimSegments,
 )
+from sequencer.state.configuration import CONFIGURABLE
 from sequencer.state.feature_level import check_raise
 from sequencer.state.leases.tables import DeleteTable
 from sequencer.state.session_commands import CloseSession
-from sequencer.state.state import CONFIGURABLE
 
 
 class TrimReport(Answer):

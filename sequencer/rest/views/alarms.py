@@ -6,19 +6,22 @@ soon, or would stop after one more fault. Warning: something may become critical
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal, TypeAlias
 
 from archiver.policy import RetentionPolicy
 from archiver.retention import plan_trim
+from rt.names import session_owner
 from rt.units import NS_PER_MINUTE, NS_PER_S, format_time
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.ipc.silence import HUNG_S, next_step
 from sequencer.rest.base.answer import Answer, doc
-from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize
+from sequencer.rest.base.node_snapshot import NodeSnapshot, RetainedSize, SilentPublisher
+from sequencer.rest.views.client_views import clients_of_cluster
 from sequencer.rest.views.push_stalls import stall_texts, stalls_of
-from sequencer.rest.views.silent_publishers import silence_texts
-from sequencer.state.state import DISK_PERCENT, MergedSegment, SequencerState
+from sequencer.state.configuration import DISK_PERCENT
+from sequencer.state.state import MergedSegment, SequencerState
 
 _MEND: Final = {
     True: "The node fetches good bytes from a peer. If that takes long, check the node's log.",
@@ -41,6 +44,9 @@ DAMAGE_S: Final = 24 * 3600
 """How long damage is reported after it was found: a dying disk is replaced before it takes more."""
 SOON_PERCENT: Final = 80
 """A segment is due soon when it has used this share of a retention limit."""
+
+TOLD_MAX: Final = 5
+"""Publishers of one certificate that alarms name."""
 
 
 class Alarm(Answer):
@@ -313,3 +319,43 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def silence_texts(node: NodeSnapshot) -> Iterator[str]:
+    """Publishers that are silent for longer than they promised (`max_silence`), and the next steps.
+
+    The text is the same on every node, so that `rt status` shows it once. How long it has been is in
+    /sessions. One certificate cannot hide the publishers of others behind many of its own.
+    """
+    if not node.silent:
+        return
+    connected = {one.session for one in clients_of_cluster(node).clients}
+    connected |= {one.session for one in node.clients if not one.ended_ns}
+    told = Counter[str]()
+    for publisher in node.silent:
+        owner = session_owner(publisher.session)
+        told[owner] += 1
+        if told[owner] <= TOLD_MAX:
+            yield _silence_text(publisher, is_connected=publisher.session in connected)
+    for owner, count in told.items():
+        if count > TOLD_MAX:
+            yield (
+                f"{count - TOLD_MAX:,} more publishers of {owner} are silent for longer than they promised. "
+                "GET /sessions lists them (silentSeconds), and the metric rt_silent_publishers counts them."
+            )
+
+
+def _silence_text(publisher: SilentPublisher, *, is_connected: bool) -> str:
+    session = publisher.session
+    where = (
+        "Its push is connected, so the program publishes nothing: it waits for input, hangs or was killed."
+        if is_connected
+        else "Its push is connected to no node that reports: the program was killed, its machine or push is "
+        "stopped, or the network to it is cut."
+    )
+    return (
+        f"Session {session} gives no message, and its publisher promised one at least every "
+        f"{publisher.limit_s:,.15g} s. {where} On the publisher's machine: `rt pushes list`, and look at the "
+        "log of the program. Start it again if it is gone. "
+        f'If it is retired: `rt rest /close-session --data \'{{"session": "{session}"}}\'`.'
+    )

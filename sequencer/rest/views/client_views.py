@@ -1,7 +1,11 @@
 """Sessions, dedup ids and connected clients. Pure.
 
 Sessions come from the replicated state, so all nodes answer the same, except `isConnected` and
-`silentSeconds`. Clients are those of this node.
+`silentSeconds`. Clients are those of this node; `ClusterClients` are those of all nodes, as these report them
+to each other.
+
+Invariant: what a node reported is shown only while it reports. A node that is silent or unreachable is named
+instead: its clients may be connected to it or not.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from typing import Annotated
 
 from rt.names import dedup_owner, session_owner
 from rt.units import NS_PER_S, format_time
+from rt.v1 import sequencer_pb2 as pb
+from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.answer import TIME, Amount, Answer, Count, CountOrNone, doc, time_or_empty
 from sequencer.rest.base.fields import page
 from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
@@ -242,3 +248,44 @@ def _directory(client: ClientConnection, stream: str, ids: Mapping[bytes, int]) 
         return f"{stream}/merged"
     session_id = client.session_id if client.session is None else ids.get(client.incarnation)
     return "" if session_id is None else f"{stream}/sessions/{session_id}"
+
+
+class ClusterClient(Answer):
+    """A publisher or subscriber, and a node that it is connected to."""
+
+    node: Annotated[str, doc("The node.")]
+    kind: Annotated[str, doc("publisher, subscriber or operator (which also pulls).")]
+    name: Annotated[str, doc("Name in the certificate.")]
+    session: Annotated[str | None, doc("Session that is pushed. Null: the client pulls.")]
+    lag_seconds: Annotated[Amount, doc("It has lagged for at least this long. 0: no lag.")]
+
+
+class ClusterClients(Answer):
+    """The clients of all nodes, as of a few seconds ago."""
+
+    clients: Annotated[list[ClusterClient], doc("By node; of each node the 200 that lag most.")]
+    left_out: Annotated[Count, doc("Connected clients that are not in the list.")]
+    unknown: Annotated[list[str], doc("Nodes whose clients are not known now, because they do not report.")]
+
+
+def cluster_clients(asked: RequestContext) -> Response:
+    return Response(clients_of_cluster(asked.node))
+
+
+def clients_of_cluster(node: NodeSnapshot) -> ClusterClients:
+    members = sorted(node.standing.nodes, key=lambda one: one.name)
+    known = [one for one in members if _is_known(node, one)]
+    return ClusterClients(
+        [
+            ClusterClient(one.name, client.role, client.name, client.session or None, round(client.lag_s, 3))
+            for one in known
+            for client in one.summary.clients.clients
+        ],
+        sum(one.summary.clients.left_out for one in known),
+        [one.name for one in members if one not in known],
+    )
+
+
+def _is_known(node: NodeSnapshot, member: pb.NodeStanding) -> bool:
+    is_there = member.is_connected or member.name == node.node
+    return is_there and member.summary.HasField("clients") and node.report_age_s(member) < HUNG_S

@@ -32,13 +32,14 @@ from sequencer.rest.views.admin_views import (
 )
 from sequencer.rest.views.client_views import (
     ClientReport,
+    ClusterClients,
     DedupReport,
     SessionReport,
     clients,
+    cluster_clients,
     dedup_clients,
     sessions,
 )
-from sequencer.rest.views.cluster_clients import ClusterClients, cluster_clients
 from sequencer.rest.views.cluster_views import Liveness, Readiness, StatusReport, liveness, readiness, status
 from sequencer.rest.views.context import RequestContext, Response
 from sequencer.rest.views.log_history import (

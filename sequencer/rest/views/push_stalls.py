@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from rt.units import format_time
 from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
-from sequencer.rest.views.cluster_clients import clients_of_cluster
+from sequencer.rest.views.client_views import clients_of_cluster
 
 StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
 

@@ -22,8 +22,8 @@ from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, ConfigurationChanged
 from sequencer.state.command_codec import decode_command, encode_command
 from sequencer.state.commands import Configure, DecideRequest, JoinDisk, ReleaseHold, SubmitRequest
+from sequencer.state.configuration import Configuration
 from sequencer.state.session_commands import OpenRun
-from sequencer.state.state import Configuration
 
 CAUGHT_UP = pb.ToData(standing=pb.Standing(is_caught_up=True))
 

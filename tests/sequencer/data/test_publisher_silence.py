@@ -16,9 +16,8 @@ from rt.v1 import sequencer_pb2 as pb
 from sequencer.data.publisher_silence import GRACE_S, PROPOSE_AGAIN_S, RECOVERY_S, PublisherSilence
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.rest.base.node_snapshot import SilentPublisher
-from sequencer.rest.views.alarms import alarms_of
+from sequencer.rest.views.alarms import TOLD_MAX, alarms_of
 from sequencer.rest.views.node_metrics import metrics_of
-from sequencer.rest.views.silent_publishers import TOLD_MAX
 from sequencer.state.apply import apply
 from sequencer.state.command_codec import decode_command
 from sequencer.state.session_commands import CloseSession, LimitSilence

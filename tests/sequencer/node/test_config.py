@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sequencer.config.config import BadSetting, ClusterMember, NodeConfig
 from sequencer.config.config_loader import KEYS, node_config
-from sequencer.state.state import CONFIGURABLE
+from sequencer.state.configuration import CONFIGURABLE
 
 CWD = "/srv/here"
 FLAGS: Mapping[str, Any] = {

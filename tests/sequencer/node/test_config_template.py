@@ -13,7 +13,7 @@ from rt.cli.main import main
 from sequencer.config.config import NodeConfig
 from sequencer.config.config_loader import KEYS, build_config, from_file
 from sequencer.config.config_template import DEFAULTS, REQUIRED, SECTIONS, config_template
-from sequencer.state.state import Configuration
+from sequencer.state.configuration import Configuration
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ import rt
 from rt.errors import DirectoryLocked, InvalidOption, RtError
 from sequencer.localcluster.cli import dev
 from sequencer.localcluster.dev_cluster import DevCluster
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 WAIT_S = 120.0
 RUN = "from rt.cli.main import main; import sys; sys.exit(main(sys.argv[1:]))"

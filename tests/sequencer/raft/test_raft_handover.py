@@ -54,7 +54,7 @@ def leader(clock: Clock, members: int = 3) -> Driven:
 
 def begin(node: Member, seconds: float = 1.0) -> Future[bool]:
     done: Future[bool] = Future()
-    node.node.transfer_leadership(seconds, done)
+    node.node.transfers.start(seconds, done)
     return done
 
 

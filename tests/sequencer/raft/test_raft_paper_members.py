@@ -396,7 +396,7 @@ def test_only_a_learner_that_has_almost_everything_is_promoted(clock: Clock) -> 
 
 def test_the_leadership_goes_to_no_learner(clock: Clock) -> None:
     driven = leader_with_learner(clock)
-    driven.node.transfer_leadership(10.0, Future())
+    driven.node.transfers.start(10.0, Future())
     assert of_kind(driven.step() + driven.step(), TimeoutNow, "n4") == []
 
 

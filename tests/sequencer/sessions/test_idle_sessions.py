@@ -30,6 +30,7 @@ from sequencer.leader.session_close import AWAY_NS, DiskRestoration, SessionClos
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import CommandRejected, Forgotten, RunClosed, RunFenced, RunOpened
 from sequencer.state.commands import Configure, ResetCluster
+from sequencer.state.configuration import SESSIONS_PER_NAME_MAX, Configuration
 from sequencer.state.forgotten_sessions import KEY_BYTES, OWNER_BYTES, taken_from_largest
 from sequencer.state.run_lifecycle import why_full
 from sequencer.state.session_commands import (
@@ -46,8 +47,6 @@ from sequencer.state.state import (
     DEDUP_IDS_MAX,
     RUNS_PER_OWNER_MAX,
     RUNS_PER_SESSION,
-    SESSIONS_PER_NAME_MAX,
-    Configuration,
     End,
     SequencerState,
 )

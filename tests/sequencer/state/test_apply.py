@@ -58,16 +58,10 @@ from sequencer.state.commands import (
     RestoreDisk,
     TrimSegments,
 )
+from sequencer.state.configuration import Configuration
 from sequencer.state.merge import resolve_range
 from sequencer.state.session_commands import CloseRun, FenceRun, OpenRun
-from sequencer.state.state import (
-    HOLDS_MAX,
-    RUNS_MAX,
-    Configuration,
-    End,
-    MergedSegment,
-    SequencerState,
-)
+from sequencer.state.state import HOLDS_MAX, RUNS_MAX, End, MergedSegment, SequencerState
 from sequencer.state.state_codec import decode_state, encode_state
 from sequencer.state.write_plan import SessionEnd, WritePlan, decode_write_plan, encode_write_plan
 

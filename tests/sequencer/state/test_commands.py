@@ -38,6 +38,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.configuration import CONFIGURABLE, Configuration
 from sequencer.state.leases.leases import (
     AcquireLeases,
     ExpireLeases,
@@ -59,7 +60,7 @@ from sequencer.state.session_commands import (
     OpenSealedRuns,
     SealedRun,
 )
-from sequencer.state.state import CONFIGURABLE, Configuration, End
+from sequencer.state.state import End
 
 RANGE = MergeRange(7, 3, 1, 64, 4096, 1000, 50, 0xAAAA0001, 0xBBBB0002)
 EXAMPLES: list[Command] = [

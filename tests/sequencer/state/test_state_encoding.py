@@ -33,6 +33,7 @@ from sequencer.state.commands import (
     SubmitRequest,
     TrimSegments,
 )
+from sequencer.state.configuration import CONFIGURABLE, Configuration
 from sequencer.state.feature_level import LATEST
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.leases.leases import (
@@ -47,10 +48,8 @@ from sequencer.state.leases.table_rows import LeaseTable, LeaseTables, PagedRows
 from sequencer.state.leases.tables import TablePartId, WriteTable
 from sequencer.state.session_commands import CloseSession, Forget, OpenSealedRuns, SealedRun
 from sequencer.state.state import (
-    CONFIGURABLE,
     ActiveRun,
     ClearedRange,
-    Configuration,
     ConsumedEnd,
     End,
     ForcedQuorum,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chaos.run import Chaos
 from chaos.stack import LIVE_S, StackChaos
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 
 def main() -> int:

@@ -27,11 +27,10 @@ from chaos.soak_judge import MemorySample, growth, judge, judge_disk, judge_memo
 from chaos.soak_notes import Run, Skipped
 from chaos.wired_nodes import CLIENTS, WiredNodes
 from rt.bench.measure import Figure
-from rt.bench.processes import age_s, memory
+from rt.bench.processes import memory, read_stat
 from rt.errors import Diverged, RtError, Timeout
-from sequencer.localcluster.leftovers import nothing_left
 from sequencer.localcluster.nodes import Part, differences
-from sequencer.localcluster.processes import ProcessEnded
+from sequencer.localcluster.processes import ProcessEnded, nothing_left
 
 STREAM: Final = "soak"
 _RATE_HZ: Final = 150.0
@@ -215,7 +214,7 @@ class Play:
         for name in self._nodes.running:
             for part in _PARTS:
                 for pid in self._nodes.pids(name, part):
-                    sample = MemorySample((now_s, age_s(pid), memory(pid).anonymous_mb))
+                    sample = MemorySample((now_s, _age_s(pid), memory(pid).anonymous_mb))
                     self._memory.setdefault(f"{name} {part}", []).append(sample)
 
     def _verdict(self, end: int) -> Iterator[str]:
@@ -261,6 +260,11 @@ class Play:
     def _note(self, text: str) -> None:
         with self._journal.open("a") as file:
             file.write(f"{time.monotonic() - self._begun:.1f} {text}\n")
+
+
+def _age_s(pid: int) -> float:
+    stat = read_stat(pid)
+    return 0.0 if stat is None else time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_s
 
 
 def _is_merged(publisher: SoakPublisher) -> bool:

@@ -4,7 +4,7 @@
 disk that may result. A failure lists its cuts, and `replay` repeats them. Invariant: what the program noted
 in its log before the cut is a promise, and the check verifies it.
 
->>> from rt.log.disk import write_whole
+>>> from rt.log.whole_files import write_whole
 >>> def prepare(disk):
 ...     disk.make_directory("/data")
 ...     disk.write("/data/name", b"old")

@@ -147,7 +147,7 @@ class NodeRun:
 
     def transfer_leadership(self, seconds: float) -> None:
         """Have another one lead, if this one does."""
-        self._calls.append(lambda: self.node.transfer_leadership(seconds, Future()))
+        self._calls.append(lambda: self.node.transfers.start(seconds, Future()))
         self.wake()
 
     def reset(self) -> None:

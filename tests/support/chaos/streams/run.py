@@ -20,7 +20,7 @@ from chaos.streams.faults import KINDS, Faults
 from chaos.streams.results import read_rows
 from chaos.streams.verdict import KEEPERS, Verdict
 from rt.errors import RtError, Timeout
-from sequencer.localcluster.leftovers import nothing_left
+from sequencer.localcluster.processes import nothing_left
 
 WAIT_S: Final = 240.0
 """The longest wait for something that must happen. Then the run ends with a problem."""

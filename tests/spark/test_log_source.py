@@ -11,8 +11,8 @@ from merged_logs import Feeds
 
 import rt
 from rt.log import disk
-from rt.spark.source import local_log
-from rt.spark.source.local_log import LocalLog
+from rt.spark.source import log_source
+from rt.spark.source.log_source import LocalLog
 
 MEGABYTES = 24
 
@@ -28,7 +28,7 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 @pytest.fixture
 def log(feeds: Feeds, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLog]:
     """Of which all was looked at that was there before the test."""
-    monkeypatch.setattr(local_log, "LEAP_BYTES", 4 * 2**20)
+    monkeypatch.setattr(log_source, "LEAP_BYTES", 4 * 2**20)
     made = LocalLog(feeds.path)
     made.bounds()
     yield made

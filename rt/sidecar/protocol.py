@@ -1,23 +1,102 @@
-"""The protocol between a process with publishers and its push processes: see `rt.line_protocol`.
+"""The messages between a client and its push and pull processes, each a line: see `rt.line_protocol`.
 
-The end of the stream finishes all sessions. Pure.
+Pure. `rt pull --attached` reports to the subscriber that started it, on stdout. A process with publishers and
+its push processes talk both ways; the end of the stream finishes all sessions. An error is made again of its
+line only if it is one of `rt.errors`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from rt.errors import RtError
-from rt.sidecar.error_report import ErrorReported
+from rt import errors
+from rt.errors import Corrupt, RtError
+
+_Position: TypeAlias = Annotated[int, Meta(ge=0)]
+
+_TEXTS: Final = ("what", "where", "got", "expected", "hint")
+_TEXT_CHARACTERS_MAX: Final = 2000
+_WITH_MORE: Final = (Corrupt, errors.Gap)
+"""Classes with fields that are not texts."""
 
 SERVING_FILE: Final = "push.lock"
 """A file in a session's directory: the push client that serves the session has locked it."""
 PUSH_LOG: Final = "push.log"
 """The log records of the push processes that concern a session: a file in its directory."""
+
+
+class ErrorReported(Struct, frozen=True, tag="failed"):
+    """An error that a child process met, for its parent."""
+
+    kind: str
+    texts: dict[str, str]
+    path: str = ""
+    offset: int = 0
+
+    @classmethod
+    def of(cls, error: RtError) -> ErrorReported:
+        """The report of an error. Long texts are cut."""
+        said = {name: getattr(error, name) for name in _TEXTS}
+        texts = {name: str(text)[:_TEXT_CHARACTERS_MAX] for name, text in said.items() if text is not None}
+        place: tuple[Any, ...] = (error.path, error.offset) if isinstance(error, Corrupt) else ()
+        return cls(type(error).__name__, texts, *place)
+
+    @property
+    def error(self) -> RtError:
+        """The error; an `rt.RtError` if its class cannot be made of texts."""
+        kind = getattr(errors, self.kind, None)
+        texts: dict[str, Any] = {"what": ""} | {
+            name: self.texts[name] for name in _TEXTS if name in self.texts
+        }
+        if kind is Corrupt:
+            return Corrupt(**texts, path=self.path, offset=self.offset)
+        has_texts_only = isinstance(kind, type) and issubclass(kind, RtError) and kind not in _WITH_MORE
+        return kind(**texts) if has_texts_only and kind is not None else RtError(**texts)
+
+
+class TimeResolved(Struct, frozen=True):
+    """Where the time begins at which the pull starts.
+
+    No message before `position` is of that time or later. The one at it is, if `is_message`.
+    """
+
+    position: _Position
+    is_message: bool
+
+
+class NodeReached(Struct, frozen=True, tag="reached"):
+    """A node was reached for the first time. Its log ended at `end`."""
+
+    end: _Position
+    found: TimeResolved | None = None
+
+
+class NodesUnreached(Struct, frozen=True, tag="unreached"):
+    """No node was reached yet, although each was tried."""
+
+    why: str
+
+
+class HoldDenied(Struct, frozen=True, tag="refused"):
+    """The nodes hold back no data for the subscriber of that name."""
+
+    name: str
+    why: str
+
+
+class NoGoodBytes(Struct, frozen=True, tag="corrupt"):
+    """No node has valid bytes for positions `start` to `end` (exclusive); None: the end is not known."""
+
+    start: _Position
+    end: int | None
+    why: str
+
+
+PullReport: TypeAlias = NodeReached | NodesUnreached | HoldDenied | NoGoodBytes | ErrorReported
 
 
 class PushRequested(Struct, frozen=True, tag="push"):

@@ -1,0 +1,90 @@
+"""Files that a crash leaves whole or not at all: written beside, synced, renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from rt.log.disk import Disk, File
+
+
+def write_whole(disk: Disk, path: str, content: bytes) -> None:
+    """Replace the file `path` by `content`; a crash leaves the old or the new one. Durable on return.
+
+    Writes a temporary file, syncs it, renames it, and syncs the directory.
+    """
+    directory = os.path.dirname(path) or "."
+    with disk.hold_directory(directory):  # A new name must be syncable: take the descriptor first.
+        _write_whole(disk, directory, path, content)
+
+
+def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, bytes]]) -> None:
+    """Write files of these names that are not there yet, in their order. Durable on return.
+
+    A crash leaves the first of them, whole, and none of the others: a name is synced before the next one is
+    given. After a failure none of them is there, or `OSError` EIO is raised: the directory must be recovered.
+    """
+    asides = [os.path.join(directory, f".{name}.new") for name, _ in contents]
+    names = [os.path.join(directory, name) for name, _ in contents]
+    made: list[str] = []
+    with disk.hold_directory(directory):
+        try:
+            for aside, (_, content) in zip(asides, contents, strict=True):
+                if disk.size(aside) is not None:
+                    disk.remove(aside)
+                file = disk.create(aside)
+                made.append(aside)
+                _fill(file, content)
+            for at, (aside, name) in enumerate(zip(asides, names, strict=True)):
+                disk.rename(aside, name)
+                made[at] = name
+                _sync_names(disk, directory)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                remove_last_first(disk, made, error)
+            raise
+
+
+def _fill(file: File, content: bytes) -> None:
+    """Write and sync a new file, and close it."""
+    try:
+        if file.pwritev([content], 0) != len(content):
+            raise OSError(errno.ENOSPC, "short write")
+        file.sync()
+    finally:
+        file.close()
+
+
+def _sync_names(disk: Disk, directory: str) -> None:
+    """The new content is in place already, so a failure must not be reported as a full disk to retry."""
+    try:
+        disk.sync_directory(directory)
+    except OSError as error:
+        raise OSError(errno.EIO, f"syncing the directory: {error.strerror}") from error
+
+
+def remove_last_first(disk: Disk, paths: Sequence[str], why: OSError) -> None:
+    """Remove files that `why` made useless, so that a crash meanwhile leaves the first of them.
+
+    `OSError` EIO if that fails: it must not be reported as a full disk to retry.
+    """
+    try:
+        for path in reversed(paths):
+            disk.remove(path)
+    except OSError as error:
+        raise OSError(errno.EIO, f"removing what did not fit: {error.strerror}") from why
+
+
+def _write_whole(disk: Disk, directory: str, path: str, content: bytes) -> None:
+    aside = os.path.join(directory, f".{os.path.basename(path)}.new")
+    if disk.size(aside) is not None:
+        disk.remove(aside)
+    file = disk.create(aside)
+    try:
+        _fill(file, content)
+    except OSError:
+        disk.remove(aside)  # On a full disk it would occupy the last free bytes.
+        raise
+    disk.rename(aside, path)
+    _sync_names(disk, directory)
