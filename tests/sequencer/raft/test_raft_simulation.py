@@ -45,8 +45,8 @@ def test_no_promise_is_broken_while_members_change(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_no_promise_is_broken_while_members_change_for_many_seeds(batch: int) -> None:
-    for seed in range(SLOW_SEEDS * batch, SLOW_SEEDS * (batch + 1)):
-        simulate(70_000 + seed, spares=3)
+    for seed in range(70_000 + batch, 70_000 + SLOW_SEEDS, BATCHES):
+        simulate(seed, spares=3)
 
 
 @pytest.mark.slow
