@@ -190,11 +190,11 @@ class PullServicer:
         pull = Pull(identity, context.peer(), hello.log, time.time_ns())
         self._next_id = key = self._next_id + 1
         self.pulls[key] = pull
-        if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
-            self._on_acknowledged(said.name, said.position)
-            if hello.log.range is not None:  # Who reads ranges keeps no copy: the nodes must hold them first.
-                await self._confirm_hold(said.name)
         try:
+            if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
+                self._on_acknowledged(said.name, said.position)
+                if hello.log.range is not None:  # Who reads ranges keeps no copy: the nodes must hold them.
+                    await self._confirm_hold(said.name)
             await self._send(context, pull, hold, hello.version)
         finally:
             del self.pulls[key]

@@ -235,22 +235,30 @@ class _Stream:
         await first_of(self._receive(intake), self._send_progress(intake), self._wait_ending())
 
     async def _receive(self, intake: SessionIntake) -> None:
-        while isinstance(data := await self._context.read(), bytes):
-            said = decode_push_request(data)
-            del data
-            match said:
-                case Chunk() | SegmentSealed():
-                    await intake.append(said)
-                case WholeRuns(runs):
-                    await intake.append_runs(runs)
-                case Run():
-                    await intake.open_run(said)
-                    await self._write(OpenReply(said.number))
-                case PushStatus():
-                    if (settled := intake.record_status(said)) is not None:
-                        await self._write(settled)
-                case PushHello():
-                    raise ProtocolViolation("a second hello")
+        while await self._receive_one(intake):
+            pass
+
+    async def _receive_one(self, intake: SessionIntake) -> bool:
+        """False at the end of the stream. Its message is not kept while the next one is awaited."""
+        data = await self._context.read()
+        if not isinstance(data, bytes):
+            return False
+        said = decode_push_request(data)
+        del data
+        match said:
+            case Chunk() | SegmentSealed():
+                await intake.append(said)
+            case WholeRuns(runs):
+                await intake.append_runs(runs)
+            case Run():
+                await intake.open_run(said)
+                await self._write(OpenReply(said.number))
+            case PushStatus():
+                if (settled := intake.record_status(said)) is not None:
+                    await self._write(settled)
+            case PushHello():
+                raise ProtocolViolation("a second hello")
+        return True
 
     async def _send_progress(self, intake: SessionIntake) -> None:
         told: PushProgress | None = None

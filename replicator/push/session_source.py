@@ -174,8 +174,11 @@ class SessionSource:
         self._write_progress(self._progress.record.state)
 
     def report(self, node: str, said: PushProgress) -> None:
-        """A node reported. `rt.Unreachable` if a forced reset separated it from the others since."""
-        check_line(line_of(self._epoch), self._epochs.get(node, self._epoch), node)
+        """A node that was started reported.
+
+        `rt.Unreachable` if a forced reset separated it from the others since.
+        """
+        check_line(line_of(self._epoch), self._epochs[node], node)
         self.quorum.report(node, said)
         self._write_progress(PushState.RUNNING)
         self._pacer.record_merged(self.quorum.merged_offset)

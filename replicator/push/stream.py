@@ -276,12 +276,16 @@ class PushStream:
         self._owner.on_change()
 
     async def _read(self, call: Any) -> None:
-        assert self.node is not None
+        node = self.node
+        assert node is not None
         while True:
-            match await _read_answer(call):
+            answer = await _read_answer(call)
+            if self.is_closed:
+                return  # It arrived with what closed the stream: the node may not count any more.
+            match answer:
                 case PushProgress() as said:
                     self._acknowledge(said.durable)
-                    self._source.report(self.node, said)
+                    self._source.report(node, said)
                 case OpenReply(x):
                     self._opened_run = max(self._opened_run, x)
                 case SilenceLimit() as limit:

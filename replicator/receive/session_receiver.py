@@ -52,6 +52,16 @@ class _Merged(NamedTuple):
     keep: bool = False  # Do not trim the earlier segments yet.
 
 
+class SyncedBatches(NamedTuple):
+    """What is on disk after a sync."""
+
+    boundaries: list[SegmentBoundaries]
+    """Those that were not returned before, all of them before `durable`."""
+    durable: LogOffset | None
+    end: int
+    """The number that follows at `durable`."""
+
+
 class SessionReceiver(Receiver[SessionScanner]):
     """Made by `open`. `recovered`: the batch boundaries of the segment that was active then, all durable."""
 
@@ -199,17 +209,20 @@ class SessionReceiver(Receiver[SessionScanner]):
             self._became_durable(stored, self.end)
         self._skip_target = at.segment
 
-    def on_synced(self, point: SyncPoint | None) -> list[SegmentBoundaries]:
-        """`record_synced`. Returns the boundaries that became durable, also of segments sealed since."""
+    def on_synced(self, point: SyncPoint | None) -> SyncedBatches:
+        """`record_synced`. Returns what became durable, also of segments sealed since.
+
+        Another thread may seal meanwhile. What that makes durable is returned by the next call.
+        """
         self.record_synced(point)
-        durable = self.durable
+        durable, end = self._durable
         ready: list[SegmentBoundaries] = []
         while self._unsynced and durable is not None:
             segment, marks = self._unsynced[0]
             if LogOffset(*segment, marks[-1].offset) > durable:
                 break
             ready.append(self._unsynced.popleft())
-        return ready
+        return SyncedBatches(ready, durable, end)
 
     def _check_start(self, place: LogOffset) -> None:
         if self._run is None or place.run != self._run.number:

@@ -302,11 +302,11 @@ class SessionReplicaWriter:
         self.wake()
 
     def _handle_synced(self, point: SyncPoint | None) -> None:
-        if marks := self.receiver.on_synced(point):
-            self._on_marks(marks)  # Before the publisher is answered: merging waits for it.
-        durable, number = self.receiver.durable, self.receiver.durable_end
-        if durable is not None:
-            progress = self._progress._replace(durable=durable, durable_number=number)
+        synced = self.receiver.on_synced(point)
+        if synced.boundaries:
+            self._on_marks(synced.boundaries)  # Before the publisher is answered: merging waits for it.
+        if synced.durable is not None:
+            progress = self._progress._replace(durable=synced.durable, durable_number=synced.end)
             if progress != self._progress:
                 self._progress = progress
                 self.wake()

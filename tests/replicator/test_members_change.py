@@ -14,8 +14,10 @@ from receiving import files_of
 from receiving_node import CLUSTER, WAIT_S, FakeNode, make_pki, tls_of, until
 
 import rt
-from replicator.protocol.handshake import PushStart
+from replicator.protocol.codec import PushReply, encode_push_reply
+from replicator.protocol.handshake import NOWHERE, PushProgress, PushStart
 from replicator.protocol.known_nodes import KnownNode, KnownNodes
+from replicator.protocol.messages import LogOffset
 from replicator.pull.client import PullClient
 from replicator.pull.local_copy import LocalCopy
 from replicator.pull.remote_log import RemoteLog
@@ -24,6 +26,7 @@ from replicator.push.client import PushClient
 from replicator.push.session_source import SessionSource
 from replicator.push.stream_set import PushStreams
 from rt.client.publisher_status import state_of
+from rt.cluster_epoch import epoch_of
 from rt.log.disk import REAL
 from rt.log.read.projection import EVERYTHING
 from rt.net.grpc_errors import Unreachable
@@ -525,5 +528,101 @@ def test_the_stream_to_a_learned_endpoint_is_closed_before_a_seed_counts_for_its
             assert n3.is_closed
             await streams.close()
             log.close()
+
+    asyncio.run(main())
+
+
+class Call:
+    """A call to a node that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self._answers = asyncio.Queue[bytes | Exception]()
+        self._cython_call = self
+        self.is_read = False
+        """Whether an answer is awaited."""
+
+    def say(self, answer: PushReply) -> None:
+        self._answers.put_nowait(encode_push_reply(answer))
+
+    def fail(self) -> None:
+        self._answers.put_nowait(Unreachable("the node is gone"))
+
+    async def write(self, _: bytes) -> None:
+        pass
+
+    async def read(self) -> bytes:
+        self.is_read = True
+        answer = await self._answers.get()
+        self.is_read = False
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(self, *_: object) -> None:
+        pass
+
+
+class Calls:
+    """A channel whose calls are all `call`."""
+
+    def __init__(self) -> None:
+        self.call = Call()
+
+    def get(self) -> Any:
+        return self
+
+    def stream_stream(self, _method: str) -> Any:
+        return lambda: self.call
+
+    async def close(self) -> None:
+        pass
+
+
+async def turns(count: int = 30) -> None:
+    """Let all that is ready run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_member", [False, True])
+def test_an_answer_that_comes_with_what_closes_its_stream_counts_only_if_the_node_stays(
+    tmp_path: Path, is_member: bool
+) -> None:
+    """After a forced reset the members are others, and what was merged in the old line may be lost."""
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        publisher.publish_many([b"v"] * 10)
+    old, new = epoch_of(0, 0) + 1, epoch_of(1 << 16, 77)
+    nodes = [KnownNode("A", "a:1"), KnownNode("B", "b:1")]
+    end = LogOffset(0, 0, 500)
+
+    async def main() -> None:
+        log = SessionSource(publisher.directory, "s")
+        calls: dict[str, Call] = {}
+
+        def connect(target: str) -> Any:
+            calls[target] = (channel := Calls()).call
+            return channel
+
+        streams = PushStreams(log, ["b:1"], connect, None, lambda: None)
+        streams.open()
+        await turns()
+        first = KnownNodes(tuple(nodes), 1)
+        calls["b:1"].say(PushStart(CLUSTER, old, 2, "B", nodes=first))
+        await turns()
+        calls["a:1"].say(PushStart(CLUSTER, old, 2, "A", nodes=first))
+        await turns()
+        calls["b:1"].fail()
+        await turns()
+        async with asyncio.timeout(WAIT_S):
+            while not calls["b:1"].is_read:  # The stream is tried again.
+                await asyncio.sleep(0)
+        then = KnownNodes(tuple(nodes if is_member else nodes[1:]), 2)
+        calls["b:1"].say(PushStart(CLUSTER, old if is_member else new, len(then.nodes), "B", nodes=then))
+        calls["a:1"].say(PushProgress(end, 10, merged=end, merged_run=0, merged_number=10))
+        await turns()
+        assert set(log.quorum._progress) == ({"A"} if is_member else set())
+        assert log.quorum.merged_offset == (end if is_member else NOWHERE)
+        await streams.close()
+        log.close()
 
     asyncio.run(main())

@@ -7,10 +7,12 @@ import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,7 @@ from replicator.protocol.handshake import (
     PullHello,
     PullMerged,
     PullProgress,
+    PullRange,
     PullSession,
     PullStart,
 )
@@ -680,5 +683,51 @@ def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, p
                 puller.call.cancel()
             await until(lambda: not node.pull._hub._watched)
         grown.log.close()
+
+    asyncio.run(main())
+
+
+def test_a_pull_that_is_cancelled_before_its_hold_is_confirmed_leaves_nothing() -> None:
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def confirm(_: str) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        reader = Identity("s", "subscriber", "u")
+        servicer = server_module.PullServicer(
+            *(SimpleNamespace(), "s", ThreadPoolExecutor(1)), identify=lambda: reader, confirm_hold=confirm
+        )
+        log = PullMerged(name="u", acknowledged=Acknowledged("u", 5), position=5, range=PullRange(9))
+        context = Context(encode_pull_request(PullHello("s", log)))
+        pulling = asyncio.create_task(servicer.pull(None, context))
+        await asked.wait()
+        assert len(servicer.pulls) == 1
+        pulling.cancel()
+        await asyncio.gather(pulling, return_exceptions=True)
+        context.end()
+        assert servicer.pulls == {}
+        assert servicer.budget.used_bytes == 0
+
+    class Context:
+        """A call whose hello has come."""
+
+        def __init__(self, hello: bytes) -> None:
+            self._hello = hello
+            self._callbacks: list[Any] = []
+
+        async def read(self) -> bytes:
+            return self._hello
+
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
+        def add_done_callback(self, callback: Any) -> None:
+            self._callbacks.append(callback)
+
+        def end(self) -> None:
+            for callback in self._callbacks:
+                callback(self)
 
     asyncio.run(main())

@@ -21,7 +21,7 @@ import rt
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
-from replicator.push.server import check_publisher
+from replicator.push.server import _Stream, check_publisher
 from replicator.receive import session_replica
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_replica import STALLED_SECONDS, STILL_SECONDS, UnfinishedBytes
@@ -630,3 +630,35 @@ def test_a_dedup_id_of_a_certificate_is_good_with_any_suffix(dedup_id: str) -> N
     check_publisher(identity, PushHello("s", "feed~1", bytes(16), dedup_id), "s")
     with pytest.raises(CertificateError, match="does not name that dedup id"):
         check_publisher(identity, PushHello("s", "feed~1", bytes(16), f"x{dedup_id}"), "s")
+
+
+def test_a_stream_that_waits_for_a_message_holds_none(session: str) -> None:
+    kept: list[bytes] = []
+    held: list[int] = []
+    """How many messages the stream held each time that it asked for one."""
+
+    class Message(bytes):
+        def __del__(self) -> None:
+            kept.remove(bytes(self))
+
+    class Context:
+        def __init__(self) -> None:
+            items = items_of(REAL, session)
+            self._left = [encode_push_request(one) for one in items if not isinstance(one, Run)]
+
+        async def read(self) -> bytes | None:
+            held.append(len(kept))
+            if not self._left:
+                return None
+            kept.append(self._left.pop(0))
+            return Message(kept[-1])
+
+    class Intake:
+        async def append(self, item: Item) -> None:
+            assert len(kept) == isinstance(item, Chunk), "a chunk is not copied"
+
+    stream: Any = _Stream(Context())  # type: ignore[arg-type]
+    intake: Any = Intake()
+    asyncio.run(stream._receive(intake))
+    assert len(held) > 3
+    assert set(held) == {0}

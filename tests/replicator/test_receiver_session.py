@@ -330,9 +330,9 @@ def test_a_batch_whose_checksums_hold_but_whose_columns_lie_is_refused(
             receiver.append(chunk)
         assert caught.value.where == LogOffset(0, 0, 64 + len(first))
         assert receiver.end == 1
-        assert [mark.number for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks] == [
-            1
-        ]
+        assert [
+            mark.number for _, marks in receiver.on_synced(receiver.sync_point()).boundaries for mark in marks
+        ] == [1]
     receiver.close()
 
 
@@ -380,7 +380,9 @@ class TestMarks:
             if point is not None:
                 receiver.sync_to(point)
             told.extend(
-                (segment, mark.offset) for segment, marks in receiver.on_synced(point) for mark in marks
+                (segment, mark.offset)
+                for segment, marks in receiver.on_synced(point).boundaries
+                for mark in marks
             )
 
         for item in items_of(disk, SESSION):
@@ -409,7 +411,9 @@ class TestMarks:
         receiver = session_copy(disk)
         (recovered,) = receiver.recovered
         give(receiver, items_of(disk, SESSION, receiver.next_offset))
-        following = [mark for _, marks in receiver.on_synced(receiver.sync_point()) for mark in marks]
+        following = [
+            mark for _, marks in receiver.on_synced(receiver.sync_point()).boundaries for mark in marks
+        ]
         assert [*recovered.marks, *following] == read_marks(disk, SESSION, recovered.segment)
         receiver.close()
 

@@ -1,0 +1,68 @@
+"""A session replica in its event loop: what it answers is on disk, and its batches were reported before."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from disks import MemoryDisk
+from receiving import SESSION, items_of, publish, session_copy
+
+from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.receive.batch_boundaries import SegmentBoundaries
+from replicator.receive.group_commit import GroupCommit
+from replicator.receive.session_replica import SessionReplicaWriter
+
+
+def test_what_another_thread_seals_while_a_sync_is_reported_is_not_answered_before_its_batches_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = MemoryDisk()
+    publish(disk, *[100] * 10)
+    publish(disk, 50)  # Another run: the first one is sealed.
+    run, whole, sealed = items_of(disk, SESSION)[:3]
+    assert isinstance(run, Run)
+    assert isinstance(whole, Chunk)
+    assert isinstance(sealed, SegmentSealed)
+    cut = len(whole.data) // 2
+    first = Chunk(whole.start, whole.data[:cut])
+    rest = Chunk(whole.start._replace(offset=cut), whole.data[cut:])
+    receiver = session_copy(disk)
+    reported: list[LogOffset] = []
+    answered: list[tuple[LogOffset, LogOffset]] = []
+    """How far is answered, and how far batches were reported then."""
+
+    def report(found: list[SegmentBoundaries]) -> None:
+        reported.extend(LogOffset(*one.segment, one.marks[-1].offset) for one in found)
+
+    async def main() -> None:
+        sync, pool = GroupCommit(), ThreadPoolExecutor(1)
+        replica = SessionReplicaWriter(receiver, sync, pool, on_marks=report, on_failed=pytest.fail)
+        on_synced = receiver.on_synced
+
+        def store_rest() -> None:
+            receiver.append(rest)
+            receiver.seal(sealed)  # Everything is durable from here on.
+
+        def on_synced_then_sealed(*arguments: Any) -> Any:
+            monkeypatch.setattr(receiver, "on_synced", on_synced)
+            found = on_synced(*arguments)
+            pool.submit(store_rest).result()
+            return found
+
+        monkeypatch.setattr(receiver, "on_synced", on_synced_then_sealed)
+        await replica.start_run(run)
+        await replica.append(first)
+        for _ in range(2):  # The sync that is reported meanwhile, and the next one.
+            await sync.wait_idle()
+            answered.append((replica.progress.durable, reported[-1]))
+            sync.request_sync(receiver)
+        await replica.close()
+        await sync.close()
+        pool.shutdown()
+
+    asyncio.run(main())
+    assert all(durable <= told for durable, told in answered), answered
+    assert answered[-1][0] == sealed.end_offset
