@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from operator_command import run_command
 from receiving_node import make_pki
-from rest_node import Served, serving
+from rest_node import Served
 
 from rt.cli.cluster.features import _lines, features
-from rt.net.grpc_channel import serve
-from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
 from sequencer.state import feature_level
-
-FILES = {"ca": "ca.crt", "cert": "op.crt", "key": "op.key"}
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +29,12 @@ def run(pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setitem(feature_level.PERMITS, 2, "something new")
 
     def run(*arguments: str, latest: int = 2) -> tuple[Result, Served]:
-        async def main() -> tuple[Result, Served]:
-            async with serving(pki, tmp_path) as served:
-                for member in served.data.follower.standing.nodes:
-                    member.summary.feature_level_latest = latest if member.name == "n3" else 2
-                    member.summary.rt_version = "1.2.3"
-                answering = served.rest.answering["rest"]
-                assert isinstance(answering, Dispatcher)
-                tunnel = Tunnel(lambda: answering)
-                server = await serve("127.0.0.1:0", [tunnel.register], roles=TUNNEL_ROLES, tls=served.tls)
-                try:
-                    files = [f"--{name}={pki / file}" for name, file in FILES.items()]
-                    line = [*arguments, f"--endpoints=localhost:{server.port}", *files]
-                    return await asyncio.to_thread(CliRunner().invoke, features, line), served
-                finally:
-                    await server.stop()
+        def prepare(served: Served) -> None:
+            for member in served.data.follower.standing.nodes:
+                member.summary.feature_level_latest = latest if member.name == "n3" else 2
+                member.summary.rt_version = "1.2.3"
 
-        return asyncio.run(main())
+        return run_command(features, *arguments, pki=pki, root=tmp_path, prepare=prepare)
 
     return run
 

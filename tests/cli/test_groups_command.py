@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from operator_command import run_command
 from receiving_node import make_pki
-from rest_node import Served, at, serving
+from rest_node import Served, at
 
 from rt.cli import log_goals
 from rt.cli.commands.groups import groups
 from rt.cli.formats.group_table import groups_in, list_lines
-from rt.net.grpc_channel import serve
 from rt.streams.balancer.lease_balancer import HOSTS, QUEUES
 from rt.streams.group.partitions import Partitions
-from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
 from sequencer.state.state import LeaseState, SequencerState, SubscriberHold
 
 WORKERS = Partitions("workers", ["a/*"], 3)
@@ -96,27 +93,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> NodesLog:
 @pytest.fixture
 def run(pki: Path, tmp_path: Path) -> Callable[..., tuple[Result, Served]]:
     def run(*arguments: str, change: Callable[[Any], None] = lambda _: None) -> tuple[Result, Served]:
-        async def main() -> tuple[Result, Served]:
-            async with serving(pki, tmp_path) as served:
-                fill(served)
-                change(served.data.follower.state)
-                answering = served.rest.answering["rest"]
-                assert isinstance(answering, Dispatcher)
-                tunnel = Tunnel(lambda: answering)
-                server = await serve("127.0.0.1:0", [tunnel.register], roles=TUNNEL_ROLES, tls=served.tls)
-                try:
-                    files = [f"--{name}={pki / file}" for name, file in FILES.items()]
-                    line = [*arguments, f"--endpoints=localhost:{server.port}", *files]
-                    return await asyncio.to_thread(CliRunner().invoke, groups, line), served
-                finally:
-                    await server.stop()
+        def prepare(served: Served) -> None:
+            fill(served)
+            change(served.data.follower.state)
 
-        return asyncio.run(main())
+        return run_command(groups, *arguments, pki=pki, root=tmp_path, prepare=prepare)
 
     return run
-
-
-FILES = {"ca": "ca.crt", "cert": "op.crt", "key": "op.key"}
 
 
 def test_all_groups_are_listed_with_their_lag_and_members(run: Any) -> None:

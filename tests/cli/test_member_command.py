@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from operator_command import run_command
 from receiving_node import make_pki
-from rest_node import Served, serving
+from rest_node import Served
 
 from rt.cli.cluster.member import MemberChangeFailed, member
-from rt.net.grpc_channel import serve
-from sequencer.rest.http.dispatcher import Dispatcher
-from sequencer.rest.http.tunnel import TUNNEL_ROLES, Tunnel
 from sequencer.state.feature_level import MEMBER_CHANGES
 from sequencer.state.state import MemberRequest, SequencerState, SettledMembers
-
-FILES = {"ca": "ca.crt", "cert": "op.crt", "key": "op.key"}
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +33,14 @@ def run(pki: Path, tmp_path: Path) -> Callable[..., tuple[Result, Served]]:
         request: MemberRequest | None = None,
         level: int = MEMBER_CHANGES,
     ) -> tuple[Result, Served]:
-        async def main() -> tuple[Result, Served]:
-            async with serving(pki, tmp_path) as served:
-                state: Any = served.data.follower.state
-                assert isinstance(state, SequencerState)
-                state.feature_level, state.settled_members, state.member_request = level, settled, request
-                for one in served.data.follower.standing.nodes:
-                    one.raft_address = f"{one.name}.example:7000"
-                answering = served.rest.answering["rest"]
-                assert isinstance(answering, Dispatcher)
-                tunnel = Tunnel(lambda: answering)
-                server = await serve("127.0.0.1:0", [tunnel.register], roles=TUNNEL_ROLES, tls=served.tls)
-                try:
-                    files = [f"--{name}={pki / file}" for name, file in FILES.items()]
-                    line = [*arguments, f"--endpoints=localhost:{server.port}", *files]
-                    return await asyncio.to_thread(CliRunner().invoke, member, line), served
-                finally:
-                    await server.stop()
+        def prepare(served: Served) -> None:
+            state: Any = served.data.follower.state
+            assert isinstance(state, SequencerState)
+            state.feature_level, state.settled_members, state.member_request = level, settled, request
+            for one in served.data.follower.standing.nodes:
+                one.raft_address = f"{one.name}.example:7000"
 
-        return asyncio.run(main())
+        return run_command(member, *arguments, pki=pki, root=tmp_path, prepare=prepare)
 
     return run
 
