@@ -48,10 +48,11 @@ from rt.query.core.lifecycle import EngineLifecycle, EngineState, EventLock
 from rt.query.core.reliable import ReliableObservable
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import RealScheduler, Scheduler
+from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.checkpoint_stats import MeasuredStore
 from rt.query.monitoring.dead_letters import DeadLetter, DeadLetters
 from rt.query.monitoring.error_handler import ErrorHandlers
-from rt.query.monitoring.status import BacklogLog, EngineMonitor, EngineStatus
+from rt.query.monitoring.status import EngineMonitor, EngineStatus
 from rt.query.mutation_check import MutationCheck
 from rt.query.query_registry import QueryRegistry, Start
 

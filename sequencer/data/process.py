@@ -42,7 +42,8 @@ from sequencer.data.table_service import TABLE_METHOD_ROLES, TableService
 from sequencer.data.task_group import TaskGroup
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.data_reports import DataReports
-from sequencer.ipc.state_follower import PeerAddresses, StateFollower
+from sequencer.ipc.peer_addresses import PeerAddresses
+from sequencer.ipc.state_follower import StateFollower
 from sequencer.ipc.supervisor_link import NO_SUPERVISOR, SupervisorLink
 from sequencer.merged.catch_up import CatchUp
 from sequencer.merged.log_provider import NodeLogProvider

@@ -1,4 +1,4 @@
-"""The sequencer's state in the data process: a snapshot, then the committed commands. The cluster view.
+"""The sequencer's state in the data process: a snapshot, then the committed commands; and the cluster view.
 
 For one thread. Invariants:
 - It uses the same `apply` as the control process, so everything in it was committed.
@@ -15,7 +15,6 @@ from rt.endpoints import parse_endpoint
 from rt.errors import InvalidOption
 from rt.net.grpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.config.config import NodeConfig
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import Outcome
 from sequencer.state.command_codec import decode_command
@@ -101,22 +100,3 @@ class StateFollower:
             return
         self.index, self.state = snapshot.index, state
         self._on_snapshot([decode_write_plan(plan) for plan in snapshot.plans])
-
-
-class PeerAddresses:
-    """host:port of the gRPC servers of the other members. Until a cluster view arrives: as configured."""
-
-    def __init__(self, config: NodeConfig) -> None:
-        self._node = config.name
-        self._by_name = {peer: config.members[peer].data for peer in config.peers}
-
-    def update(self, view: pb.Standing) -> None:
-        """A member that never reported its address is reached as configured, or not at all."""
-        known = {one.name: one.address or self._by_name.get(one.name, "") for one in view.nodes}
-        self._by_name = {name: known[name] for name in sorted(known) if known[name] and name != self._node}
-
-    def get(self, node: str) -> str | None:
-        return self._by_name.get(node)
-
-    def all(self) -> list[str]:
-        return [*self._by_name.values()]

@@ -24,7 +24,8 @@ from rt.net.grpc_channel import Channel, open_channel
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
 from sequencer.config.startup_phase import COPYING, Phase
-from sequencer.ipc.state_follower import PeerAddresses, StateFollower
+from sequencer.ipc.peer_addresses import PeerAddresses
+from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merge_input import MissingInput
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger

@@ -24,7 +24,8 @@ from rt.log.scan.directory import list_segments, read_durable_end
 from rt.net.grpc_errors import Unreachable
 from rt.net.tls import TLS
 from sequencer.config.config import NodeConfig
-from sequencer.ipc.state_follower import PeerAddresses, StateFollower
+from sequencer.ipc.peer_addresses import PeerAddresses
+from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.repair_queue import Repairer, VerifiedDisk
 from sequencer.merged.scrubber import Scrubber, ScrubTarget
 from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment

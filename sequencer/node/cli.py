@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rt.cli.formats.console import write_new_files
+from rt.cli.formats.new_files import write_new_files
 from rt.cli.options import option
 from rt.errors import CertificateError
 from rt.net.tls import TLS

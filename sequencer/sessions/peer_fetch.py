@@ -21,7 +21,8 @@ from rt.net.grpc_errors import Unreachable
 from rt.net.tls import TLS
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
-from sequencer.ipc.state_follower import PeerAddresses, StateFollower
+from sequencer.ipc.peer_addresses import PeerAddresses
+from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.peer_pull import fetch_session
 from sequencer.sessions.replica import SessionReplica
 from sequencer.sessions.replicas import SessionReplicas

@@ -29,8 +29,9 @@ from rt.query import (
 from rt.query import operators as ops
 from rt.query.core.clock import EventTime
 from rt.query.core.reliable import RESUME
+from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.metrics import metrics_of
-from rt.query.monitoring.status import BacklogLog, QueryStatus
+from rt.query.monitoring.status import QueryStatus
 from rt.query.monitoring.status_server import serve_status
 
 factories = Factories()

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from rt.cli.formats.console import write_new_files
+from rt.cli.formats.new_files import write_new_files
 from rt.cli.options import option
 from rt.errors import InvalidOption
 

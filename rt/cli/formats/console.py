@@ -1,24 +1,20 @@
-"""What commands print: results on stdout, messages, progress and readers' events on stderr; new files."""
+"""What commands print: results on stdout, messages, progress and readers' events on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rt.cli.formats.tables import escape
-from rt.errors import RtError
 from rt.events import BadMessage, BadTail, CorruptPositions, Event, HoldRefused, Reset, SkipForward
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
 
 T = TypeVar("T")
 
@@ -61,20 +57,6 @@ def _in_words(event: Event) -> str:
             return f"the stream was reset: epoch {merged_run} starts at position {position}"
         case HoldRefused(name, why):
             return f"the nodes keep no messages for {name}: {why}"
-
-
-def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
-    """Write each file, and make its directory if needed. Without `force` none that differs is replaced.
-
-    Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
-    """
-    for path, content in contents.items():
-        if not force and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content):
-            raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
-    for path, content in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        click.echo(f"Wrote {path}.", err=True)
 
 
 class Bar:

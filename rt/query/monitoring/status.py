@@ -1,16 +1,13 @@
-"""The status of an engine and its queries, as values; and what is logged when full outputs stop it."""
+"""The status of an engine and its queries, as values."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from rt.log_limit import LogLimit
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.edge import OutputEdge, QueryOutput
 from rt.query.checkpoint.edge_table import EdgeTable
@@ -22,14 +19,11 @@ from rt.query.core.clock import EventTime, QueryClock
 from rt.query.core.operator_group import OperatorGroup
 from rt.query.core.runtime import QueryRuntime
 from rt.query.core.scheduler import NS_PER_S
+from rt.query.monitoring.backlog_log import BacklogLog
 from rt.query.monitoring.checkpoint_stats import CheckpointStats, MeasuredStore
 from rt.query.monitoring.dead_letters import DeadLetters
 
 State = Literal["running", "completed", "failed", "not running"]
-
-logger = logging.getLogger("rt.query")
-
-_LOG_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,36 +298,3 @@ def _state(ended: str | None, group: OperatorGroup | None) -> State:
 def _events(sources: Iterable[SourceStatus], before: Mapping[str, int]) -> int:
     """Number of values that the sources sent after those of `before`."""
     return sum(each.events - before.get(each.name, 0) for each in sources)
-
-
-class BacklogLog:
-    """Called with the names of the full outputs, as often as these are looked at. Thread-safe.
-
-    A stop is logged at most once a minute, and its end if the stop was logged. `stops` counts all stops,
-    `stopped_s` is the seconds of the stops that ended.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock: Final = clock
-        self._limit = LogLimit(_LOG_EVERY_S)
-        self._lock = threading.Lock()
-        self._since: float | None = None
-        self._is_logged = False
-        self.stops = 0
-        self.stopped_s = 0.0
-
-    def update(self, full: Collection[str]) -> None:
-        with self._lock:
-            if full and self._since is None:
-                self._since = self._clock()
-                self.stops += 1
-                left_out = self._limit.admit(self._since)
-                self._is_logged = left_out is not None
-                if left_out is not None:
-                    names = ",".join(sorted(full))
-                    logger.warning("sources_stopped full_outputs=%s not_logged=%d", names, left_out)
-            elif not full and self._since is not None:
-                stopped_s, self._since = self._clock() - self._since, None
-                self.stopped_s += stopped_s
-                if self._is_logged:
-                    logger.warning("sources_continue after_s=%.1f", stopped_s)

@@ -141,11 +141,8 @@ class WindowResult(TypedDict):
 
 
 _Window = tuple[Any, int]
-
 """A key and a start."""
-
 _Row = tuple[int, Any, int, bool]
-
 """The end, what is accumulated, the next revision, and whether the watermark did not pass the end."""
 
 

@@ -1,0 +1,25 @@
+"""Writes the files that a command makes for its user to edit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from rt.errors import RtError
+
+
+def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
+    """Write each file, and make its directory if needed. Without `force` none that differs is replaced.
+
+    Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
+    """
+    for path, content in contents.items():
+        if not force and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content):
+            raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        click.echo(f"Wrote {path}.", err=True)
