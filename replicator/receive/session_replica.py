@@ -304,7 +304,7 @@ class SessionReplicaWriter:
     def _handle_synced(self, point: SyncPoint | None) -> None:
         synced = self.receiver.on_synced(point)
         if synced.boundaries:
-            self._on_marks(synced.boundaries)  # Before the publisher is answered: merging waits for it.
+            self._on_marks(synced.boundaries)  # First: merging waits for it.
         if synced.durable is not None:
             progress = self._progress._replace(durable=synced.durable, durable_number=synced.end)
             if progress != self._progress:

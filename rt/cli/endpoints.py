@@ -167,17 +167,19 @@ async def ask_nodes(
     *,
     where: str | None = None,
     empty: Any = None,
-    **timeout: float,
+    timeout_s: float | None = None,
 ) -> Any:
     """The decoded answer of the first node that answers: to GET, or to POST with a body. `rt.RtError`.
 
     `where` names the node in its errors. `empty`, if given, is the answer of a node that is not ready, or too
-    old to know the target. `timeout`: see `rt.net.rest_client.ask`.
+    old to know the target. `timeout_s` is for its answer.
     """
-    from rt.net.rest_client import ask, check
+    from rt.net.rest_client import TIMEOUT_S, ask, check
 
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-    answer = await ask(endpoints, tls, method, target, data, connect_timeout_s=connect_s, **timeout)
+    answer = await ask(
+        endpoints, tls, method, target, data, connect_timeout_s=connect_s, timeout_s=timeout_s or TIMEOUT_S
+    )
     if answer.status in {404, 503} and empty is not None:
         return empty
     return json.loads(check(answer, where=where).body)

@@ -1,7 +1,7 @@
 """Where the time of a message goes, from `publish` to the subscriber: one at a time, stage by stage.
 
 A stage ends with a write to a log file of some process. The kernel reports each write to the watcher
-(inotify), so no process of rt does anything for the measurement. Each time is up to 0.1 ms late.
+(inotify), so no process of rt does anything for the measurement. Its wake-ups delay the others a little.
 """
 
 from __future__ import annotations

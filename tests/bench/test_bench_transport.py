@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rt.cli.commands.bench import bench
 from sequencer.bench import speed, stages
-from sequencer.bench.stages import WriteTimes, lengths_of
+from sequencer.bench.stages import STAGES, WriteTimes, lengths_of
 from sequencer.bench.transport import PARTS
 
 FEW = [
@@ -113,18 +113,7 @@ def names(nodes: int) -> dict[str, list[str]]:
             *(f"{drip}: CPU of {kind}" for kind in KINDS),
             f"{drip}: context switches",
         ],
-        "stages": [
-            f"{nodes} nodes, one message of 1 KiB: {what}"
-            for what in (
-                "in the publisher's log",
-                "in the session copies of a majority",
-                "in the Raft logs of a majority",
-                "in a merged log",
-                "in the subscriber's copy",
-                "received",
-                "all stages",
-            )
-        ],
+        "stages": [f"{nodes} nodes, one message of 1 KiB: {what}" for what in (*STAGES, "all stages")],
         "failover": [
             f"{failover} until messages flow again",
             f"{failover}, the longest of 1",
