@@ -47,6 +47,7 @@ def stages(setup: Setup, *, seconds: float, rounds: int) -> Iterator[Figure]:
         stage.ask("drip", rate_hz=RATE_HZ)
         time.sleep(_WARM_UP_S)
         stage.wait_for(lambda: min(stage.progress().received), 1, "the subscriber receives")
+        stage.wait_merged(1)  # Each node has a merged log to watch.
         found = [_medians_ms(stage, seconds) for _ in range(rounds)]
     name = f"{setup.nodes} nodes, one message of 1 KiB"
     for what, each in zip((*STAGES, "all stages"), zip(*found, strict=True), strict=True):
@@ -100,7 +101,7 @@ def _log_directories(stage: Stage) -> dict[str, list[str]]:
     for node in stage.nodes.names:
         root = stage.nodes.directory(node)
         replicas = Path(session_directory(root, STREAM, ""))
-        found[f"session {node}"] = [str(replica) for replica in replicas.iterdir() if replica.is_dir()]
+        found[f"session {node}"] = [str(replica) for replica in replicas.glob("*/")]
         found[f"raft {node}"] = [str(root / "raft")]
         found[f"merged {node}"] = [str(stage.nodes.merged_directory(node))]
     return found
