@@ -7,14 +7,14 @@ or whose disk is filled by something else, trims nothing.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rt.units import NS_PER_MINUTE
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionPolicy:
+class RetentionPolicy(Struct, frozen=True):
     """A sealed segment that exceeds one of these limits is trimmed, the oldest first."""
 
     retention_minutes: int = 7 * 24 * 60

@@ -9,9 +9,10 @@ Pure. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 from archiver.policy import DiskUse, RetentionPolicy, disk_excess, expired_ns, size_excess
 from rt.log.format.segment_table import TrimReason
@@ -32,8 +33,7 @@ class Segment(Protocol):
         """Sequencing time at which it was sealed."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrimPlan:
+class TrimPlan(Struct, frozen=True):
     """Trim every sealed segment that ends at position `up_to` or before."""
 
     up_to: int

@@ -6,12 +6,12 @@ is raised as `rt.Gap`, so a reader never skips messages silently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class BadTail:
+
+class BadTail(Struct, frozen=True):
     """The log ends with an incomplete batch of `torn_bytes` at `offset` of `path`: torn, or being written."""
 
     path: str
@@ -19,8 +19,7 @@ class BadTail:
     torn_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class BadMessage:
+class BadMessage(Struct, frozen=True):
     """Messages from `start` to `end` (exclusive) are stored as published, but cannot be decoded.
 
     Their checksums are valid; `reason` says what is wrong, such as an unknown codec.
@@ -33,8 +32,7 @@ class BadMessage:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SkipForward:
+class SkipForward(Struct, frozen=True):
     """The reader expected position `wanted`; those before `resumed`, the new log start, were trimmed."""
 
     wanted: int
@@ -42,8 +40,7 @@ class SkipForward:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CorruptPositions:
+class CorruptPositions(Struct, frozen=True):
     """No node has valid bytes for positions `start` to `end` (exclusive).
 
     `end` is the end of the corrupt segment, or None if no node knows it. `reason` is what the nodes reported.
@@ -56,8 +53,7 @@ class CorruptPositions:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Struct, frozen=True):
     """An operator reset the stream: messages from `position` on belong to another epoch.
 
     After a hard reset, `SkipForward` reports messages that were merged but not read; messages that were
@@ -71,8 +67,7 @@ class Reset:
     """X of the merged segments from there on: the number of the new epoch."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRefused:
+class HoldRefused(Struct, frozen=True):
     """The nodes hold back no data for this subscriber, `name`; `why` says the reason. They may trim unread
     data.
 

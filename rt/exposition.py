@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CONDITION: Final = "0 or 1"
@@ -12,8 +14,7 @@ CONDITION: Final = "0 or 1"
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(Struct, frozen=True):
     """`counts[i]` observations are in (bounds[i-1], bounds[i]]; the last count is above all bounds."""
 
     bounds: tuple[float, ...] = ()
@@ -25,8 +26,7 @@ Value: TypeAlias = float | Histogram
 """A number, or the observations of a histogram."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One metric. The keys of `samples` are label values, in the order of `labels`."""
 
     name: str
@@ -41,7 +41,7 @@ class Metric:
         for values in self.samples:
             assert len(values) == len(self.labels), (self.name, values)
         if not self.unit:
-            object.__setattr__(self, "unit", self.name.removesuffix("_total").rpartition("_")[2])
+            force_setattr(self, "unit", self.name.removesuffix("_total").rpartition("_")[2])
 
     @property
     def kind(self) -> Kind:

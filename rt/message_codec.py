@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args, get_origi
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from msgspec import Struct
 
 _Value = TypeVar("_Value")
 _SCALARS: Final = (bool, bytes, int, str)
@@ -123,6 +124,8 @@ def keyed(name: str, key: str, codec: MessageCodec[Any]) -> FieldCodec:
 
 
 def _names(kind: Any) -> tuple[str, ...]:
+    if issubclass(kind, Struct):
+        return tuple(kind.__struct_fields__)
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind) if field.init)
     return tuple(kind._fields)

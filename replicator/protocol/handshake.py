@@ -6,9 +6,10 @@ made, so that no invalid one exists. `replicator/protocol/codec.py` converts the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+from msgspec import Struct
 
 from replicator.protocol.known_nodes import MEMBERS_MAX, NO_NODES, KnownNodes
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, Run, SegmentSealed
@@ -34,8 +35,7 @@ Wanted: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 _Item = TypeVar("_Item", bound=SegmentSealed | Run | LogTrimmed | CompleteUpTo)
 
 
-@dataclass(frozen=True, slots=True)
-class PushHello:
+class PushHello(Struct, frozen=True):
     """The first message of a push client: whose log it brings. `cluster` is empty before the first push.
 
     `version`: once it was received, the version of the protocol that both sides use.
@@ -57,8 +57,7 @@ class PushHello:
             check_dedup_id(self.dedup_id)
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceLimit:
+class SilenceLimit(Struct, frozen=True):
     """The publisher promised, at the start of this run, to be silent for `milliseconds` at most.
 
     0: it was closed in order, and promises nothing more.
@@ -72,8 +71,7 @@ class SilenceLimit:
         _check_bound("limit of silence", self.milliseconds, SILENCE_MS_END)
 
 
-@dataclass(frozen=True, slots=True)
-class PushStart:
+class PushStart(Struct, frozen=True):
     """The answer to a hello: who the node is, and from where it needs the log (None: from the oldest
     segment). `takes_status`: it knows `PushStatus`. `silence_limit`: as committed of the session's last run;
     None: the node knows of none. `members`: the number of voting members; `nodes` names them. `version`: that
@@ -102,8 +100,7 @@ class PushStart:
             check_log_offset(self.offset)
 
 
-@dataclass(frozen=True, slots=True)
-class PushStatus:
+class PushStatus(Struct, frozen=True):
     """How a push stands, every `STATUS_SECONDS`: `waiting_bytes` are on the publisher's disk and not synced
     by this node, and none of them was for `stalled_ms`. `silence_limit`: the publisher has one, or had one.
     """
@@ -117,8 +114,7 @@ class PushStatus:
         _check_bound("stalled time", self.stalled_ms, 2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenReply:
+class OpenReply(Struct, frozen=True):
     """The answer to a run: its chunks are accepted."""
 
     run: int
@@ -140,8 +136,7 @@ class PushProgress(NamedTuple):
     merged: LogOffset = NOWHERE
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(Struct, frozen=True):
     """The subscriber `name`, as in its certificate, needs nothing below `position` any more."""
 
     name: str
@@ -152,8 +147,7 @@ class Acknowledged:
         _check_bound("position", self.position, NUMBER_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRejected:
+class HoldRejected(Struct, frozen=True):
     """The node holds nothing for the subscriber `name`, as in its certificate, and `why`."""
 
     name: str
@@ -165,8 +159,7 @@ class HoldRejected:
             raise ValueError(f"an invalid reason: {self.why[:50]!r}, {len(self.why)} characters")
 
 
-@dataclass(frozen=True, slots=True)
-class PullRange:
+class PullRange(Struct, frozen=True):
     """Only positions up to `end` are asked for; with `outline_bytes`, only how bytes lie along them.
 
     `end` is `rt.log.read.log_source.NO_END` for all that come.
@@ -180,8 +173,7 @@ class PullRange:
         _check_bound("outline bytes", self.outline_bytes, NUMBER_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class PullMerged:
+class PullMerged(Struct, frozen=True):
     """A request for the merged log.
 
     A receiver that has some of it says where its whole blocks end (`offset`, position `end`), of which
@@ -219,8 +211,7 @@ class PullMerged:
             check_name(self.name, kind="subscriber")
 
 
-@dataclass(frozen=True, slots=True)
-class PullSession:
+class PullSession(Struct, frozen=True):
     """A request for a node's session replica from `offset` on, where the segment's running checksum is
     `chain`.
     """
@@ -235,8 +226,7 @@ class PullSession:
         _check_bound("chain", self.chain, 2**32)
 
 
-@dataclass(frozen=True, slots=True)
-class PullHello:
+class PullHello(Struct, frozen=True):
     """The first message of a pull client: the stream and the log that it asks for.
 
     `version`: as in `PushHello`.
@@ -250,8 +240,7 @@ class PullHello:
         check_name(self.stream, kind="stream")
 
 
-@dataclass(frozen=True, slots=True)
-class TimeFound:
+class TimeFound(Struct, frozen=True):
     """No message before `position` has the timestamp that was asked for, or a later one.
 
     The message at the position has, if `is_message`.
@@ -264,8 +253,7 @@ class TimeFound:
         _check_bound("position", self.position, NUMBER_MAX + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class PullStart:
+class PullStart(Struct, frozen=True):
     """The answer to a hello: bytes follow from `offset` on, which is position (or number) `first`.
 
     `cluster` is the cluster's id, or a session's incarnation; `session` and `dedup_id` are a session's. `end`
@@ -298,8 +286,7 @@ class PullStart:
             check_dedup_id(self.dedup_id)
 
 
-@dataclass(frozen=True, slots=True)
-class LogOutline:
+class LogOutline(Struct, frozen=True):
     """A part of how bytes lie along positions. `rt.log.read.outline` makes the waypoints."""
 
     waypoints: tuple[Waypoint, ...]
@@ -315,8 +302,7 @@ class LogOutline:
                 raise ValueError(f"waypoints do not rise: {earlier}, {later}")
 
 
-@dataclass(frozen=True, slots=True)
-class PullProgress:
+class PullProgress(Struct, frozen=True):
     """The receiver has everything below `position`; on disk, if `is_synced`."""
 
     position: int

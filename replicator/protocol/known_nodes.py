@@ -16,8 +16,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.cluster_epoch import is_later, line_of
 from rt.endpoints import check_endpoints
@@ -38,8 +39,7 @@ class KnownNode(NamedTuple):
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNodes:
+class KnownNodes(Struct, frozen=True):
     """The voting members of a cluster. `version` rises with each change; 0: the list has never changed, and
     names no node.
     """
@@ -74,8 +74,7 @@ class KnownNodes:
 NO_NODES: Final = KnownNodes()
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointState:
+class EndpointState(Struct, frozen=True):
     """What a client knows of an endpoint: the `node` that answered last, and its `failures` since then."""
 
     node: str | None = None

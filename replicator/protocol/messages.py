@@ -6,8 +6,9 @@ session each run is announced before its first byte.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rt.log.format.constants import Buffer
 from rt.log.format.segment import SegmentId
@@ -36,8 +37,7 @@ class LogOffset(NamedTuple):
         return f"log.{self.run}.{self.roll} offset {self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True):
     """Bytes of a segment from `start` on: `CHUNK_BYTES_MAX` at most, or `PULLED_CHUNK_BYTES_MAX`."""
 
     start: LogOffset
@@ -49,8 +49,7 @@ class Chunk:
         return self.start._replace(offset=self.start.offset + len(self.data))
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSealed:
+class SegmentSealed(Struct, frozen=True):
     """The segment ends at `end_offset`; one past its last number or position is `end`.
 
     `is_last_of_run`: no segment of the same run follows.
@@ -62,16 +61,14 @@ class SegmentSealed:
     sealed_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One start of a publisher. `run_id` is in the headers of all its segments."""
 
     number: int
     run_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WholeRun:
+class WholeRun(Struct, frozen=True):
     """A run that was over before any byte of it was sent: `data` is its one segment, all of it.
 
     `end` is one past its last number. Nothing of its X is before it or follows.
@@ -97,15 +94,13 @@ class WholeRun:
         return self.run, chunk, SegmentSealed(self.end_offset, self.end, True, self.sealed_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class WholeRuns:
+class WholeRuns(Struct, frozen=True):
     """Runs of a publisher that follow each other: `WHOLE_RUNS_MAX` at most, and as many bytes as a chunk."""
 
     runs: tuple[WholeRun, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LogTrimmed:
+class LogTrimmed(Struct, frozen=True):
     """The sender trimmed everything before segment `before`. `log_start` is the first position kept."""
 
     before: SegmentId
@@ -113,8 +108,7 @@ class LogTrimmed:
     reason: TrimReason
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteUpTo:
+class CompleteUpTo(Struct, frozen=True):
     """Filtered: the filter passes nothing more below `position`."""
 
     position: int

@@ -12,8 +12,9 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final, Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from replicator.protocol.epoch_check import check_epoch, check_line
 from replicator.protocol.handshake import (

@@ -19,9 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replicator.protocol.codec import decode_pull_request, encode_pull_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first
@@ -56,8 +58,7 @@ LOOP_S_MAX: Final = 0.02
 """Processor time. A stream whose read in the loop took longer reads in a thread while it is behind."""
 
 
-@dataclass(slots=True)
-class Pull:
+class Pull(Struct):
     """One stream, for the list of clients. `progress` is what the receiver last reported."""
 
     identity: Identity

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from replicator.protocol.handshake import (
     WAYPOINTS_MAX,
@@ -105,8 +107,7 @@ class TrimOvertake:
                     self._segment = item.start.segment
 
 
-@dataclass(slots=True)
-class PullSource:
+class PullSource(Struct):
     """The start of one stream, and the items after it. For one thread at a time. Close its sender."""
 
     start: PullStart

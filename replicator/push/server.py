@@ -16,8 +16,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from replicator.protocol.codec import PushReply, decode_push_request, encode_push_reply
 from replicator.protocol.grpc_service import Call, first_of, frames_cleared, read_first

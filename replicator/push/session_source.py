@@ -19,7 +19,8 @@ import logging
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from replicator.protocol.epoch_check import check_epoch, check_line
 from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, PushStart

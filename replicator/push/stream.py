@@ -17,8 +17,9 @@ import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import (
@@ -42,7 +43,7 @@ from replicator.push.session_source import SessionSource
 from replicator.push.stall_detector import StallDetector
 from replicator.push.stream_faults import BLOCKING, REFUSALS, FailureReason, first_of, read_own_log
 from replicator.push.whole_runs import joined
-from replicator.send.sender import ITEMS_MAX, Sender
+from replicator.send.sender import ITEMS_MAX, Sender, carried_bytes
 from rt.errors import Fenced, ProtocolViolation, RtError, Timeout
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
 from rt.net.grpc_channel import Channel, end_call
@@ -315,7 +316,7 @@ class PushStream:
             if not items:
                 self._found_nothing_at = looks
                 self._source.record_progress()
-            elif self._source.is_ending or _size(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
+            elif self._source.is_ending or carried_bytes(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
                 continue  # There may be more. Less than a full message waits for its round.
             await self._changed.wait()
 
@@ -387,10 +388,6 @@ class PushStream:
     async def _wait_answer(self) -> None:
         self._answered.clear()
         await self._answered.wait()
-
-
-def _size(items: list[Item]) -> int:
-    return sum(len(item.data) for item in items if isinstance(item, Chunk))
 
 
 async def _read_answer(call: Any) -> PushReply:

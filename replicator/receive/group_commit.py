@@ -18,9 +18,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from rt.errors import Closed, RtError
 from rt.log.write.writer import SyncPoint
@@ -53,8 +54,7 @@ OnSynced = Callable[[SyncPoint | None], None]
 OnFailed = Callable[[RtError], None]
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(Struct):
     """A receiver with its callbacks, and whether its sync is requested or running."""
 
     receiver: Syncable

@@ -10,9 +10,10 @@ Invariants:
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
+
+from msgspec import Struct, field
 
 from replicator.protocol.last_block import block_checksum, last_block_before
 from replicator.protocol.messages import CompleteUpTo, LogOffset, LogTrimmed, SegmentSealed
@@ -36,8 +37,7 @@ FRAME_BYTES_MAX: Final = MESSAGE_BYTES_MAX + 2 * BATCH_BYTES_MAX
 _DECLARATION: Final = int(BlockKind.DECLARATION)
 
 
-@dataclass(slots=True)
-class _Stretch:
+class _Stretch(Struct):
     """A declaration, or the blocks between two. `end` is the position after it."""
 
     offset: int

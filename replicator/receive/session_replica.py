@@ -13,9 +13,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
+
+from msgspec import Struct
 
 from replicator.protocol.handshake import NOWHERE, PushProgress
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
@@ -43,8 +44,7 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-@dataclass(slots=True, eq=False)
-class _Unfinished:
+class _Unfinished(Struct, eq=False):
     """The unfinished batch of a receiver. `is_leaving`: it was interrupted to make room."""
 
     path: str

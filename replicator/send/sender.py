@@ -14,8 +14,10 @@ No network, no threads, no clock: an event loop asks for `items` when the direct
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Final
+
+from msgspec.structs import replace
 
 from replicator.protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -256,3 +258,8 @@ class Sender:
             offset=0,
             hint=RESTORE_HINT,
         ) from error
+
+
+def carried_bytes(items: Iterable[Item]) -> int:
+    """The bytes of the log that these items carry."""
+    return sum(len(item.data) for item in items if isinstance(item, Chunk))

@@ -15,11 +15,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from msgspec.structs import replace
 
 import rt.client.subscriber
 from rt.client.follow_reader import DeliveryCounter, SubscriberStats

@@ -10,7 +10,8 @@ import itertools
 import os
 import shutil
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, ratios, seconds
 from rt.bench.processes import peak_memory_mb
@@ -22,8 +23,7 @@ _DISTINCT = 20_000
 _BATCH_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class LogBench:
+class LogBench(Struct, frozen=True):
     """Writes logs of `size_bytes` of values in the directory `root`."""
 
     root: str

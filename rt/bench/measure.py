@@ -12,12 +12,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+
+class Figure(Struct, frozen=True):
     name: str
     rounds: tuple[float, ...]
     unit: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, Stopwatch, TimeUsed, milliseconds, timed, wall_and_cpu
 from rt.bench.store_places import StorePlace
@@ -20,8 +21,7 @@ EDITS = 10
 _GOAL_MS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectsBench:
+class ObjectsBench(Struct, frozen=True):
     """Saves objects of a hundredth of `items` elements, then of `items`; then many small objects."""
 
     place: StorePlace

@@ -9,9 +9,10 @@ import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.bench.measure import seconds
 
@@ -124,8 +125,7 @@ def _descendants_cpu_s() -> tuple[float, float]:
     return java_s, table.descendants_cpu_s(pid)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUsage:
+class MemoryUsage(Struct, frozen=True):
     """Resident memory of a process, MB."""
 
     peak_mb: float = 0.0

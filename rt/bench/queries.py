@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import tracemalloc
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, milliseconds, timed, wall_and_cpu
 from rt.objects import CheckpointKind, SqliteStore
@@ -53,8 +54,7 @@ class Numbers:
             self._next += 1
 
 
-@dataclass(frozen=True, slots=True)
-class QueriesBench:
+class QueriesBench(Struct, frozen=True):
     """Runs `queries` queries, with a store in the directory `root`."""
 
     root: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, milliseconds, timed, wall_and_cpu
 from rt.bench.queries import Numbers
@@ -23,8 +24,7 @@ _START_NS = 1_767_225_600 * NS_PER_S
 _GAP_S = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueryPatternsBench:
+class QueryPatternsBench(Struct, frozen=True):
     """Opens sessions of `users` users, with a store in the directory `root`."""
 
     root: str

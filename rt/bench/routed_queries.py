@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, timed, wall_and_cpu
 from rt.bench.queries import Numbers
@@ -23,8 +24,7 @@ _SCANNED = 100_000
 """Messages of a round: all together, or divided by the number of queries."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedQueriesBench:
+class RoutedQueriesBench(Struct, frozen=True):
     """Runs `queries` alerts, each for a symbol of its own, with a store in the directory `root`."""
 
     root: str

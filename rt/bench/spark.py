@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, ratios
 from rt.bench.merged_logs import make_log
@@ -40,8 +41,7 @@ WARM_UPS: Final = 10
 """After this many scans the JVM needs half the CPU time of the first ones, and improves little later."""
 
 
-@dataclass(frozen=True, slots=True)
-class SparkBench:
+class SparkBench(Struct, frozen=True):
     """Reads logs of `size_bytes` of values, after `warm_ups` scans, and a stream for `stream_seconds`.
 
     All files are in the directory `root`.

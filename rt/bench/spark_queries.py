@@ -13,9 +13,10 @@ import random
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, TimeUsed, timed
 from rt.bench.processes import CpuUsage, measure_descendants
@@ -60,8 +61,7 @@ def time_of(message: Message) -> int:
     return message.timestamp_ns
 
 
-@dataclass(frozen=True, slots=True)
-class SparkQueriesBench:
+class SparkQueriesBench(Struct, frozen=True):
     """Runs the query with `keys` keys. All files are in the directory `root`."""
 
     root: str

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure, Stopwatch, TimeUsed, wall_and_cpu
 from rt.bench.merged_logs import TOPIC, make_log
@@ -122,8 +123,7 @@ class _OneReader(GeneratorReader):
         return QueueRead([batch] if numbers else [], SequenceToken(stop))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsBench:
+class StreamsBench(Struct, frozen=True):
     """`events` through one agent to ten consumers; `streams` streams with a consumer each; logs."""
 
     root: str

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass  # noqa: TID251
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click

@@ -13,10 +13,11 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
+
+from msgspec import Struct
 
 from rt.endpoints import split_endpoints
 from rt.errors import CertificateError, InvalidName, InvalidOption
@@ -34,8 +35,7 @@ PATHS: Final = ("path", "tls_dir", *_FILES)
 _KEYS: Final = ("endpoints", "stream", *PATHS)
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateSource:
+class CertificateSource(Struct, frozen=True):
     """Where certificates are: in `tls_dir`, or one in `ca`, `cert` and `key`. Absolute paths."""
 
     tls_dir: str | None = None
@@ -86,8 +86,7 @@ class CertificateSource:
         return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionSettings:
+class ConnectionSettings(Struct, frozen=True):
     """Checked settings of a client."""
 
     endpoints: tuple[str, ...]
@@ -134,8 +133,7 @@ def merge_sources(
     return merged
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     where: str
     values: Mapping[str, str]
     base: str = ""

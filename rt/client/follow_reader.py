@@ -8,7 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import Closed, Corrupt, LogNotFound, RtError
 from rt.events import BadMessage, CorruptPositions, Event, SkipForward
@@ -20,8 +22,7 @@ from rt.log.scan.message_batch import MessageBatch
 from rt.option_checks import check_timeout
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberStats:
+class SubscriberStats(Struct, frozen=True):
     """What a subscriber has counted since it was opened: the result of `Subscriber.stats`.
 
     `messages` were delivered, with `bytes` bytes of values. These two never go back.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from time import time_ns
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import Closed, DiskFull, RtError, StorageFailed
 from rt.log.format.segment import SegmentId
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 ReplicationState: TypeAlias = Literal["local", "connecting", "replicating", "waiting", "blocked", "closed"]
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherStatus:
+class PublisherStatus(Struct, frozen=True):
     """How the replication of a publisher stands: the result of `Publisher.status`.
 
     `state` is one of these:
@@ -53,8 +53,7 @@ class PublisherStatus:
     progress: PublisherProgress
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherStats:
+class PublisherStats(Struct, frozen=True):
     """What a publisher has counted since it was opened: the result of `Publisher.stats`.
 
     The first three never go back. `messages` were accepted, with `bytes` bytes of values. `batches` were

@@ -7,7 +7,8 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from rt.client.follow_reader import DeliveryCounter
 from rt.errors import Corrupt, Gap, RtError, Timeout

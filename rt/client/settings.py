@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
 
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
@@ -21,8 +22,7 @@ SILENCE_SECONDS_MIN: Final = 1.0
 """Nodes look every second, and report a publisher a few seconds late."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherSettings:
+class PublisherSettings(Struct, frozen=True):
     """Options of `Publisher`, described there. Raises `rt.InvalidOption` if one is out of range."""
 
     batch_bytes: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field  # noqa: TID251
 from datetime import datetime
 from typing import Literal, TypeAlias
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast, get_args
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from msgspec import Struct
 
 from rt.errors import CertificateError, InvalidName, RtError
 from rt.names import check_name
@@ -39,8 +39,7 @@ UNREADABLE = (
 """Errors that `cryptography` raises for bytes that are no usable certificate or key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The owner that a certificate names. Raises `rt.InvalidName` or `rt.CertificateError` if invalid."""
 
     stream: str

@@ -28,13 +28,13 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cryptography import x509
+from msgspec import Struct
 
 from rt.errors import CertificateError, InvalidName, RtError
 from rt.net.cert_files import check
@@ -204,8 +204,7 @@ _KEYS: Final = {"stream": str, "ca": str, "days": int, "renew_days": int, "certi
 _LISTS: Final = ("dedup", "lease", "dns", "ips")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedSecret:
+class RequestedSecret(Struct, frozen=True):
     """One certificate, and the Secret that holds it."""
 
     secret: str
@@ -220,8 +219,7 @@ class RequestedSecret:
         return {*own, *self.dns, *self.ips}
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateRequest:
+class CertificateRequest(Struct, frozen=True):
     ca: str
     """The Secret of the CA."""
     days: int

@@ -14,7 +14,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field  # noqa: TID251
 from datetime import UTC, datetime
 
 from rt.errors import CertificateError

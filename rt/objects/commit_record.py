@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import UnknownVersion
 from rt.log.disk import REAL
@@ -32,8 +33,7 @@ _VERSION: Final = 1
 _SLOT_BYTES: Final = 512  # a sector: disks write it completely or not at all
 
 
-@dataclass(frozen=True, slots=True)
-class LastCommit:
+class LastCommit(Struct, frozen=True):
     """What a record says. `is_torn`: one slot is invalid; the file must have a later commit then."""
 
     store_id: str

@@ -14,9 +14,10 @@ written again by the next one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, unquote
+
+from msgspec import Struct, field
 
 from rt.errors import InvalidOption, UnknownVersion
 from rt.objects.core.errors import CommitUnknown, ObjectError, OutOfTurn, StateDamaged
@@ -32,8 +33,7 @@ ENGINE_PREFIX: Final = "query/objects/"
 _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(Struct, frozen=True):
     """An object that is in the store and is not loaded yet. A newer rt may have added its kind."""
 
     kind: str
@@ -41,8 +41,7 @@ class _Stored:
     row: bytes
 
 
-@dataclass(slots=True)
-class _Changes:
+class _Changes(Struct):
     """What differs from the store, apart from the contents of objects."""
 
     index: dict[str, None] = field(default_factory=dict)
@@ -61,8 +60,7 @@ class _Changes:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(Struct, frozen=True):
     """A save whose outcome is not known yet."""
 
     store_id: str

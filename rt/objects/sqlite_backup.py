@@ -11,8 +11,9 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from rt.errors import LogNotFound, StorageError, StorageFailed
 from rt.log.disk import REAL, storage_errors

@@ -17,8 +17,9 @@ import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from rt.errors import Closed, DirectoryLocked, DiskFull, RtError, StorageError, StorageFailed
 from rt.log.disk import REAL, storage_errors

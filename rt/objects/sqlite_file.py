@@ -11,9 +11,10 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from rt.errors import (
     DirectoryLocked,
@@ -49,8 +50,7 @@ _SCHEMA: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SqliteInformation:
+class SqliteInformation(Struct, frozen=True):
     """The row of the table `information`. Every commit that changes rows writes it."""
 
     store_id: str

@@ -11,8 +11,9 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import RtError, StorageError, naming_file
 from rt.log.disk import storage_errors
@@ -34,8 +35,7 @@ _RESTORE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFiles:
+class StoreFiles(Struct, frozen=True):
     """What the files of a store say. None: there is no such file, or it cannot be read."""
 
     recovered: SqliteInformation | None

@@ -16,8 +16,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from rt.errors import RtError, Timeout
 
@@ -30,8 +31,7 @@ AsyncFunction = Callable[[Any], Any]
 """Takes a value and returns an awaitable of the result."""
 
 
-@dataclass(frozen=True, slots=True)
-class AsyncCall:
+class AsyncCall(Struct, frozen=True):
     """What to call. `timeout_s`: seconds for one call; None: no limit."""
 
     function: AsyncFunction
@@ -49,8 +49,7 @@ class AsyncCall:
         return Timeout(what, got=self.function, expected=f"{self.timeout_s} s")
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What a call ended with: a result, or an error."""
 
     result: Any = None

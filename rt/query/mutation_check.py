@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from rt.query.core.errors import ValueChanged
 from rt.query.core.observable import Observable, Observer, Watched
 from rt.query.core.operator import Operator, operator_of
@@ -117,9 +119,15 @@ def _can_change(value: Any) -> bool:
         return False
     if isinstance(value, (tuple, frozenset)):
         return any(map(_can_change, value))
-    if is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if _is_frozen(kind):
         return any(_can_change(each) for _, each in _attributes(value))
     return isinstance(value, (list, deque, dict, set, bytearray)) or any(True for _ in _attributes(value))
+
+
+def _is_frozen(kind: type) -> bool:
+    if issubclass(kind, Struct):
+        return kind.__struct_config__.frozen
+    return is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
 def _content(value: Any, around: tuple[int, ...]) -> Any:

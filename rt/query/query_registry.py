@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from rt.names import check_name
 from rt.query.checkpoint.catalog import QueryCatalog
@@ -31,8 +32,7 @@ from rt.query.monitoring.error_handler import ErrorHandlers
 logger = logging.getLogger("rt.query")
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """A query to start, from a definition or a factory.
 
     `arguments` and `on_error` override those of the definition. `on_error`: the name of a policy, or an

@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import UnknownVersion, naming_file
 from rt.log.disk import REAL, Disk, File, storage_errors
@@ -66,8 +68,7 @@ class Level(NamedTuple):
 NO_LEVEL: Final = Level(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressRecord:
+class ProgressRecord(Struct, frozen=True):
     """The contents of `.progress`."""
 
     incarnation: bytes

@@ -8,7 +8,6 @@ line only if it is one of `rt.errors`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 from msgspec import Meta, Struct
@@ -129,8 +128,7 @@ class PushEnded(Struct, frozen=True, tag="ended"):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointStatus:
+class EndpointStatus(Struct, frozen=True):
     """A publisher's connection to one node.
 
     `endpoint` is "host:port". `is_connected`: the node accepts the session now. `error`: why the last attempt

@@ -7,8 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import Struct
 
 from rt.endpoints import check_endpoints
 from rt.errors import InvalidOption
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 Retention: TypeAlias = Literal["follow", "own"]
 
 
-@dataclass(frozen=True, slots=True)
-class PullSettings:
+class PullSettings(Struct, frozen=True):
     """What to pull, and how. An existing copy is continued at its end."""
 
     stream: str

@@ -18,9 +18,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rt.errors import Closed, ProtocolViolation, RtError, Timeout
 from rt.sidecar.protocol import SERVING_FILE
@@ -33,8 +35,7 @@ _STOPPED: Final = {"T", "t"}
 _READ_BYTES: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PushSummary:
+class PushSummary(Struct, frozen=True):
     """A session that a push process serves."""
 
     directory: str
@@ -50,25 +51,21 @@ class PushSummary:
         return os.path.basename(self.directory)
 
 
-@dataclass(frozen=True, slots=True)
-class ListRequested:
+class ListRequested(Struct, frozen=True):
     """List what the process serves."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Struct, frozen=True):
     """Stop pushing the session in `directory`."""
 
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
-class PushesListed:
+class PushesListed(Struct, frozen=True):
     pushes: tuple[PushSummary, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StopAnswered:
+class StopAnswered(Struct, frozen=True):
     """`refused` says why the push goes on; None if it was stopped."""
 
     refused: str | None = None
@@ -155,8 +152,7 @@ def _summary(said: object) -> PushSummary | None:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class PushSocket:
+class PushSocket(Struct, frozen=True):
     """A push process of this machine, to ask from another process."""
 
     pid: int

@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.endpoints import split_endpoints
 from rt.errors import InvalidName, InvalidOption
@@ -24,8 +25,7 @@ _TIMEOUT_MS_MAX: Final = 10**12
 _FILE_URL: Final = re.compile(r"^file:(//)?(?=/)")
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSource:
+class ClusterSource(Struct, frozen=True):
     """The nodes of a stream's cluster, and the TLS files."""
 
     endpoints: tuple[str, ...]

@@ -16,8 +16,9 @@ import base64
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.errors import MessageTooLarge
 from rt.log.format.constants import TOPIC_BYTES_MAX
@@ -38,8 +39,7 @@ def stream_of_letters(stream: StreamId) -> StreamId:
     return made if len(made.topic.encode()) <= TOPIC_BYTES_MAX else StreamId(NAMESPACE, "-")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLetter:
+class StoredLetter(Struct, frozen=True):
     """A dead letter as it was read. `event` is text if the event was no bytes.
 
     `cut`: how many bytes or characters are missing at its end. The whole event is at `token` in its stream,

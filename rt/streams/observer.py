@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from rt.streams.core.errors import DeliveryFailed, StreamError
 from rt.streams.core.event_batch import EventBatch
@@ -22,8 +23,7 @@ from rt.streams.core.stream_id import SequenceToken, StreamId
 logger = logging.getLogger("rt.streams")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamGap:
+class StreamGap(Struct, frozen=True):
     """Events from `wanted` up to, not including, `resumed` are missing, or may be.
 
     If the queue lost them, their streams are unknown: every consumer of the queue gets the gap.
@@ -44,8 +44,7 @@ class StreamGap:
         return self == other or is_one_reset
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Struct, frozen=True):
     """An event that a consumer did not accept. `subscription` is its name, that of its pattern or of its
     consumer's factory, or its id.
     """

@@ -22,8 +22,9 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Self, TypeAlias
+
+from msgspec import Struct, field
 
 from rt.errors import InvalidOption
 from rt.log.disk import REAL, Disk
@@ -49,8 +50,7 @@ def even_clock() -> int:
     return _EPOCH_NS
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct):
     """One incarnation that is merged: its identity, and how far it has been consumed."""
 
     id: int

@@ -12,9 +12,10 @@ A marble stands for one second: "-" nothing, a letter or digit a value, "|" the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from rt.objects import CheckpointKind, MemoryStore, Serializers
 from rt.query.core.observable import Observable, Observer
@@ -33,8 +34,7 @@ AT_ONCE_MAX: Final = 100_000
 """With this many timers at one time, a query counts as one without end."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarbleEvent:
+class MarbleEvent(Struct, frozen=True):
     """Something that a source sends, or a query emits."""
 
     at_s: float

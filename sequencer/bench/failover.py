@@ -10,10 +10,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 import rt
 from rt.bench.measure import Figure
@@ -64,8 +64,7 @@ def kill_leader(stage: Stage) -> float:
 # The audit
 
 
-@dataclass(frozen=True, slots=True)
-class MergedAudit:
+class MergedAudit(Struct, frozen=True):
     """Errors of a merged log, in messages."""
 
     lost: int

@@ -12,9 +12,10 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from replicator.protocol.messages import LogOffset
 from replicator.receive.batch_boundaries import read_marks
@@ -70,8 +71,7 @@ def merging(directory: str | None, *, sessions: int, size_bytes: int) -> Iterato
     yield Figure(f"{name}: CPU of copying", tuple(one.cpu_s / mb * 1000 for one in copies), "s/GB")
 
 
-@dataclass(slots=True)
-class BenchReplicas:
+class BenchReplicas(Struct):
     """Complete session replicas, as `sequencer.merged.merge_input.ReplicaSource`."""
 
     paths: dict[int, str] = field(default_factory=dict)
@@ -88,8 +88,7 @@ class BenchReplicas:
         raise AssertionError((block, got))
 
 
-@dataclass(frozen=True, slots=True)
-class MergeWork:
+class MergeWork(Struct, frozen=True):
     """The write plans that merge all sessions, and the resulting end of the merged log."""
 
     identity: LogIdentity

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import logging
@@ -18,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
+
+from msgspec import to_builtins
 
 from rt.errors import Closed, Overloaded
 from rt.net.tls import TLS
@@ -179,7 +180,7 @@ def main() -> None:
             case "unprobe" if probe is not None:
                 probe.stop()
             case _:
-                return dataclasses.asdict(raft.status()) | {"machine": machine.index}
+                return {**to_builtins(raft.status()), "machine": machine.index}
         return {}
 
     serve(answer)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure
 from rt.errors import Timeout
@@ -28,8 +29,7 @@ _WAIT_S: Final = 120.0
 _COMPACT = {"snapshot_ms": 500, "keep_entries": 16, "keep_bytes": _MIB}
 
 
-@dataclass(frozen=True, slots=True)
-class RaftBench:
+class RaftBench(Struct, frozen=True):
     """One run: `rounds` of each measurement, `seconds` each, on `nodes` nodes in `directory`.
 
     `failovers` leaders are killed. `catch_up_mb` is the size of the snapshot that a node must receive.

@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field  # noqa: TID251
 from operator import gt, sub
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure
 from sequencer.bench.stage import ClusterProgress, Setup, Stage
@@ -93,8 +95,7 @@ def latency(setup: Setup, *, rates_hz: Sequence[float], seconds: float, rounds: 
             yield Figure(f"{name}: context switches", switches, "switches/round")
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """What was done in some seconds, as `ClusterProgress` counts."""
 
     seconds: float

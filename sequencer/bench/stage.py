@@ -13,10 +13,11 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.bench.processes import MemoryUsage, ProcessTable, context_switches, memory
 from rt.errors import RtError, Timeout
@@ -38,8 +39,7 @@ _LOG_BYTES_MAX: Final = 1 << 20
 """Size of the end of each log that is kept after a failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterProgress:
+class ClusterProgress(Struct, frozen=True):
     majority: int
     """Position up to which a majority of the nodes has merged."""
     received: tuple[int, ...]
@@ -196,8 +196,7 @@ class Stage:
         return process
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """Settings of a stage: `nodes` nodes in `directory` (default: the system's temporary directory)."""
 
     directory: str | None

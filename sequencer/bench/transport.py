@@ -7,8 +7,9 @@ its own cluster; `merging` needs none.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure
 from sequencer.bench.backlog import backlog, offline_starts
@@ -25,8 +26,7 @@ PARTS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TransportBench:
+class TransportBench(Struct, frozen=True):
     """One run in `directory`: `publishers` publishers send messages of `value_bytes` to `nodes` nodes."""
 
     directory: str | None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
+
+import msgspec
+from msgspec import Struct
 
 from rt.endpoints import Endpoint, parse_endpoint
 from rt.errors import InvalidName, InvalidOption
@@ -30,8 +30,7 @@ class BadSetting(InvalidOption):
     """An invalid setting. `where`: the option, variable or key of a file that set it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterMember:
+class ClusterMember(Struct, frozen=True):
     raft: str
     """host:port of its Raft transport."""
     data: str
@@ -42,8 +41,7 @@ class ClusterMember:
         check_address(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
+class NodeConfig(Struct, frozen=True):
     """The settings of one node. Paths are absolute; `members` is the same on all nodes. Raises
     `BadSetting`.
     """
@@ -156,13 +154,11 @@ class NodeConfig:
 
     def to_json(self) -> str:
         """One line, with paths of secrets but no secrets."""
-        return json.dumps(dataclasses.asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> NodeConfig:
-        fields = json.loads(text)
-        members = {name: ClusterMember(**member) for name, member in fields.pop("members").items()}
-        return cls(members=members, **fields)
+        return msgspec.json.decode(text, type=cls)
 
 
 REPLICATED: Final = (

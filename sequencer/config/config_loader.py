@@ -15,9 +15,10 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.endpoints import parse_endpoint
 from rt.units import SIZE_END, SIZE_FORM, parse_size
@@ -38,8 +39,7 @@ _FALSE: Final = frozenset({"0", "false", "no", "off"})
 _REQUIRED: Final = ("stream", "name", "directory", "members", "ca", "cert", "key")
 
 
-@dataclass(frozen=True, slots=True)
-class SettingSource:
+class SettingSource(Struct, frozen=True):
     """A setting as one source gives it."""
 
     value: Any

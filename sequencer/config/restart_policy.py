@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from rt.child_process import RestartBackoff
 from rt.errors import RtError
@@ -45,8 +46,7 @@ FINAL: Final = frozenset({ExitStatus.FAILED, ExitStatus.MISUSED, ExitStatus.DIVE
 """Statuses that end the node. After any other status, and any signal, the child is restarted."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartTimes:
+class RestartTimes(Struct, frozen=True):
     """In seconds."""
 
     pause_s_min: float = 0.1
@@ -58,13 +58,11 @@ class RestartTimes:
     """For each child, from SIGTERM to SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartChild:
+class StartChild(Struct, frozen=True):
     child: str
 
 
-@dataclass(frozen=True, slots=True)
-class SignalChild:
+class SignalChild(Struct, frozen=True):
     child: str
     number: signal.Signals
 
@@ -72,8 +70,7 @@ class SignalChild:
 Action: TypeAlias = StartChild | SignalChild
 
 
-@dataclass(slots=True)
-class _Child:
+class _Child(Struct):
     restarts: RestartBackoff
     is_running: bool = False
     start_at_s: float | None = None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.control.peer_messenger import PeerMessenger
@@ -31,8 +32,7 @@ REPORT_BOUNDARIES_MAX: Final = 1 << 15
 _NONE: Final[dict[int, pb.SessionEnd]] = {}
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     boundaries: list[BatchBoundary] = field(default_factory=list)
     reported: int = 0
     """How many of `boundaries` the current leader knows."""
@@ -49,8 +49,7 @@ class _Held:
         self.boundaries = sorted([*self.boundaries, *new])
 
 
-@dataclass(slots=True)
-class DataStatus:
+class DataStatus(Struct):
     """The other fields of a report."""
 
     merged: pb.MergedReport = field(default_factory=pb.MergedReport)

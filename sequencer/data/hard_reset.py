@@ -16,8 +16,9 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import Corrupt, RtError
 from rt.log.disk import REAL, storage_errors
@@ -45,8 +46,7 @@ class DroppedRange(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class HardResetRecord:
+class HardResetRecord(Struct, frozen=True):
     """The last hard reset of the directory."""
 
     epoch: int = 0

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.state import commands
@@ -32,8 +33,7 @@ _INTERVAL_S: Final = 1.0
 logger = logging.getLogger("sequencer")
 
 
-@dataclass(slots=True)
-class _RequestedHold:
+class _RequestedHold(Struct):
     position: int
     due_s: float
     """When to propose it next."""

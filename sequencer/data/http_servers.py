@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
+
+from msgspec import Struct, structs
 
 from replicator.pull.server import PullServicer
 from replicator.push.server import PushServicer
@@ -93,8 +95,7 @@ class DataView(Protocol):
         """The error that ends the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Services:
+class Services(Struct, frozen=True):
     """The servicers of streams, and the calls that the gRPC server rejected."""
 
     push: PushServicer
@@ -257,7 +258,7 @@ class HttpServers:
 
 def _copy(state: SequencerState) -> SequencerState:
     """A copy of the state. Its values are replaced, never changed, so a shallow copy is enough."""
-    merged = replace(state.merged, declared=set())
+    merged = structs.replace(state.merged, declared=set())
     return replace(
         state,
         merged=merged,

@@ -10,8 +10,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.cluster_epoch import forced_number
 from sequencer.data.hard_reset import HardResetter
@@ -30,8 +31,7 @@ UNDER_WAY_S: Final = 2.0
 LOST: Final = "The cluster continued with the data of one node. Data that only other nodes had is lost."
 
 
-@dataclass(slots=True)
-class _PendingReset:
+class _PendingReset(Struct):
     command: ResetCluster
     error: str = ""
     is_under_way: bool = False

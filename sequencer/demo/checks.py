@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.log.check.compare import Comparison
 from sequencer.demo.tally import Total
 from sequencer.localcluster.nodes import differences
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Whether a promise holds, and the evidence."""
 
     promise: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rt.log.check.status import read_status
 from rt.log.disk import REAL
@@ -20,8 +20,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 NS: Final = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(Struct, frozen=True):
     """From `publish` to the subscriber, of `count` messages."""
 
     count: int
@@ -29,8 +28,7 @@ class Latency:
     p99_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Burst:
+class Burst(Struct, frozen=True):
     """Messages published at full speed, and the seconds until the subscriber had received all."""
 
     count: int
@@ -38,8 +36,7 @@ class Burst:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failover:
+class Failover(Struct, frozen=True):
     """The longest times without a merged message, and without one for the subscriber, after a kill."""
 
     killed: str
@@ -48,8 +45,7 @@ class Failover:
     unread_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryTimes:
+class DeliveryTimes(Struct, frozen=True):
     """When each message was published and when the subscriber received it, ns, by position."""
 
     published_ns: Int64s

@@ -12,8 +12,9 @@ import json
 import sys
 import threading
 import time
-from dataclasses import asdict
 from typing import Any, Final
+
+from msgspec.structs import asdict
 
 import rt
 from sequencer.demo.source import DemoRecord, share

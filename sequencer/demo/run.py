@@ -12,9 +12,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
+
+from msgspec import Struct
 
 from rt.cli.formats.console import Bar, progress
 from rt.errors import Timeout
@@ -43,8 +44,7 @@ _POLL_S: Final = 0.1
 _STOP_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class DemoPlan:
+class DemoPlan(Struct, frozen=True):
     """Settings of a run. `data` is "builtin" or a path."""
 
     nodes: int
@@ -54,8 +54,7 @@ class DemoPlan:
     steady_s: float = 6.0
 
 
-@dataclass(frozen=True, slots=True)
-class DemoResult:
+class DemoResult(Struct, frozen=True):
     messages: int
     value_bytes: int
     latency: Latency | None

@@ -9,11 +9,11 @@ import json
 import sys
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict
 
 import rt
 from sequencer.demo.tally import SessionTally, by_session, find_fault

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rt.log.scan.message_batch import MessageBatch
 from sequencer.demo.source import DemoRecord
@@ -24,8 +24,7 @@ _DIGEST_BYTES = 16
 _topic_code = lru_cache(maxsize=4096)(lambda topic: zlib.crc32(topic.encode()))
 
 
-@dataclass(frozen=True, slots=True)
-class Total:
+class Total(Struct, frozen=True):
     """The result of a tally, for JSON."""
 
     count: int

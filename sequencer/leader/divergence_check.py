@@ -9,8 +9,9 @@ instructions are compared.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sequencer.state.write_plan import WritePlan
 
@@ -20,8 +21,7 @@ NOT_KNOWN: Final = 0
 """The checksum that a node reports if it started in the middle of the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(Struct, frozen=True):
     """A node merged other bytes up to an instruction than the others."""
 
     node: str | None

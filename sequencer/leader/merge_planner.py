@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from sequencer.leader.replication_tracker import BatchBoundary, ReplicationTracker, SegmentKey
@@ -26,8 +28,7 @@ SESSION_RANGES_MAX: Final = 128
 """Maximum number of ranges of one session in one instruction: successive runs with few messages each."""
 
 
-@dataclass(slots=True)
-class Speculation:
+class Speculation(Struct):
     """The state as it will be after everything that this leader has in flight is applied.
 
     Dropped when the leader changes, or when the result of an instruction is not as planned.

@@ -10,8 +10,9 @@ Pure. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from sequencer.leader.replication_tracker import ReplicationTracker
 from sequencer.state.state import SequencerState, Session
@@ -32,8 +33,7 @@ class FetchRequest(NamedTuple):
     offset: int
 
 
-@dataclass(slots=True)
-class _Watch:
+class _Watch(Struct):
     """A session whose nodes may hold different ends."""
 
     since_ns: int

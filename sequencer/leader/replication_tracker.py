@@ -12,9 +12,10 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from rt.errors import FormatError
 from rt.log.format.constants import NUMBER_MAX
@@ -54,15 +55,13 @@ class SegmentKey(NamedTuple):
     roll: int
 
 
-@dataclass(slots=True)
-class _HeldBoundary:
+class _HeldBoundary(Struct):
     boundary: BatchBoundary
     nodes: int = 0
     """The nodes that hold it, one bit each."""
 
 
-@dataclass(slots=True)
-class _Segment:
+class _Segment(Struct):
     boundaries: dict[int, _HeldBoundary] = field(default_factory=dict)
     """By offset."""
     offsets: list[int] = field(default_factory=list)
@@ -78,8 +77,7 @@ class _Segment:
         return tops[count - 1] if len(tops) >= count else -1
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaDisagreement:
+class ReplicaDisagreement(Struct, frozen=True):
     """Two nodes hold different bytes up to the same boundary."""
 
     key: SegmentKey

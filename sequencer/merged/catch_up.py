@@ -13,8 +13,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from replicator.protocol.messages import LogOffset
 from rt.cluster_epoch import line_of
@@ -45,8 +46,7 @@ FETCHES_MAX: Final = 8
 logger = logging.getLogger("sequencer")
 
 
-@dataclass(slots=True)
-class _Wait:
+class _Wait(Struct):
     missing: MissingInput
     since_s: float
     place: LogOffset | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rt.log.disk import File, storage_errors
 from rt.log.format.segment import SegmentId
@@ -35,8 +36,7 @@ class ReplicaSource(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class MissingInput:
+class MissingInput(Struct, frozen=True):
     """The range for which the merger waits."""
 
     session_id: int

@@ -18,9 +18,10 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from replicator.protocol.run_in_thread import run_to_end
 from rt.errors import Corrupt, Diverged, LogNotFound, RtError, StorageFailed, Timeout, TooManyFiles
@@ -138,8 +139,7 @@ class CorruptSegment(NamedTuple):
     tries: int
 
 
-@dataclass(slots=True)
-class _CorruptFile:
+class _CorruptFile(Struct):
     directory: str
     segment: SegmentId
     pause_s: float

@@ -7,8 +7,9 @@ is silent for `HUNG_S`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from sequencer.ipc.silence import HUNG_S, SilenceDetector
 
@@ -16,8 +17,7 @@ START_S_MAX: Final = 900.0
 """A process that starts for longer counts as hung. The startup probe of the chart allows the same."""
 
 
-@dataclass(slots=True)
-class ChildState:
+class ChildState(Struct):
     name: str
     pid: int = 0
     """0: it does not run."""

@@ -11,8 +11,9 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import Closed, Diverged, MessageTooLarge, Overloaded
 from sequencer.raft.model.cluster_state import ClusterState, PackApplied
@@ -28,8 +29,7 @@ a third would cost syncs and messages for few commands.
 """
 
 
-@dataclass(slots=True)
-class _Pack:
+class _Pack(Struct):
     content: bytes
     size: int
     futures: list[Future[int]]

@@ -9,9 +9,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from rt.log.format.running_checksum import ChecksummedBoundary, Checksums
 from sequencer.control.reporter import COARSE_BYTES
@@ -36,8 +37,7 @@ def _array(code: str) -> array[int]:
     return array(code)
 
 
-@dataclass(slots=True)
-class BatchIndex:
+class BatchIndex(Struct):
     """Boundaries of one segment, ascending. A boundary's times cover the batches since the one before it."""
 
     offsets: array[int] = field(default_factory=lambda: _array("Q"))

@@ -9,8 +9,9 @@ Pure. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.log.format.block import chain_start_of
 from rt.log.format.segment import SegmentId
@@ -38,8 +39,7 @@ class SessionRange(NamedTuple):
     chain_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedRange:
+class FetchedRange(Struct, frozen=True):
     """The verified bytes of a range. `marks` are all batch boundaries in it, both ends included."""
 
     range: SessionRange

@@ -9,8 +9,9 @@ raises `rt.UnknownVersion`, which stops the node. Invariants:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from sequencer.state.apply_result import (
     CommandRejected,

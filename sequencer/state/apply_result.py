@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from rt.log.format.segment_table import TrimReason
 from sequencer.state.state import End, MemberRequest
 from sequencer.state.write_plan import WritePlan
 
 
-@dataclass(frozen=True, slots=True)
-class RangesMerged:
+class RangesMerged(Struct, frozen=True):
     plan: WritePlan
 
 
-@dataclass(frozen=True, slots=True)
-class MembersRequested:
+class MembersRequested(Struct, frozen=True):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class MembersSettled:
+class MembersSettled(Struct, frozen=True):
     """`why`: why the request was not carried out whole; empty: it was."""
 
     request: MemberRequest
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunOpened:
+class RunOpened(Struct, frozen=True):
     """A run is open: nodes accept its bytes."""
 
     session_id: int
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunFenced:
+class RunFenced(Struct, frozen=True):
     """No node accepts another byte of these runs. `is_given_up`: an operator abandoned the rest of them."""
 
     session_id: int
@@ -47,8 +43,7 @@ class RunFenced:
     later: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RunClosed:
+class RunClosed(Struct, frozen=True):
     """The run ends at `end`, and later ones before their first byte."""
 
     session_id: int
@@ -59,34 +54,29 @@ class RunClosed:
     """Those of these runs of which messages are lost: the publisher announced more, or nodes had more."""
 
 
-@dataclass(frozen=True, slots=True)
-class SilenceLimited:
+class SilenceLimited(Struct, frozen=True):
     """The promise of a session's last run is recorded, or its end."""
 
     session_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(Struct, frozen=True):
     session_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DiskJoined:
+class DiskJoined(Struct, frozen=True):
     """A disk of session replicas counts from now on, in place of the node's last one."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class DiskRestored:
+class DiskRestored(Struct, frozen=True):
     """The disk of that node counts again for the ends of runs."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentsTrimmed:
+class SegmentsTrimmed(Struct, frozen=True):
     """The oldest sealed segments were trimmed."""
 
     reason: TrimReason
@@ -100,27 +90,23 @@ class SegmentsTrimmed:
     """Names of the subscribers whose hold was overridden."""
 
 
-@dataclass(frozen=True, slots=True)
-class HoldMoved:
+class HoldMoved(Struct, frozen=True):
     name: str
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class HoldReleased:
+class HoldReleased(Struct, frozen=True):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupReset:
+class GroupReset(Struct, frozen=True):
     """The positions of a group, by their holds, were moved, or deleted (None)."""
 
     names: tuple[str, ...]
     position: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesGranted:
+class LeasesGranted(Struct, frozen=True):
     """The outcome of a request for leases, with the number that was granted, renewed or released now."""
 
     request: bytes
@@ -131,8 +117,7 @@ class LeasesGranted:
     released: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesExpired:
+class LeasesExpired(Struct, frozen=True):
     names: tuple[str, ...]
 
 
@@ -147,16 +132,14 @@ class TableAnswer(Enum):
     NO_ROOM = "no-room"
 
 
-@dataclass(frozen=True, slots=True)
-class TableWritten:
+class TableWritten(Struct, frozen=True):
     id: tuple[bytes, int]
     answer: TableAnswer
     commits: int
     """Number of commits of the table now."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableDeleted:
+class TableDeleted(Struct, frozen=True):
     lease: str
 
 
@@ -172,45 +155,38 @@ class PostAnswer(Enum):
     NO_ROOM = "no-room"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPosted:
+class RequestPosted(Struct, frozen=True):
     id: bytes
     answer: PostAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class RequestWaits:
+class RequestWaits(Struct, frozen=True):
     """A request of an operator waits for the leader, or is known already."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLapsed:
+class RequestLapsed(Struct, frozen=True):
     """The time of a request is over."""
 
     may_be_done: bool
     """It may have been decided before. Otherwise it was not executed and never will be."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterReset:
+class ClusterReset(Struct, frozen=True):
     """The epoch is over. The cluster continues in the next one."""
 
     is_hard: bool
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationChanged:
+class ConfigurationChanged(Struct, frozen=True):
     """The configuration changed, or a roll was requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureLevelRaised:
+class FeatureLevelRaised(Struct, frozen=True):
     level: int
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRejected:
+class CommandRejected(Struct, frozen=True):
     """Nothing was changed.
 
     `is_fenced`: never possible, because another run or incarnation took over. `is_full`: a limit is reached.
@@ -221,8 +197,7 @@ class CommandRejected:
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NotWaiting(CommandRejected):
+class NotWaiting(CommandRejected, frozen=True):
     """A request of an operator was decided before, or is not known. The outcome is not repeated."""
 
 

@@ -5,9 +5,10 @@ Pure. `apply` decides whether a command fits the state; `command_codec` encodes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
@@ -46,8 +47,7 @@ TRIM_REASONS: Final = frozenset(
 """Why a cluster trims its merged log."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeRange:
+class MergeRange(Struct, frozen=True):
     """Whole batches of one segment of a session: `start` to `end`, messages `first` to `first + count`.
 
     `chain_start` and `chain_end` are the segment's running checksum at the two offsets.
@@ -75,8 +75,7 @@ class MergeRange:
         return self.first + self.count
 
 
-@dataclass(frozen=True, slots=True)
-class MergeInstruction:
+class MergeInstruction(Struct, frozen=True):
     """A merge instruction: which ranges come next, ordered by session id; those of a session in its order."""
 
     number: int
@@ -92,8 +91,7 @@ class MergeInstruction:
             raise ValueError(f"ranges are not ordered by session: {[place[0] for place in places]}")
 
 
-@dataclass(frozen=True, slots=True)
-class Roll:
+class Roll(Struct, frozen=True):
     """An instruction that merges nothing: it seals the merged segment log.X.Y and starts the next one."""
 
     number: int
@@ -105,8 +103,7 @@ class Roll:
         _check_instruction(self.number, self.sequenced_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Configure:
+class Configure(Struct, frozen=True):
     """Change replicated settings; None leaves a setting as it is. See `Configuration`."""
 
     roll_bytes: int | None = None
@@ -132,8 +129,7 @@ class Configure:
         return {name: value for name in CONFIGURABLE if (value := getattr(self, name)) is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class JoinDisk:
+class JoinDisk(Struct, frozen=True):
     """A node keeps its session replicas on that disk from now on.
 
     `address`: host:port of its gRPC server, from feature level 2 on. Empty: not said.
@@ -151,8 +147,7 @@ class JoinDisk:
             raise ValueError(f"an address of {len(self.address)} characters")
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreDisk:
+class RestoreDisk(Struct, frozen=True):
     """The node's disk has what was lost with the disk before: see `sequencer.leader.session_close`."""
 
     node: str
@@ -162,8 +157,7 @@ class RestoreDisk:
         JoinDisk(self.node, self.disk)  # Checks them.
 
 
-@dataclass(frozen=True, slots=True)
-class TrimSegments:
+class TrimSegments(Struct, frozen=True):
     """Trim every sealed merged segment that ends at or before `up_to`, as far as the reason allows."""
 
     up_to: int
@@ -180,8 +174,7 @@ class TrimSegments:
             raise ValueError(f"trimmed at {self.trimmed_ns} ns")
 
 
-@dataclass(frozen=True, slots=True)
-class HoldPosition:
+class HoldPosition(Struct, frozen=True):
     """A named subscriber has everything below `position`. Keep what follows for it."""
 
     name: str
@@ -194,8 +187,7 @@ class HoldPosition:
             raise ValueError(f"a hold at position {self.position}, {self.at_ns} ns")
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseHold:
+class ReleaseHold(Struct, frozen=True):
     """Remove a subscriber's hold."""
 
     name: str
@@ -204,8 +196,7 @@ class ReleaseHold:
         check_hold_name(self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetGroup:
+class ResetGroup(Struct, frozen=True):
     """Move all positions of a group without members to `position`, also back, or delete them."""
 
     group: str
@@ -219,8 +210,7 @@ class ResetGroup:
             raise ValueError(f"a group at position {self.position}, {self.at_ns} ns")
 
 
-@dataclass(frozen=True, slots=True)
-class RaiseFeatureLevel:
+class RaiseFeatureLevel(Struct, frozen=True):
     """Permit what the levels up to `level` introduce: see `sequencer.state.feature_level`."""
 
     level: int
@@ -243,8 +233,7 @@ Operation: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
+class SubmitRequest(Struct, frozen=True):
     """A request of an operator: see `sequencer.state.operations.operator_requests`."""
 
     id: bytes
@@ -256,8 +245,7 @@ class SubmitRequest:
         _check_request(self.id, self.until_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class DecideRequest:
+class DecideRequest(Struct, frozen=True):
     """Execute a request, unless it is too late by the nodes' clocks, or the leader refuses it."""
 
     id: bytes
@@ -271,8 +259,7 @@ class DecideRequest:
             raise ValueError(f"a reason of {len(self.refused)} characters")
 
 
-@dataclass(frozen=True, slots=True)
-class ResetCluster:
+class ResetCluster(Struct, frozen=True):
     """Continue in another epoch. A hard reset drops everything merged and everything that was waiting."""
 
     is_hard: bool

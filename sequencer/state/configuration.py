@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.log.format.constants import NUMBER_MAX
 
@@ -11,8 +12,7 @@ DISK_PERCENT: Final = 90
 SESSIONS_PER_NAME_MAX: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(Struct, frozen=True):
     roll_bytes: int = 1 << 30
     """Roll the merged log to the next segment at this size."""
     roll_minutes: int = 0

@@ -10,10 +10,11 @@ import hashlib
 import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from operator import neg
 from typing import Final, TypeVar
+
+from msgspec import Struct, field
 
 from rt.names import session_owner
 
@@ -26,8 +27,7 @@ KEY_BYTES: Final = OWNER_BYTES + 8
 _Owner = TypeVar("_Owner", bound=Hashable)
 
 
-@dataclass(slots=True)
-class ForgottenSessions:
+class ForgottenSessions(Struct):
     """By hash of the owner, in the order of the first key: the keys of its incarnations, oldest first."""
 
     keys_of: dict[bytes, dict[bytes, None]] = field(default_factory=dict)

@@ -8,7 +8,9 @@ so that all nodes write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Declaration, encode_block_header
 from rt.log.format.block import encode_declaration as encode_declaration_block
@@ -31,8 +33,7 @@ from sequencer.state.state import (
 from sequencer.state.write_plan import BlockWrite, SessionEnd, WritePlan
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedRange:
+class ResolvedRange(Struct, frozen=True):
     """The part of a range that is merged: `count` messages after the first `skip`, and the session then."""
 
     one: MergeRange

@@ -20,8 +20,9 @@ ended is never made again in the same run, so a late command of another node can
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from rt.names import dedup_owner, session_owner
 from sequencer.state.apply_result import (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
+
+from msgspec import Struct
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import SEGMENT_HEADER_BYTES
@@ -23,8 +24,7 @@ INCARNATION_BYTES: Final = 16
 RUN_ID_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRun:
+class OpenRun(Struct, frozen=True):
     """Open run number `run` of a session's incarnation, identified by the random `run_id`."""
 
     session: str
@@ -40,8 +40,7 @@ class OpenRun:
         _check_run(self.run, self.run_id)
 
 
-@dataclass(frozen=True, slots=True)
-class SealedRun:
+class SealedRun(Struct, frozen=True):
     """A run that ended, at `end`, on the publisher's disk before any byte of it was sent."""
 
     run: int
@@ -53,8 +52,7 @@ class SealedRun:
         _check_end(self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSealedRuns:
+class OpenSealedRuns(Struct, frozen=True):
     """Open runs, in order, whose ends are known: see `sequencer.state.run_lifecycle`."""
 
     session: str
@@ -78,8 +76,7 @@ class OpenSealedRuns:
             yield OpenRun(self.session, self.incarnation, self.dedup_id, run.run, run.run_id, self.newest)
 
 
-@dataclass(frozen=True, slots=True)
-class FenceRun:
+class FenceRun(Struct, frozen=True):
     """Fence runs: no node accepts another byte of them after this is applied."""
 
     session_id: int
@@ -91,8 +88,7 @@ class FenceRun:
         _check_later(self.run, self.later)
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRun:
+class CloseRun(Struct, frozen=True):
     """End a session's run at `offset` of segment `roll`, before message `number`."""
 
     session_id: int
@@ -116,8 +112,7 @@ class CloseRun:
         return End(self.roll, self.offset, self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSession:
+class CloseSession(Struct, frozen=True):
     """Close the newest session of that name: abandon the rest of its open run."""
 
     session: str
@@ -126,8 +121,7 @@ class CloseSession:
         check_session_name(self.session)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitSilence:
+class LimitSilence(Struct, frozen=True):
     """The publisher of a session's last run promises to be silent for no longer than this.
 
     0: it was closed in order, and promises nothing more.
@@ -142,8 +136,7 @@ class LimitSilence:
             raise ValueError(f"run {self.run} is silent for {self.milliseconds} ms at most")
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Struct, frozen=True):
     """Delete the records of these closed sessions, which a majority has merged durably."""
 
     session_ids: tuple[int, ...]

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field  # noqa: TID251
 from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 from rt.log.format.segment_table import TrimReason
@@ -55,8 +58,7 @@ class End(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class ActiveRun:
+class ActiveRun(Struct, frozen=True):
     """A run of a session that is not merged completely."""
 
     run: int
@@ -68,16 +70,14 @@ class ActiveRun:
     """How far the publisher said that it has the run, if a run that is fenced might end before that."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumedEnd:
+class ConsumedEnd(Struct, frozen=True):
     """How far the first of a session's runs is merged, and the segment's running checksum there."""
 
     end: End
     chain: int
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     id: int
     name: str
     incarnation: bytes
@@ -214,8 +214,7 @@ class ClearedRange(NamedTuple):
     """The run number of merged segments after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergedSegment:
+class MergedSegment(Struct, frozen=True):
     """A merged segment that is sealed, and perhaps trimmed."""
 
     id: SegmentId
@@ -236,8 +235,7 @@ class MergedSegment:
         return replace(self, trimmed_ns=now_ns, reason=reason)
 
 
-@dataclass(slots=True)
-class MergedEnd:
+class MergedEnd(Struct):
     """The active end of the merged log."""
 
     segment: SegmentId | None = None
@@ -245,7 +243,7 @@ class MergedEnd:
     offset: int = SEGMENT_HEADER_BYTES
     first: int = 0
     created_ns: int = 0
-    declared: set[int] = field(default_factory=set)
+    declared: set[int] = set()
     """Session ids that this segment has declared."""
     chain: int = 0
     total_bytes: int = 0

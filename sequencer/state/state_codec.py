@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Final
 
 from google.protobuf.message import DecodeError
+from msgspec.structs import asdict
 
 from rt.errors import FormatError
 from rt.log.format.segment import SegmentId

@@ -5,8 +5,9 @@ Pure. `apply` makes them, the merger executes them, a snapshot contains those no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.log.format.segment import SegmentId
 from rt.message_codec import MessageCodec, inlined
@@ -23,8 +24,7 @@ class SessionEnd(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWrite:
+class BlockWrite(Struct, frozen=True):
     """A declaration (`head` is all of it), or the header of a block and the source range after it."""
 
     head: bytes
@@ -49,8 +49,7 @@ class BlockWrite:
         return len(self.head) + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class WritePlan:
+class WritePlan(Struct, frozen=True):
     """What an instruction writes: at `offset` of the merged segment, 0 if it starts the segment.
 
     If `offset` is `end_offset`, it writes nothing. Both are 0, with no segment, before the first segment.

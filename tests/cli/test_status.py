@@ -8,12 +8,12 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from receiving_node import make_pki, tls_of
 from rest_node import OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, at, history, node_view, standing
 from shadowing import shadow

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from batches import Said, batch
+from msgspec.structs import replace
 
 import rt
 from rt.log.check.compare import PIECE_BYTES, Comparison, compare

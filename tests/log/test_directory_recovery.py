@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
+from msgspec.structs import replace
 from publishing import DIRECTORY, SMALL, files, numbers, on_memory, pull_the_plug, read, restore, values
 
 import rt

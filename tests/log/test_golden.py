@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +30,7 @@ from batches import (
     session_header,
 )
 from dump import Dump, diagram
+from msgspec.structs import replace
 
 import rt.log.format.batch
 import rt.log.format.block

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from batches import (
@@ -23,6 +22,7 @@ from crc32c import crc32c
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import rt
 from rt.log.check.verify import verify

@@ -1,11 +1,11 @@
 """Walking segments: what verifies is found however it arrives, and nothing else ever is."""
 
+import dataclasses
 import itertools
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from batches import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rt.log.format.batch import CODEC_NONE, CODEC_ZSTD, BadBatch
 from rt.log.format.block import (
@@ -604,7 +605,7 @@ def test_the_same_declaration_may_come_again() -> None:
 
 
 def test_a_block_may_begin_with_batches_that_are_skipped_whole() -> None:
-    part = replace(PART, skip=3)
+    part = dataclasses.replace(PART, skip=3)
     data = in_place(DECLARE, block_of(part, position=500))
     found, scanner, scan = read_all(MERGED, data)
     assert [one.skip for one in scan.batches] == [3, 0]

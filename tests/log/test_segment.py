@@ -1,13 +1,13 @@
 """Segment files: their names, and a header of which no bit goes unnoticed."""
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from batches import CLUSTER, INCARNATION, LIFE, merged_header, session_header
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import rt
 from rt.log.format.checksum import crc32c, sealed

@@ -1,13 +1,13 @@
 """The segments table: every bit of it counts, and what a newer rt wrote is not taken for damage."""
 
 import struct
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from batches import CLUSTER, INCARNATION, LIFE
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import rt
 from rt.log.format.checksum import sealed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from disks import FaultyDisk, MemoryDisk
+from msgspec.structs import replace
 from verify_bench import DIRECTORY, damage, frame_starts, notes, open_publisher, publish, segment_path
 
 import rt

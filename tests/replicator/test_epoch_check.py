@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from batches import CLUSTER
+from msgspec.structs import replace
 from receiving import publish
 
 from replicator.protocol.epoch_check import check_epoch, check_line

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ import pytest
 from disks import MemoryDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from receiving import (
     COPY,
     FILTERED,

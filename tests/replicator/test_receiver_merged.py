@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from receiving import (
     CLUSTER,
     COPY,

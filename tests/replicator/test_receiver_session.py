@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from receiving import COPY, SESSION, files_of, give, items_of, messages, publish, recut, session_copy
 
 import rt

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from receiving import COPY, SESSION, files_of, give, give_whole, items_of, publish, recut, session_copy
 
 from replicator.protocol.codec import decode_push_request, encode_push_request

@@ -6,13 +6,13 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 from rest_node import NOW, OPERATOR, OTHER, PUBLISHER, SUBSCRIBER, FakeCommanding, FakeResets, at, node_view
 
 from rt.errors import Timeout

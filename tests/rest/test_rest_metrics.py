@@ -4,11 +4,11 @@ import math
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from page_bench import GIB, busy_node, busy_standing, busy_state
 from prometheus_client.parser import text_string_to_metric_families
 from rest_node import MINUTE, NOW, T0, node_view

@@ -5,11 +5,11 @@ import json
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from page_bench import HOSTILE, POSITION, Dom, PageNode, browse, busy_node, busy_standing, chromium
 from rest_node import OPERATOR, SUBSCRIBER
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rest_node import OTHER, PUBLISHER, at, history, node_view, standing
 
 from rt.exposition import exposition

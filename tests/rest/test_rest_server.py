@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from receiving_node import make_pki
 from rest_node import OPERATOR, PUBLISHER, SUBSCRIBER, Served, ask, node_view, serving
 

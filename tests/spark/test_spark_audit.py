@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from merged_logs import Feeds
+from msgspec.structs import replace
 
 import rt
 from rt.log.disk import REAL

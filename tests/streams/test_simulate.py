@@ -9,10 +9,10 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from memory_leases import LeaseTable, MemoryLeases
+from msgspec.structs import replace
 
 from rt.errors import InvalidOption
 from rt.streams.balancer.lease import LeaseAnswer, LeaseProvider, LeaseResult

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from receiving import files_of, give, items_of, publish, session_copy
 from sequencing import do_merge, must, new_state
 

@@ -8,13 +8,13 @@ import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import replace
 from rest_node import CLUSTER, MINUTE, OPERATOR, SECOND, T0, at
 
 from rt.log.format.segment import SegmentId

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import importlib
 import inspect
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import click
+from msgspec import NODEFAULT, Struct, structs
 from rest_node import node_view
 
 from rt.cli.main import cli
@@ -233,10 +233,10 @@ def configuration_page() -> str:
         These settings belong to the whole cluster. A node that sets one applies it when it becomes the
         leader. An operator can change those that no node sets with `POST /configuration`.
     """
-    fields = {field.name: field for field in dataclasses.fields(NodeConfig)}
+    fields = {field.name: field for field in structs.fields(NodeConfig)}
     assert set(fields) == set(KEYS)
     options = {option.name: option for option in node.params if isinstance(option, click.Option)}
-    shared = {field.name: field.default for field in dataclasses.fields(Configuration)}
+    shared = {field.name: field.default for field in structs.fields(Configuration)}
     header = ("key", "flag and variable", "unit", "default", "description")
     rows = {
         name: (
@@ -255,9 +255,9 @@ def configuration_page() -> str:
     return _page("Configuration of a node", lines)
 
 
-def _setting_default(field: dataclasses.Field[Any], shared: object) -> str:
+def _setting_default(field: structs.FieldInfo, shared: object) -> str:
     value = shared if field.default is None else field.default
-    if value is dataclasses.MISSING:
+    if value is NODEFAULT:
         return "required"
     if isinstance(value, bool):
         return _code(str(value).lower())
@@ -510,10 +510,7 @@ def _is_error(one: object) -> bool:
 def _summary(one: object) -> str:
     if not (inspect.isclass(one) or callable(one)):
         return "A constant."
-    text = inspect.cleandoc(getattr(one, "__doc__", None) or "").split("\n\n")[0]
-    if dataclasses.is_dataclass(one) and text.startswith(f"{getattr(one, '__name__', '')}("):
-        return ""
-    return text
+    return inspect.cleandoc(getattr(one, "__doc__", None) or "").split("\n\n")[0]
 
 
 def _docstring(one: object, text: str | None = None) -> Lines:
@@ -580,7 +577,13 @@ def _is_documented(member: object) -> bool:
 
 def _signature(name: str, one: Callable[..., Any]) -> list[str]:
     signature = inspect.signature(one)
-    parameters = [one for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+    # The signature of a record has its annotations resolved. The page has them as they are written.
+    written = inspect.get_annotations(one) if inspect.isclass(one) and issubclass(one, Struct) else {}
+    parameters = [
+        each.replace(annotation=written.get(each.name, each.annotation))
+        for each in signature.parameters.values()
+        if each.name not in {"self", "cls"}
+    ]
     result = signature.return_annotation
     returns = "" if result is signature.empty or inspect.isclass(one) else f" -> {_annotation(result)}"
     parts, has_star = [], False

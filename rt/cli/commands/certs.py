@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,6 +12,8 @@ from pathlib import Path
 import click
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rt.cli.options import CERTIFICATE_NAME, json_option, option
 from rt.errors import CertificateError
@@ -186,8 +187,7 @@ def _wrote(*paths: Path) -> None:
     click.echo(f"Wrote {' and '.join(map(str, paths))}, valid until {until:%F}.", err=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _CertificateRow:
+class _CertificateRow(Struct, frozen=True):
     """What `show` prints about a certificate; the fields are the keys of `--json`."""
 
     file: str

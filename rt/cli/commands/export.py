@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.options import STREAM_NAME, FiniteRange, json_option, option

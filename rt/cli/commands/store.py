@@ -8,10 +8,10 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from rt.cli.formats.console import show
 from rt.cli.formats.tables import escape, format_size, table

@@ -8,8 +8,9 @@ Nodes may answer differently: one may be behind or cut off. Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from rt.cli.formats.tables import escape, format_size, table
 
@@ -17,8 +18,7 @@ Document: TypeAlias = Any
 """JSON, as REST answers it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAnswer:
+class NodeAnswer(Struct, frozen=True):
     """The answer of one node, or the error of the request."""
 
     endpoint: str
@@ -33,8 +33,7 @@ class NodeAnswer:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSummary:
+class ClusterSummary(Struct, frozen=True):
     """The answers of all nodes; at least one answered."""
 
     answers: tuple[NodeAnswer, ...]

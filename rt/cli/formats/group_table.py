@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.cli.formats.tables import escape, format_age, format_size, table
 from rt.units import parse_rfc3339
@@ -19,8 +20,7 @@ _POSITION: Final = re.compile(r"(?P<group>[^~]+)~[0-9a-f]{16}\.(?P<partition>p[0
 _LEASE: Final = re.compile(r"(?P<group>[^/]+)/(?P<kind>start|host|queue)/(?P<name>.+)")
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
+class PartitionRow(Struct, frozen=True):
     """A partition of a group. `lag` counts the messages of all topics up to the end of the merged log."""
 
     hold: str
@@ -35,8 +35,7 @@ class PartitionRow:
     """Whether messages that it has not handled were trimmed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRow:
+class GroupRow(Struct, frozen=True):
     name: str
     partitions: tuple[PartitionRow, ...]
     """By name."""

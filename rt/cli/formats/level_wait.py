@@ -6,8 +6,9 @@ Invariant: whatever ends the wait, `Reached` says how many messages reached each
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from rt.cli.formats.console import progress
 from rt.cli.formats.publish_loop import PublishedCount
@@ -23,8 +24,7 @@ _LOOK_SECONDS: Final = 0.2
 """How often the progress bar is updated."""
 
 
-@dataclass(slots=True)
-class Reached:
+class Reached(Struct):
     """What the messages of the command have reached."""
 
     level: Level

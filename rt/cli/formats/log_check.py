@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from rt.cli.formats.log_stat import identity_object, identity_text
 from rt.cli.formats.tables import escape, format_size, table

@@ -24,8 +24,9 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
+
+from msgspec import Struct
 
 from rt.cli.formats.envelope import opened
 from rt.cli.formats.publish_loop import PublishLoop
@@ -35,8 +36,7 @@ from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.units import parse_time
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(Struct, frozen=True):
     """The fields that hold the topic and the timestamp of a record; `topic` is the default topic."""
 
     topic: str = ""
@@ -231,8 +231,7 @@ def _stat_stdin() -> os.stat_result | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Parser:
+class Parser(Struct, frozen=True):
     """Reads inputs: `on_wait` is called before a read that blocks, `on_read` with the size of each read."""
 
     interrupts: Interrupts

@@ -7,8 +7,9 @@ full disk loses and repeats none.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from rt.cli.formats.console import Bar, report
 from rt.cli.signals import Interrupts
@@ -23,8 +24,7 @@ _RUN_BYTES = 2**20
 _RETRY_SECONDS = 0.2
 
 
-@dataclass(slots=True)
-class PublishedCount:
+class PublishedCount(Struct):
     """What was published: messages, bytes, the range of numbers, and whether all is synced."""
 
     message_count: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from rt.cli.formats.tables import count_of, escape, format_age, format_size, table
 from rt.errors import RtError
@@ -16,8 +17,7 @@ from rt.sidecar.push_control import PushSummary
 _COLUMNS = ("session", "stream", "pid", "ended", "unsent", "stuck", "endpoints", "directory")
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
+class Unsent(Struct, frozen=True):
     """Messages of a session that no majority of the nodes has synced, as far as it is known."""
 
     messages: int
@@ -30,8 +30,7 @@ class Unsent:
         return f"{count_of(self.messages, 'message')}, up to {format_size(self.bytes_max)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(Struct, frozen=True):
     """A session that a push process serves. `unsent` says why it is not known if that cannot be read."""
 
     pid: int

@@ -8,11 +8,11 @@ import math
 import re
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from typing import Final
 
 import click
+from msgspec import Struct, field, to_builtins
 
 from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, table
@@ -26,8 +26,7 @@ _BYTES_MAX: Final = 16 * 2**20
 _HIGH_PRESSURE: Final = 0.9
 
 
-@dataclass(slots=True, order=True)
-class HostSubscription:
+class HostSubscription(Struct, order=True):
     """An explicit subscription. `subscription`: its name, or that of its consumer, or its id."""
 
     stream: str
@@ -36,8 +35,7 @@ class HostSubscription:
     lag: int
 
 
-@dataclass(slots=True)
-class HostQueue:
+class HostQueue(Struct):
     """One queue of a provider: its owner and its state."""
 
     provider: str
@@ -213,7 +211,7 @@ def hosts(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: boo
     rows = overview(texts)
     if as_json:
         for row in rows:
-            click.echo(json.dumps(asdict(row)))
+            click.echo(json.dumps(to_builtins(row)))
     elif rows:
         click.echo(as_table(rows))
     if has_failed or any(row.problems for row in rows):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from msgspec import Struct, to_builtins
 
 from rt.cli.formats.tables import escape, format_age, table
 from rt.errors import RtError
@@ -17,8 +18,7 @@ _ID_DIGITS: Final = 8
 _LAST_FENCE: Final = Fence(2**63 - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRow:
+class SubscriptionRow(Struct, frozen=True):
     """`subscription`: its name, or that of its pattern or of its consumer, or its id. `age_s` None: it is not
     known.
     """
@@ -36,8 +36,7 @@ class SubscriptionRow:
     consumer: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRow:
+class QueueRow(Struct, frozen=True):
     """A queue. `position`: all subscriptions that are not listed have everything before it. None: nothing was
     read yet.
     """
@@ -137,7 +136,8 @@ def list_lines(queues: Sequence[QueueRow]) -> Iterator[str]:
 
 def queue_object(queue: QueueRow) -> dict[str, Any]:
     """The queue and its subscriptions as a JSON object."""
-    return asdict(queue)
+    found: dict[str, Any] = to_builtins(queue)
+    return found
 
 
 def chosen(queues: Sequence[QueueRow], text: str, stream: str | None) -> tuple[QueueRow, SubscriptionRow]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TypeVar
 
 import click
+from msgspec.structs import asdict
 
 from rt.cli.endpoints import NodeOptions
 from rt.cli.formats.tables import escape

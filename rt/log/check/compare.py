@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from rt.errors import FormatError, InvalidOption
 from rt.log.check.status import LogStatus, SegmentState, SegmentStatus, read_status
@@ -33,8 +33,7 @@ PIECE_BYTES = 2**20
 """Bytes per read of each log: two reads fit in a processor's cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyDifference:
+class CopyDifference(Struct, frozen=True):
     """The first byte at which `path` and `other` differ, and `what` differs there.
 
     `segment` is None if the directories are not copies of one log. `position` is the first position of the
@@ -57,8 +56,7 @@ class CopyDifference:
         return f"{text}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """The status of each log, in the given order, and their differences.
 
     After its first difference a log is not compared any more, so each log is `path` of one at most.

@@ -8,8 +8,9 @@ entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from rt.log.check.status import SegmentState
 from rt.log.format.durable_end import DurableEnd
@@ -23,8 +24,7 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """`offset` is where the bad header, batch, block or record starts in the file `path`."""
 
     severity: Severity
@@ -36,8 +36,7 @@ class Problem:
         return f"{self.severity}: {self.path}, offset {self.offset}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentReport:
+class SegmentReport(Struct, frozen=True):
     """One segment. `first` and `end` are numbers of a session, or positions of a merged log.
 
     Of a corrupt segment, `end` is where the valid batches or blocks stop. Of a trimmed one the counts are 0,
@@ -54,8 +53,7 @@ class SegmentReport:
     problems: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """`problems` are those of files that belong to no single segment.
 
     `identity` and `durable` are None if no file has a valid one.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from rt.log.disk import File
 from rt.log.format.block import BlockHeader, BlockKind, Declaration
@@ -26,8 +26,7 @@ Report = Callable[[int, str], None]
 """Called with the offset of a verified frame with wrong contents, and the problem."""
 
 
-@dataclass(slots=True)
-class BatchTotals:
+class BatchTotals(Struct):
     message_count: int = 0
     batch_count: int = 0
     times: TimeRange = field(default_factory=TimeRange)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.durable_end import DurableEnd
@@ -28,8 +29,7 @@ class SegmentState(StrEnum):
     TRIMMED = "trimmed"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentStatus:
+class SegmentStatus(Struct, frozen=True):
     """One segment. Times are ns since the Unix epoch, 0 if there is none yet.
 
     `size_bytes` is the size of the file; if trimmed, before it was trimmed; if active, of its complete
@@ -55,8 +55,7 @@ class SegmentStatus:
         return self.end - self.first
 
 
-@dataclass(frozen=True, slots=True)
-class LogStatus:
+class LogStatus(Struct, frozen=True):
     path: str
     identity: LogIdentity
     durable: DurableEnd | None

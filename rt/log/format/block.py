@@ -42,9 +42,10 @@ new version of the segment: an older rt would treat such a block as a torn tail.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.log.format.checksum import crc32c
 from rt.log.format.constants import NUMBER_MAX, VERSION, Buffer, padded, padding
@@ -97,8 +98,7 @@ class BlockHeader(NamedTuple):
         return self.first_position + self.message_count
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(Struct, frozen=True):
     """The session of a session id, up to the end of the segment."""
 
     session: str

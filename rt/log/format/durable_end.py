@@ -19,8 +19,9 @@ They are not synced: a lost record only makes the known end smaller, a torn one 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import UnknownVersion
 from rt.log.format.checksum import around, sealed
@@ -34,8 +35,7 @@ _RECORD = struct.Struct("<8sHHIQIIQQ16s")
 _MAGIC = b"RTDURBLE"
 
 
-@dataclass(frozen=True, slots=True)
-class DurableEnd:
+class DurableEnd(Struct, frozen=True):
     """Bytes of segment `id` below `offset` are synced; the next number or position after them is `end`."""
 
     sequence: int

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import around, sealed, segment_seed
@@ -68,8 +69,7 @@ def parse_segment_name(name: str) -> SegmentId | None:
     return SegmentId(run, roll) if max(run, roll) <= _COORDINATE_MAX else None
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
+class SegmentHeader(Struct, frozen=True):
     """The first 64 bytes of a segment.
 
     `origin` is the incarnation of the session directory, or the id of the cluster that merged; `run_id` the

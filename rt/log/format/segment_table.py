@@ -36,11 +36,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import around, sealed
@@ -75,8 +77,7 @@ _KINDS: Final = frozenset(LogKind)
 _REASONS: Final = frozenset(TrimReason)
 
 
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
+class LogIdentity(Struct, frozen=True):
     """`origin` is the incarnation or the cluster id, `name` that of the session or stream."""
 
     kind: LogKind
@@ -95,8 +96,7 @@ class LogIdentity:
             check_dedup_id(self.dedup_id)
 
 
-@dataclass(frozen=True, slots=True)
-class SealedSegment:
+class SealedSegment(Struct, frozen=True):
     """A segment that does not grow any more. `trimmed_ns` is 0 exactly while its bytes are kept."""
 
     id: SegmentId
@@ -125,8 +125,7 @@ class SealedSegment:
         return replace(self, trimmed_ns=max(now_ns, 1), reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentTable:
+class SegmentTable(Struct, frozen=True):
     """Identity and sealed segments of a log directory, oldest first."""
 
     identity: LogIdentity

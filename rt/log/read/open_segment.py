@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
@@ -16,8 +17,7 @@ from rt.log.scan.scanner import Scanner
 RESTORE: Final = "Repair a copy with `rt pull DIR --repair`. `rt log verify` lists all corrupt files."
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSegment:
+class OpenSegment(Struct, frozen=True):
     """A segment's file, and a scanner for it."""
 
     id: SegmentId

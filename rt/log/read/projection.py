@@ -12,10 +12,10 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, BatchHeader
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader
@@ -145,8 +145,7 @@ TIMESTAMP_LOW_NS: Final = -(2**63)
 TIMESTAMP_HIGH_NS: Final = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """Messages of these sessions and topics (None: all), and of these timestamps, both ends included.
 
     Without `values` the values are neither read nor verified, and are empty in the result.

@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import astuple
 from typing import Final, TypeAlias
+
+from msgspec.structs import astuple
 
 from rt.errors import Corrupt, Gap
 from rt.events import BadMessage, BadTail, Event, Reset, SkipForward

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.log.disk import Disk
@@ -22,8 +23,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TIMESTAMP_END: Final = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class StartTime:
+class StartTime(Struct, frozen=True):
     """The first message with a timestamp (ns) at or after this one; what precedes it is passed over.
 
     `position`: no message before it has such a timestamp; None if the log was not searched.

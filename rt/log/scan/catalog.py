@@ -9,8 +9,9 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import attrgetter
+
+from msgspec import Struct
 
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
@@ -29,8 +30,7 @@ from rt.log.scan.directory import list_segments, read_header, read_index, read_t
 from rt.log.scan.scanner import MergedScanner, Scanner, SessionScanner, scanner_for
 
 
-@dataclass(frozen=True, slots=True)
-class ReadableSegment:
+class ReadableSegment(Struct, frozen=True):
     """A segment with its bytes. `end` is None while it may grow."""
 
     id: SegmentId
@@ -39,8 +39,7 @@ class ReadableSegment:
     header: SegmentHeader | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentCatalog:
+class SegmentCatalog(Struct, frozen=True):
     """The segments of a directory at one moment, in log order. `listed` are those of its table."""
 
     kept: tuple[ReadableSegment, ...]

@@ -12,15 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rt.log.format.batch import BatchHeader
 from rt.log.format.block import BlockHeader, Declaration
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId
 
 
-@dataclass(slots=True)
-class _SourceRange:
+class _SourceRange(Struct):
     """How far a session has been merged. `next_number` is None if unknown."""
 
     segment: SegmentId

@@ -7,7 +7,6 @@ as it can: a slice shares the arrays and bytes of the whole.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise, repeat
 from operator import itemgetter
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from rt.log.format.batch import Int64s
 from rt.log.format.headers import Headers
@@ -56,8 +56,7 @@ _VALUE_FROM_FRONT: Final = itemgetter(1, 2, 3, 4, 5, 6, 0, 7)
 """The fields in their order, of a row that begins with the value."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MessageBatch:
+class MessageBatch(Struct, frozen=True, eq=False):
     """Consecutive messages in columns, all of one length.
 
     `positions`, `timestamps_ns` (ns since the Unix epoch) and `numbers` are int64. Sessions and topics are

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rt.log.format.batch import HEADER, HEADERS_FLAG, BatchHeader, Int64s
 
@@ -73,8 +74,7 @@ class PlacedRun(NamedTuple):
         ]
 
 
-@dataclass(slots=True)
-class TimeRange:
+class TimeRange(Struct):
     """The lowest and highest timestamp of messages, ns; both 0 while there are none."""
 
     low_ns: int = 0

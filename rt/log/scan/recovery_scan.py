@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.block import BlockKind
@@ -19,8 +20,7 @@ from rt.log.scan.placed_batches import PlacedBatch, TimeRange
 from rt.log.scan.scanner import PlacedBlock, Scanner, ScanResult, in_order
 
 
-@dataclass(slots=True)
-class RecoveryScan:
+class RecoveryScan(Struct):
     """What a segment holds from its start to where its frames stop verifying, and the index of that.
 
     `scanner` stands there. `marks` are all that it returned.

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field
 from typing import NamedTuple, Self
+
+from msgspec import Struct, field
 
 from rt.log.format.batch import BATCH_HEADER_BYTES, HEADER, BadBatch, BatchHeader, check_header
 from rt.log.format.block import (
@@ -46,8 +47,7 @@ class PlacedBlock(NamedTuple):
     header: BlockHeader
 
 
-@dataclass(slots=True)
-class ScanResult:
+class ScanResult(Struct):
     """The result of scanning a buffer.
 
     The first `consumed` bytes are good. After them the buffer ends, or a frame follows that is incomplete

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.log.disk import Disk, File
 from rt.log.format.constants import NUMBER_MAX
@@ -28,8 +29,7 @@ UNCACHE_STEP_BYTES: Final = 2**22
 """Bytes to drop at a time: a smaller step costs more calls than it frees memory."""
 
 
-@dataclass(slots=True)
-class ActiveSegment:
+class ActiveSegment(Struct):
     """The segment that grows. `size_bytes` and `end` are those after the last complete append."""
 
     header: SegmentHeader

@@ -14,8 +14,9 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import ClusterMismatch, Corrupt, InvalidName
 from rt.log.disk import Disk
@@ -49,8 +50,7 @@ logger = logging.getLogger("rt.log")
 ScannerFactory: TypeAlias = Callable[[SegmentHeader], Scanner]
 
 
-@dataclass(frozen=True, slots=True)
-class RecoveredDirectory:
+class RecoveredDirectory(Struct, frozen=True):
     """A directory after recovery, and the torn tail that was cut, if there was one.
 
     Every segment is sealed, except the `resumed` one, which is durable up to the end of its scan.

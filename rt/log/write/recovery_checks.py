@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.errors import Corrupt
 from rt.log.format.durable_end import DurableEnd
@@ -18,8 +19,7 @@ from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class TornTail:
+class TornTail(Struct, frozen=True):
     """Cut the segment at `end`, which removes `torn_bytes`."""
 
     end: int

@@ -18,8 +18,10 @@ import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.log.disk import REAL, Disk, File, Lock, storage_errors
 from rt.log.format.constants import Buffer
@@ -68,11 +70,10 @@ class WholeSegment(NamedTuple):
     times_ns: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SyncPoint:
+class SyncPoint(Struct, frozen=True):
     """What a sync covers: everything appended before it was created."""
 
-    file: File = field(repr=False)
+    file: File
     id: SegmentId
     offset: int
     end: int

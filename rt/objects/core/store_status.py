@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 _OBJECT: Final = re.compile(r"(?P<owner>.*?)/?state/item/(?P<id>[^/]+)/.*", re.DOTALL)
 """The category of an object's rows: see `rt.objects.space`."""
@@ -15,8 +16,7 @@ _ENGINE: Final = "query"
 """The owner of the rows of an engine of queries, which has objects too."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreStatus:
+class StoreStatus(Struct, frozen=True):
     """What a store holds."""
 
     path: str
@@ -34,8 +34,7 @@ class StoreStatus:
     """The fencing token of the last owner. None: the store has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectSize:
+class ObjectSize(Struct, frozen=True):
     """The rows of one object, or the other rows of an owner."""
 
     owner: str
@@ -47,8 +46,7 @@ class ObjectSize:
     """Of the values. Not counted: keys, and what the store needs besides."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreContents:
+class StoreContents(Struct, frozen=True):
     """A store, and the objects in it, the largest first."""
 
     status: StoreStatus

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from psycopg import Connection
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
@@ -20,13 +20,11 @@ _BYTEA, _BIGINT = 17, 20
 _BYTEA_ARRAY, _BIGINT_ARRAY = 1001, 1016
 
 
-@dataclass(frozen=True, slots=True)
-class ByteaArray:
+class ByteaArray(Struct, frozen=True):
     items: Sequence[bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class BigintArray:
+class BigintArray(Struct, frozen=True):
     items: Sequence[int]
 
 

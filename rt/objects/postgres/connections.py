@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 import psycopg
+from msgspec import Struct
 from psycopg.abc import RV, PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
@@ -30,8 +30,7 @@ _ANSWER_MARGIN_S: Final = 5.0
 Row = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Of one store: seconds for a statement, for a silent client inside a transaction; connections."""
 
     timeout_s: float

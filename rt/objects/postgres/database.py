@@ -18,10 +18,10 @@ import os
 import threading
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Final, LiteralString
 
 import psycopg
+from msgspec.structs import replace
 
 from rt.errors import Closed, Fenced, RtError, StorageFailed
 from rt.objects.core.errors import CommitUnknown, StateDamaged

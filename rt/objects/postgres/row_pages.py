@@ -10,9 +10,10 @@ covers the category, the key, the page, and its number if there are several.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.objects.core.errors import StateDamaged
 from rt.objects.core.store import row_checksum
@@ -43,8 +44,7 @@ def page_checksum(seed: int, key: str, page: int, pages: int, data: bytes) -> in
     return row_checksum(seed, key if pages == 1 else f"{key}\0{page}/{pages}", data)
 
 
-@dataclass(slots=True)
-class RowBatch:
+class RowBatch(Struct):
     """Pages to write in one statement, column by column. No two have the same place."""
 
     categories: list[bytes] = field(default_factory=list)

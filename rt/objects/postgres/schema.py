@@ -12,9 +12,9 @@ object. So `(owner, number)` identifies a commit. `pages_max` is the largest num
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import Final, LiteralString
 
+from msgspec import Struct
 from psycopg import sql
 
 from rt.errors import Fenced, FormatError, StorageError, UnknownVersion
@@ -42,8 +42,7 @@ MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (
 """What leads from version n to n + 1. Version 0 has no tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresInformation:
+class PostgresInformation(Struct, frozen=True):
     """The row of the table `information`."""
 
     store_id: str

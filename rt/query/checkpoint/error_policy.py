@@ -10,8 +10,9 @@ Stored with the query: `{"then": …, "retries": …, "pause_s": …}`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.objects import StateDamaged
@@ -25,8 +26,7 @@ _RETRIES_MAX: Final = 1000
 _PAUSE_S_MAX: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
+class ErrorPolicy(Struct, frozen=True):
     """`retries`: how often the function is called again. `pause_s`: seconds before each of these calls.
 
     The whole engine waits meanwhile, except for `map_async`. `then`: what happens if the last call failed.

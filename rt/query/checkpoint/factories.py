@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
+
+from msgspec import Struct, field
 
 from rt.names import check_name
 from rt.query.checkpoint.error_policy import ErrorPolicy
@@ -69,8 +70,7 @@ class Factories:
         return self._by_name[recipe.factory](**deepcopy(dict(recipe.arguments)))
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(Struct, frozen=True):
     factory: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     on_error: ErrorPolicy | None = None
@@ -93,8 +93,7 @@ class Recipe:
         return cls(row["factory"], row["arguments"], ErrorPolicy.from_row(row["on_error"], where))
 
 
-@dataclass(slots=True)
-class StoredQuery:
+class StoredQuery(Struct):
     recipe: Recipe
     sink: str | None
     order: int

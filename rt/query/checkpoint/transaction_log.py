@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Self
+
+from msgspec import Struct
 
 from rt.query.core.errors import LogConflict
 from rt.query.core.row_json import decode, encode, plain
@@ -44,8 +45,7 @@ _COMBINED: Final[dict[tuple[Change | None, Change], Change | None]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(Struct, frozen=True):
     """A creation, with its row, or a deletion (None). `kind`: DEFINITION or QUERY."""
 
     kind: str

@@ -12,9 +12,10 @@ whichever source is first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.query.core.errors import Backlogged
@@ -50,8 +51,7 @@ def is_worth_logging(count: int) -> bool:
     return str(count).strip("0") == "1"
 
 
-@dataclass(frozen=True, slots=True)
-class EventTime:
+class EventTime(Struct, frozen=True):
     """The event time of a source. `watermark_ns`: None before its first value.
 
     `late`: number of values with a time before the clock. `refused`: number of values that were not processed

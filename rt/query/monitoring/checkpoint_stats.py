@@ -6,18 +6,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.objects import CheckpointKind, StateReader, StateWriter, Store
 from rt.query.checkpoint.catalog import META
 from rt.query.core.runtime import GROUPS, OBJECTS
 
 
-@dataclass(slots=True)
-class CheckpointStats:
+class CheckpointStats(Struct):
     """Since the engine was made; `bytes` to `kind` are of the last checkpoint.
 
     `bytes` are those of the values of rows, without keys. `query_bytes`: by query, of the last checkpoint

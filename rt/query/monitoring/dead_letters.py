@@ -9,9 +9,11 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from reprlib import Repr
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rt.objects import PersistedQueue
 from rt.query.checkpoint.edge import OutputEdge
@@ -24,8 +26,7 @@ TEXT_MAX: Final = 1000
 _QUEUE: Final = "@dead-letters"
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Struct, frozen=True):
     """A value that a query left out. The source's log has the value itself, at `sequence_id`."""
 
     query: str

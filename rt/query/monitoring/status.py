@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+
+from msgspec import Struct
 
 from rt.query.checkpoint.catalog import QueryCatalog
 from rt.query.checkpoint.edge import OutputEdge, QueryOutput
@@ -26,8 +27,7 @@ from rt.query.monitoring.dead_letters import DeadLetters
 State = Literal["running", "completed", "failed", "not running"]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(Struct, frozen=True):
     """`watermark`: id of the last value that all queries processed. `events`: their number in all runs.
 
     `end`: the id of the next value that will arrive at the source, if the source knows it. `lag`: how many
@@ -45,8 +45,7 @@ class SourceStatus:
     event_time: EventTime | None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputStatus:
+class OutputStatus(Struct, frozen=True):
     """`kept`: values that are not acknowledged. With `limit` of them all sources wait."""
 
     name: str
@@ -55,8 +54,7 @@ class OutputStatus:
     is_full: bool
 
 
-@dataclass(frozen=True, slots=True)
-class QueryStatus:
+class QueryStatus(Struct, frozen=True):
     """`events`: values that its sources sent since it was started. `results`: emitted in this run.
 
     `sources`: also those of the `stages` that it reads. `skipped`: dead letters since it was started. `late`:
@@ -84,8 +82,7 @@ class QueryStatus:
     blocked_by: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StageStatus:
+class StageStatus(Struct, frozen=True):
     """`events`: values that its sources sent since it began. `results`: emitted in this run.
 
     `sources`, `stages`, `skipped`, `late`, `checkpoint_bytes`: as of a query. `queries`: number of running
@@ -105,8 +102,7 @@ class StageStatus:
     checkpoint_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
+class EngineStatus(Struct, frozen=True):
     """`clock_lag_s`: how far the queries' clock is behind the system's; None if it is the system's."""
 
     state: str

@@ -14,9 +14,11 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Protocol
+
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from rt.exposition import CONTENT_TYPE, Metric, exposition
 from rt.query.monitoring.dead_letters import DeadLetter
@@ -89,7 +91,7 @@ def _row(name: str, engine: MonitoredEngine, show_values: bool) -> dict[str, Any
     if not show_values:
         for each in letters:
             del each["value"]
-    return {"name": name, "status": asdict(engine.status()), "dead_letters": letters}
+    return {"name": name, "status": to_builtins(engine.status()), "dead_letters": letters}
 
 
 class _Server(ThreadingHTTPServer):

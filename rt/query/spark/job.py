@@ -7,9 +7,10 @@ key, and writes `format("rt")`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, field
 
 from rt.errors import InvalidOption
 from rt.query.core.observable import Observable
@@ -34,8 +35,7 @@ _PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
-@dataclass(frozen=True, slots=True)
-class SparkJob:
+class SparkJob(Struct, frozen=True):
     """A keyed query. `source` and `sink`: the options of `format("rt")`, as in docs/spark.md.
 
     `time_of` and `max_out_of_orderness_s` are those of `add_source`. Without `time_of` the clock is the

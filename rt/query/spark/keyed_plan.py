@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.query.core.errors import InvalidKey, NoSuchQuery, NotOnSpark
 from rt.query.core.observable import Observable, Observer
@@ -37,8 +38,7 @@ STATELESS: Final = (Where, Map)
 """Also `filter`, `select` and `starmap`. Not their subclasses, which may have state."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyedPlan:
+class KeyedPlan(Struct, frozen=True):
     """How a query is split by key. `steps`: what happens to a message before its key is known."""
 
     source: str

@@ -12,7 +12,9 @@ So no message is missing, duplicated, or out of its session's order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.log.format.batch import BatchHeader
 from rt.log.format.block import BlockHeader, Declaration
@@ -20,8 +22,7 @@ from rt.log.format.segment import SegmentId
 from rt.log.scan.lineage import SourceLineage
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenSegment:
+class BrokenSegment(Struct, frozen=True):
     """What is wrong, with the file and the offset."""
 
     what: str
@@ -34,8 +35,7 @@ class BrokenSegment:
         return f"{self.severity}: {self.path}, offset {self.offset}: {self.what}"
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnRange:
+class DrawnRange(Struct, frozen=True):
     """A block of a session, and its first and last batch."""
 
     block: BlockHeader
@@ -43,8 +43,7 @@ class DrawnRange:
     last: BatchHeader
 
 
-@dataclass(slots=True)
-class FoundSegment:
+class FoundSegment(Struct):
     """One segment, as found in its longest copy; `path` is that copy's file.
 
     `drawn`: by session id its first and its last block. `dedup`: by dedup id the first number and the one

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import FormatError, LogNotFound
 from rt.log.check.report import Severity
@@ -39,8 +40,7 @@ class SegmentCopy(NamedTuple):
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class AuditResult:
+class AuditResult(Struct, frozen=True):
     """The result. `read_bytes` counts every copy."""
 
     logs: tuple[LogStatus, ...]

@@ -17,8 +17,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from rt.errors import Corrupt, Gap
 from rt.events import SkipForward
@@ -49,8 +50,7 @@ _DIRECTORY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ExportSettings:
+class ExportSettings(Struct, frozen=True):
     """Where to start, and the size of the parts. `part_bytes` is the approximate size in the log.
     `linger_seconds` is how long a smaller part waits for more. `hold` is the name under which the nodes
     retain what is not exported.

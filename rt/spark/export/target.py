@@ -23,8 +23,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rt.errors import Corrupt, WriteConflict
 from rt.spark.export.filesystem import Filesystem
@@ -35,8 +37,7 @@ _PARTS_KEPT: Final = 100
 """How many finished descriptions are kept for information. The newest one says where to continue."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedPart:
+class ExportedPart(Struct, frozen=True):
     """Positions from `start` up to `end`, as exported. `moves`: the staged and the final name of each
     file.
     """

@@ -24,9 +24,10 @@ import os
 import shutil
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.errors import Corrupt, WriteConflict
 from rt.log.disk import storage_errors
@@ -39,8 +40,7 @@ _HEADER: Final = struct.Struct("<8sQQI")
 _DONE: Final = ".done"
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionSpan:
+class PartitionSpan(Struct, frozen=True):
     """The rows of a partition in a batch, in the order of its first attempt."""
 
     query: str
@@ -57,8 +57,7 @@ class PartitionSpan:
         return self.first + self.count
 
 
-@dataclass(frozen=True, slots=True)
-class CompletedBatch:
+class CompletedBatch(Struct, frozen=True):
     """The last batch that is completely merged. `ends`: by partition, the number of its next row."""
 
     query: str = ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.log.format.constants import TOPIC_BYTES_MAX
@@ -36,8 +37,7 @@ _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 """Spark passes these options of a streaming query to the sink."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
+class WriteOptions(Struct, frozen=True):
     nodes: ClusterSource
     name: str
     ledger: str

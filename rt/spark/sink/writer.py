@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass  # noqa: TID251
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext

@@ -15,9 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from msgspec import Struct
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from rt.errors import Gap, InvalidOption, RtError
@@ -41,8 +41,7 @@ logger = logging.getLogger("rt.spark")
 _LOSS_HINT: Final = "Set failOnDataLoss=false to continue without them."
 
 
-@dataclass(frozen=True, slots=True)
-class LossPolicy:
+class LossPolicy(Struct, frozen=True):
     """Reports messages of the log `where` that a query requested and that are missing. No loss is silent.
 
     `fail`, the option failOnDataLoss: raise `rt.Gap`; otherwise log a warning.

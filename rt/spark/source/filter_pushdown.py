@@ -8,9 +8,11 @@ to every row.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.read.projection import TIMESTAMP_HIGH_NS, TIMESTAMP_LOW_NS, Projection
@@ -19,8 +21,7 @@ from rt.spark.source.columns import COLUMNS, timestamp_ns
 _Filter = TypeVar("_Filter")
 
 
-@dataclass(frozen=True, slots=True)
-class PushedFilters:
+class PushedFilters(Struct, frozen=True):
     """Positions from `start` up to, not including, `end`, and a selection within them."""
 
     start: int = 0

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.log.format.constants import NUMBER_MAX
@@ -55,8 +56,7 @@ _SIZE: Final = re.compile(r"(\d{1,19})\s*([bkmgt]?)(?:i?b)?", re.IGNORECASE)
 _KAFKA_PLACES: Final = {-2: "earliest", -1: "latest"}
 
 
-@dataclass(frozen=True, slots=True)
-class AtTime:
+class AtTime(Struct, frozen=True):
     """The first position whose timestamp is at or after `timestamp_ns`, in ns since the Unix epoch."""
 
     timestamp_ns: int
@@ -66,8 +66,7 @@ class AtTime:
 Bound: TypeAlias = int | Literal["earliest", "latest"] | AtTime
 
 
-@dataclass(frozen=True, slots=True)
-class DirectorySource:
+class DirectorySource(Struct, frozen=True):
     """A log directory that every executor sees under the same path."""
 
     path: str
@@ -76,8 +75,7 @@ class DirectorySource:
         return self.path
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
+class ReadOptions(Struct, frozen=True):
     """The checked options of a query. `end` is "latest" in a stream."""
 
     where: DirectorySource | ClusterSource

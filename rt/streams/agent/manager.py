@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from rt.errors import DirectoryLocked
 from rt.streams.agent.agent import PullingAgent
@@ -29,8 +30,7 @@ _HEALTHY_S = 60.0
 """An agent that ran this long resets the wait."""
 
 
-@dataclass(slots=True)
-class _QueueState:
+class _QueueState(Struct):
     """The local state of a queue."""
 
     counts: QueueCounts = field(default_factory=QueueCounts)

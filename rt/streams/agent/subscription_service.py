@@ -11,10 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import uuid4
 from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from rt.objects import CommitUnknown
 from rt.streams.agent.subscription_table import SubscriptionTable

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import heapq
 import logging
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from rt.streams.agent.pattern_starts import PatternStarts
 from rt.streams.core.delivery import DeliveryOptions
@@ -31,8 +32,7 @@ from rt.streams.tracing import TracedObserver
 logger = logging.getLogger("rt.streams")
 
 
-@dataclass(slots=True, eq=False)
-class KnownStream:
+class KnownStream(Struct, eq=False):
     """A stream that had events or has a subscription. `seen_at` is the loop's time."""
 
     seen_at: float

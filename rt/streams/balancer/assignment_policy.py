@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from rt.streams.core.stream_id import RING_SIZE, QueueId
 from rt.streams.queue.mapper import QueueMapper, RingRange, ring_points
 
 
-@dataclass(frozen=True, slots=True)
-class HostView:
+class HostView(Struct, frozen=True):
     host: str
     hosts: frozenset[str]
     """The hosts that are present; this one too once it has joined."""

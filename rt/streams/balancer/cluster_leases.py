@@ -13,8 +13,9 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from rt.errors import Overloaded, RtError
 from rt.names import check_lease_owner, check_name

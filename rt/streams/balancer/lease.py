@@ -13,8 +13,9 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 
@@ -34,8 +35,7 @@ class LeaseResult(enum.Enum):
     """No longer held with that token."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedLease:
+class OwnedLease(Struct, frozen=True):
     """A lease as its owner knows it."""
 
     name: str
@@ -113,8 +113,7 @@ LEASE_S_MIN: Final = 1.0
 LEASE_S_MAX: Final = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
+class LeaseTimes(Struct, frozen=True):
     """The timing of a lease-based balancer, in seconds. A dead host's queues are served again after about
     `lease_s` + `look_s`.
     """

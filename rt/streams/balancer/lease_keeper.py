@@ -16,8 +16,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.errors import RtError
 from rt.streams.balancer.balancer import Fence
@@ -221,8 +222,7 @@ def log_failure(event: str, host: str, error: Exception) -> None:
     logger.error("%s host=%s error=%r", event, host, str(error), exc_info=shown)
 
 
-@dataclass(slots=True, eq=False)
-class _Return:
+class _Return(Struct, eq=False):
     lease: OwnedLease
     result: LeaseResult | Exception | None = None
     """None: not sent yet."""

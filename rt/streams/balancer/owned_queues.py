@@ -10,15 +10,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.streams.balancer.balancer import Fence
 from rt.streams.balancer.lease import LeaseHolder, OwnedLease
 from rt.streams.core.stream_id import QueueId
 
 
-@dataclass(slots=True, eq=False)
-class QueueOwnership:
+class QueueOwnership(Struct, eq=False):
     """A queue's lease. `is_leaving`: it is being given up. `is_released`: it must not be renewed."""
 
     lease: OwnedLease

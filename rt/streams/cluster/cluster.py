@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
 
 from rt.client.publisher import Publisher
 from rt.log.disk import REAL
@@ -15,8 +16,7 @@ from rt.sidecar.pull_settings import copy_directory
 Level: TypeAlias = Literal["replicated", "merged"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """One of the clusters, as this host reaches it.
 
     To read: `path`, `endpoints` and `tls` are those of `rt.Subscriber`. With `name`, that of the certificate
@@ -30,7 +30,7 @@ class Cluster:
     stream: str
     path: str
     endpoints: Sequence[str] = ()
-    tls: TLS | None = field(default=None, repr=False)
+    tls: TLS | None = None
     name: str | None = None
     writer: Callable[[], Publisher] | None = None
     level: Level | None = None

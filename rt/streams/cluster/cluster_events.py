@@ -8,11 +8,11 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.log.format.headers import Headers
@@ -57,8 +57,7 @@ class TopicSelection:
         return batch if self._topics is None else batch.with_topics(self._topics)
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableMessage:
+class UnreadableMessage(Struct, frozen=True):
     """Stands for a message that `split` could not decode."""
 
     value: bytes

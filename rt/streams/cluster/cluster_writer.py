@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from rt.client.publisher import Publisher
 from rt.errors import Closed
 from rt.log.format.headers import Headers
 
 
-@dataclass(slots=True)
-class _Order:
+class _Order(Struct):
     """One call of `publish`."""
 
     topic: str

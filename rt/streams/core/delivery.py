@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 
@@ -18,8 +19,7 @@ subscription stops until it is resumed, with that event first. `block`: it is re
 """
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryOptions:
+class DeliveryOptions(Struct, frozen=True):
     """The options of one registration. None: the default of the provider. `rt.InvalidOption` for invalid
     values.
     """

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
+
+from msgspec import Struct
 
 from rt.log.format.headers import Headers
 from rt.streams.core.stream_id import SequenceToken, StreamId
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EventBatch:
+class EventBatch(Struct, frozen=True, eq=False):
     """One or more events of a stream, in columns of equal length.
 
     Event i has the token (`sequence_numbers[i]`, `event_indexes[i]`). Without `event_indexes` all indexes are

@@ -6,8 +6,10 @@ Pure, except for what the caller's functions do. It never skips an event that it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import UndecodableValue
 from rt.serializers import Serializer
@@ -16,8 +18,7 @@ from rt.streams.core.event_batch import EventBatch, join
 from rt.streams.core.stream_id import SequenceToken
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(Struct, frozen=True):
     """What was selected of the events from `first` up to, not including, `end`."""
 
     first: SequenceToken

@@ -10,15 +10,15 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.exposition import CONDITION, Metric
 
 
-@dataclass(slots=True)
-class QueueCounts:
+class QueueCounts(Struct):
     """Counters of a queue since the provider started. They outlive its agents."""
 
     reads: int = 0
@@ -68,8 +68,7 @@ class SubscriptionLag(NamedTuple):
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
+class QueueStatus(Struct, frozen=True):
     """A queue on this host, now. `state` is "served", "failed" (will be retried) or "elsewhere"."""
 
     queue: str

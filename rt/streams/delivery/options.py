@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.streams.core.delivery import PoisonPolicy, check_policy
@@ -10,8 +10,7 @@ from rt.streams.queue.queue_cache import BUCKETS
 from rt.streams.subscriptions.start_place import Start, check_start
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
+class StreamOptions(Struct, frozen=True):
     """Times are in seconds. `rt.InvalidOption` for invalid values."""
 
     cache_events: int = 65_536

@@ -12,10 +12,11 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import HandlerFailed, InvalidOption, UndecodableValue
 from rt.log.scan.message_batch import Message
@@ -36,8 +37,7 @@ _LOOK_S: Final = 0.1
 """How often a wait for the next try looks whether the partition may still be handled."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicHandler:
+class TopicHandler(Struct, frozen=True):
     pattern: str
     handler: Handler
     serializer: Serializer[Any] | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.log.read.reader import EventHandler
@@ -17,8 +18,7 @@ PARTITIONS_MAX: Final = 256
 """As many as one call acknowledges, and a quarter of the holds that a cluster keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerFailure:
+class HandlerFailure(Struct, frozen=True):
     """A message that its handler did not take, or that could not be decoded."""
 
     message: Message
@@ -34,8 +34,7 @@ ErrorDecision: TypeAlias = Callable[[HandlerFailure], Decision]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
+class GroupOptions(Struct, frozen=True):
     """Times are in seconds. All members of a group need the same `partitions`."""
 
     partitions: int = 16

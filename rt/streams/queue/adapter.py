@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from rt.log.format.headers import Headers
 from rt.streams.core.event_batch import EventBatch
@@ -25,8 +26,7 @@ class StreamDirection(enum.Enum):
     READ_WRITE = "read and write"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueGap:
+class QueueGap(Struct, frozen=True):
     """Events from `wanted` up to, not including, `resumed` are no longer available."""
 
     wanted: SequenceToken
@@ -36,8 +36,7 @@ class QueueGap:
     """Whether an operator reset the queue there."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRead:
+class QueueRead(Struct, frozen=True):
     """One read: everything that was requested up to `end`, except `gaps`, in their order."""
 
     batches: Sequence[EventBatch]

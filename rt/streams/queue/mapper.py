@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from hashlib import blake2b
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.names import check_name
@@ -29,8 +30,7 @@ POINTS: Final = 256
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RingRange:
+class RingRange(Struct, frozen=True):
     """Positions from `start` up to `end`, around the ring. The whole ring if the two are equal."""
 
     start: int

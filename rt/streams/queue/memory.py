@@ -12,8 +12,9 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from rt.errors import Overloaded
 from rt.log.format.headers import Headers

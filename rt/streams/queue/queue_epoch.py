@@ -7,8 +7,9 @@ then says where.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.net.lease_client import LogEpoch
 
@@ -28,8 +29,7 @@ class StoredEpoch(NamedTuple):
         return self.number // _GENERATION
 
 
-@dataclass(frozen=True, slots=True)
-class QueueEpoch:
+class QueueEpoch(Struct, frozen=True):
     """The epoch of a queue's log, and the end of the log, as a majority knows them."""
 
     log: LogEpoch

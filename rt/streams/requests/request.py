@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from rt.errors import InvalidOption, Overloaded, RtError
 from rt.names import check_name
@@ -40,8 +42,7 @@ _ERRORS: Final[dict[str, type[RtError]]] = {
 Start: TypeAlias = SequenceToken | StartPosition | None
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRequest:
+class QueueRequest(Struct, frozen=True):
     """`subscription` is an id. `topic`, `consumer` and `name` are those of a new subscription. `start` None:
     where it is.
     """
@@ -99,8 +100,7 @@ def _list(found: object) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAnswer:
+class QueueAnswer(Struct, frozen=True):
     """What the owner did. `state` of the subscription then: "served", "unattended", "faulted" or "ended"; of
     the queue: "paused" or "continued". `error`: nothing was done, because of this.
     """

@@ -16,8 +16,10 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.streams.balancer.lease import (
     QUEUES,
@@ -35,8 +37,7 @@ KINDS: Final = ("look", "renew", "acquire", "release")
 _UNKNOWN: Final = LeaseAnswer(LeaseResult.TRANSIENT_FAILURE)
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(Struct):
     holder: LeaseHolder
     duration_s: float
     end_s: float

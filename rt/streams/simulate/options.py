@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.errors import InvalidOption
 from rt.streams.balancer.balancers import MATURITY_S
@@ -31,8 +32,7 @@ RESTART_S: Final = 3.0
 CALM_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationOptions:
+class SimulationOptions(Struct, frozen=True):
     """`rt.InvalidOption` for values that do not fit together."""
 
     clusters: int = 1_000

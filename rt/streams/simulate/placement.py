@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.streams.core.stream_id import StreamId
 from rt.streams.queue.mapper import POINTS, PartitionedQueueMapper
@@ -16,8 +17,7 @@ DEVIATIONS: Final = 5
 PROGRESS_EACH: Final = 250_000
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Counts of streams. Adding is from `clusters` to one more, removing is the way back."""
 
     streams_of: Counter[str]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct, to_builtins
 
 from rt.streams.simulate.options import SimulationOptions
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedPhase:
+class SimulatedPhase(Struct, frozen=True):
     """Times in virtual seconds. `requests_per_s`: requests of all hosts to all clusters, by kind."""
 
     name: str
@@ -25,8 +25,7 @@ class SimulatedPhase:
     requests_per_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     least: int
     mean: float
     most: int
@@ -43,8 +42,7 @@ class Spread:
         return f"{self.least:,} / {self.mean:,.1f} / {self.most:,} (deviation {self.deviation:.1%})"
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationReport:
+class SimulationReport(Struct, frozen=True):
     options: SimulationOptions
     phases: tuple[SimulatedPhase, ...]
     streams_per_cluster: Spread
@@ -68,7 +66,11 @@ class SimulationReport:
         return not self.violation_count and not self.moved_elsewhere and moved_as_expected
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "serve_again_bound_s": self.options.serve_again_s, "is_good": self.is_good}
+        return {
+            **to_builtins(self),
+            "serve_again_bound_s": self.options.serve_again_s,
+            "is_good": self.is_good,
+        }
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:

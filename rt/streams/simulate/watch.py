@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from rt.streams.simulate.host import Host
 
@@ -20,8 +21,7 @@ VIOLATIONS_MAX: Final = 20
 """Later ones are only counted."""
 
 
-@dataclass(slots=True)
-class PhaseFigures:
+class PhaseFigures(Struct):
     """What was seen in one phase."""
 
     moves: int = 0

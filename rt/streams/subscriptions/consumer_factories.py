@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import translate
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.names import check_name
@@ -18,8 +19,7 @@ from rt.streams.subscriptions.subscription_store import SubscriptionRecord
 _AS_OPTIONS: Final = DeliveryOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class ImplicitSubscription:
+class ImplicitSubscription(Struct, frozen=True):
     """What every stream whose topic matches `pattern` gets. `start` None: that of the options."""
 
     pattern: re.Pattern[str]

@@ -24,9 +24,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import Fenced
 from rt.objects import (
@@ -63,8 +65,7 @@ class Interruptible(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRecord:
+class SubscriptionRecord(Struct, frozen=True):
     """A subscription. `consumer` is the name of the factory of its observer. `pattern` is the name of the
     implicit subscription that it comes from. `fault` is the reason if it is faulted. `name` is that of an
     explicit one, if it has one. `created_s`: when it was made, in seconds since 1970, if that is known.

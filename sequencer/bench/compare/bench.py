@@ -11,9 +11,10 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.bench.measure import Figure
 from rt.bench.processes import ProcessTable
@@ -31,8 +32,7 @@ _ASK_S: Final = 300.0
 _POLL_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class CompareBench:
+class CompareBench(Struct, frozen=True):
     """rt and `peers` in `directory` (default: the system's temporary directory)."""
 
     directory: str | None
@@ -107,8 +107,7 @@ class _Round(NamedTuple):
     counts: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class _Flood:
+class _Flood(Struct, frozen=True):
     seconds: float
     acknowledged: int
     received: int
@@ -118,8 +117,7 @@ class _Flood:
     clients_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(Struct, frozen=True):
     cluster: RunningServers
     programs: Programs
     publisher: Process

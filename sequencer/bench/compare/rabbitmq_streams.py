@@ -10,9 +10,10 @@ import asyncio
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.errors import RtError
 from sequencer.bench.compare.programs import Programs
@@ -120,8 +121,7 @@ class RabbitPublisher:
             self._refused = status
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFiles:
+class ServerFiles(Struct, frozen=True):
     """The configuration of servers below `root`, which share a port mapper of their own at `epmd_port`."""
 
     root: Path

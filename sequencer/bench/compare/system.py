@@ -12,9 +12,10 @@ import importlib.metadata
 import shutil
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
+
+from msgspec import Struct
 
 from rt.errors import RtError
 from sequencer.bench.compare.programs import Programs
@@ -39,8 +40,7 @@ class NotInstalled(RtError):
     """A program or a library of a compared system is missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """How to run a system. rt always uses mutual TLS and fsync."""
 
     root: Path
@@ -50,8 +50,7 @@ class Options:
     """Sync each message before it is acknowledged, if the system can."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What the table says of a system beside its figures. Short texts without a full stop."""
 
     version: str
@@ -64,8 +63,7 @@ class Facts:
     """How the consumer reads, and when it sees a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningServers:
+class RunningServers(Struct, frozen=True):
     """Running servers."""
 
     facts: Facts

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct, structs
 
 from rt.bench.measure import Figure
 from sequencer.bench.compare.system import Facts
@@ -19,8 +19,7 @@ _HEADINGS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """One system: what it is, and all its rounds."""
 
     name: str
@@ -37,7 +36,7 @@ class Compared:
         """For one JSON object per line."""
         return {
             "system": self.name,
-            **dataclasses.asdict(self.facts),
+            **structs.asdict(self.facts),
             "received": self.received,
             "lost": self.lost,
             "wrong": self.wrong,

@@ -7,8 +7,9 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import Diverged
 from sequencer.raft.model.cluster_state import ClusterState
@@ -21,8 +22,7 @@ class _PeerReport(NamedTuple):
     chain: int
 
 
-@dataclass(slots=True)
-class DivergenceGuard:
+class DivergenceGuard(Struct):
     """Compares running checksums at equal applied indices."""
 
     patience_s: float

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from sequencer.raft.core.ports import Handlers, TermState
 from sequencer.raft.core.pysyncobj_adapter import TransportAdapter
@@ -130,8 +131,7 @@ class Election:
             self._raft.start_election_soon()
 
 
-@dataclass(slots=True)
-class Ballot:
+class Ballot(Struct):
     """This node's candidacy."""
 
     members: int

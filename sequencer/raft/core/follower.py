@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
+
+from msgspec import Struct
 
 from rt.errors import Diverged
 from sequencer.raft.core.divergence_guard import DivergenceGuard
@@ -165,15 +166,13 @@ class FollowerRole:
         self._verified = LogIndex(max(self._verified.index, index), term)
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRejected:
+class AppendRejected(Struct, frozen=True):
     """The log does not contain the entry before the message's entries. It may agree up to `hint`."""
 
     hint: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendMatched:
+class AppendMatched(Struct, frozen=True):
     """The log agrees up to `matched` after entries from `cut` on (if any) are replaced with `new`."""
 
     matched: int

@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sequencer.raft.core.ports import TermState
 from sequencer.raft.core.pysyncobj_adapter import now
 
 
-@dataclass(slots=True)
-class LeadershipTransfer:
+class LeadershipTransfer(Struct):
     until: float
     """Deadline, by PySyncObj's clock."""
     successor: str | None = None

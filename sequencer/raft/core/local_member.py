@@ -5,7 +5,7 @@ For the loop's thread. Invariant: what a node claims about its disk is durable b
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from rt.log.disk import Disk
 from sequencer.raft.model.cluster_state import ClusterState

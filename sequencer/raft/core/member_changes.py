@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import RtError
 from sequencer.raft.core.leader import LeaderState
@@ -42,8 +43,7 @@ PROMOTE_ENTRIES_MAX: Final = 1000
 logger = logging.getLogger("sequencer.raft")
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(Struct):
     change: MemberChange
     done: Future[None]
     term: int

@@ -8,9 +8,10 @@ The modes are etcd's. Invariants:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
+
+from msgspec import Struct, field
 
 from sequencer.raft.model.messages import LogIndex
 
@@ -28,8 +29,7 @@ class Mode(Enum):
     """The log does not contain the entries that the follower needs."""
 
 
-@dataclass(slots=True)
-class FollowerProgress:
+class FollowerProgress(Struct):
     """One follower on one connection, in one term."""
 
     next: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.log.disk import REAL, Disk
 from sequencer.raft.core.core import SyncObj
@@ -18,8 +19,7 @@ from sequencer.raft.storage.snapshots import SnapshotStore
 from sequencer.raft.storage.worker import BackgroundWorker
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEnvironment:
+class NodeEnvironment(Struct, frozen=True):
     """What a simulation replaces."""
 
     network: Network
@@ -31,8 +31,7 @@ class NodeEnvironment:
     """Whether to fill segment files with zeros in advance."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeServices:
+class NodeServices(Struct, frozen=True):
     """One run of a node. Used on the loop's thread."""
 
     config: RaftConfig

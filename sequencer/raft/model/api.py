@@ -8,8 +8,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 
 class StateMachine(Protocol):
@@ -57,8 +58,7 @@ class Leadership(NamedTuple):
     """This node leads and has applied all entries committed in earlier terms, so its state is current."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
+class MemberStatus(Struct, frozen=True):
     name: str
     address: str
     is_self: bool
@@ -74,8 +74,7 @@ class MemberStatus:
     """False for a learner."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     name: str
     role: str
     """leader, follower, candidate, joining (blank, or not admitted yet), stalled (disk full) or stopped."""

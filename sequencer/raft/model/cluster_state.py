@@ -27,10 +27,10 @@ In a snapshot it precedes the state machine's bytes, little-endian:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
+from msgspec import Struct, field
 
 from rt.errors import FormatError, UnknownVersion
 from rt.log.format.constants import NEWER_HINT
@@ -62,8 +62,7 @@ NO_DISK: Final = DiskClaim(NO_ID, NOWHERE)
 """The claim of a member of which no disk has joined."""
 
 
-@dataclass(slots=True)
-class ProposerState:
+class ProposerState(Struct):
     """Which commands of one disk are applied, in the newest run that proposed something."""
 
     run: int
@@ -89,8 +88,7 @@ class EpochEnded(NamedTuple):
     command: bytes
 
 
-@dataclass(slots=True)
-class ClusterState:
+class ClusterState(Struct):
     cluster: bytes
     epoch: int
     disks: dict[str, DiskClaim]

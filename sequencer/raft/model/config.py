@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.names import check_name
 
@@ -12,8 +13,7 @@ PATIENCE_ELECTIONS = 10
 """For this many election timeouts a node may be without a leader, or differ from each, before it gives up."""
 
 
-@dataclass(frozen=True, slots=True)
-class RaftConfig:
+class RaftConfig(Struct, frozen=True):
     """The settings of one node. The times must be the same on all nodes.
 
     Raises `ValueError` or `rt.InvalidName` for invalid settings.

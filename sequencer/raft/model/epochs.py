@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from crc32c import crc32c
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.cluster_epoch import (
     LINE_BITS,
@@ -87,8 +88,7 @@ def forced_epoch(state: ClusterState, digest: bytes, disks: Mapping[str, bytes],
     return replace(state, epoch=epoch, applied=place, chain=crc32c(digest, state.chain), disks=claims)
 
 
-@dataclass(slots=True)
-class EpochLeft:
+class EpochLeft(Struct):
     """Decides whether a node leaves its epoch for one that peers are in."""
 
     voters: Collection[str]

@@ -31,8 +31,10 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.errors import ClusterMismatch
 from rt.log.disk import REAL, Disk, storage_errors
@@ -122,8 +124,7 @@ _IDENTITY = struct.Struct("<8sHHI16s16sQQQQHH12x128s128s160x")
 _NUMBER_END: Final = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class DiskIdentity:
+class DiskIdentity(Struct, frozen=True):
     """The identity of a disk. Its id never changes; a wiped disk gets another one."""
 
     stream: str

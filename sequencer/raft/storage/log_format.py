@@ -66,9 +66,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import around, crc32c, sealed
@@ -133,8 +134,7 @@ def decode_records(payload: memoryview) -> Iterator[LogRecord]:
         yield LogRecord(kind, LogIndex(index, term), bytes(payload[start : start + size]))
 
 
-@dataclass(frozen=True, slots=True)
-class RaftSegmentHeader:
+class RaftSegmentHeader(Struct, frozen=True):
     """A segment's number, and the state of the log when the segment was started."""
 
     number: int

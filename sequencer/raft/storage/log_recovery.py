@@ -20,7 +20,8 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from rt.errors import Corrupt, DiskFull, LogNotFound, naming_file
 from rt.log.disk import Disk, File, storage_error
@@ -66,8 +67,7 @@ def newest_run(numbers: Iterable[int]) -> range:
     return range(first, end + 1)
 
 
-@dataclass(slots=True)
-class Replay:
+class Replay(Struct):
     """The log that the segments add up to, replayed in order."""
 
     header: RaftSegmentHeader

@@ -13,7 +13,9 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from rt.cluster_epoch import is_later, name_of
 from rt.errors import ClusterMismatch, DiskFull, LogNotFound, naming_file
@@ -33,8 +35,7 @@ LOCK_FILE = "lock"
 logger = logging.getLogger("sequencer.raft")
 
 
-@dataclass(slots=True)
-class RaftDirectory:
+class RaftDirectory(Struct):
     """An open, locked directory of a node."""
 
     lock: Lock

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from rt.log.format.checksum import sealed
 from rt.log.format.constants import VERSION, Buffer
@@ -39,8 +40,7 @@ _PENDING_NAME = re.compile(r"snapshot\.[0-9]{1,20}\.[0-9]+\.new", re.ASCII)
 _NUMBER_END: Final = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotMeta:
+class SnapshotMeta(Struct, frozen=True):
     """The identity of a snapshot: its cluster, how far it covers the Raft log, and its content."""
 
     cluster: bytes

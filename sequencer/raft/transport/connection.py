@@ -18,10 +18,11 @@ import termios
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from fcntl import ioctl
 from typing import Final
+
+from msgspec import Struct
 
 from rt.errors import CertificateError, FormatError
 from rt.net.identity import Identity, peer_of
@@ -305,8 +306,7 @@ class RaftConnection:
         self._filled = rest
 
 
-@dataclass(frozen=True, slots=True)
-class MeshTiming:
+class MeshTiming(Struct, frozen=True):
     """Intervals in seconds."""
 
     ping_s: float = 1.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from sequencer.state.apply_result import Outcome
 from sequencer.state.commands import Operation
@@ -12,8 +13,7 @@ ResetKind: TypeAlias = Literal["soft", "hard"]
 ResetState: TypeAlias = Literal["idle", "running", "done", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class DroppedMessages:
+class DroppedMessages(Struct, frozen=True):
     """Messages [first, end) of run `run` of a session: replicated, then dropped by a hard reset."""
 
     session: str
@@ -27,8 +27,7 @@ class DroppedMessages:
             raise ValueError(f"invalid range of message numbers: got {self.first} to {self.end}")
 
 
-@dataclass(frozen=True, slots=True)
-class ResetStatus:
+class ResetStatus(Struct, frozen=True):
     """The last reset that a node knows of. Times are ns since 1970; 0: not yet."""
 
     state: ResetState = "idle"
@@ -76,7 +75,6 @@ class ResetPort(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class AdminPorts:
+class AdminPorts(Struct, frozen=True):
     commands: CommandPort
     resets: ResetPort

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, TypeAlias, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from rt.endpoints import parse_endpoint
 from rt.names import (
@@ -55,8 +54,7 @@ _ADDRESS_CHARACTERS_MAX: Final = 253
 Schema: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Struct, frozen=True):
     """A query parameter, or a field of a body."""
 
     name: str
@@ -91,8 +89,7 @@ class Field:
             return self.parse({"true": True, "false": False}.get(text, text))
 
 
-@dataclass(frozen=True, slots=True)
-class TimeParameter:
+class TimeParameter(Struct, frozen=True):
     """A bound given as a time; a position is an `int`."""
 
     ns: int

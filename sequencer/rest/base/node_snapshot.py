@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from statistics import median_low
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from rt.exposition import Histogram
 from rt.log.format.segment_table import TrimReason
@@ -26,8 +28,7 @@ LAG_BYTES_MAX: Final = 64 * 2**20
 """A node whose merged log lags more than this is not ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConnection:
+class ClientConnection(Struct, frozen=True):
     """One connection of a publisher or a puller to this node. Times are ns, 0: never."""
 
     identity: Identity
@@ -64,8 +65,7 @@ class ClientConnection:
     """Pushes: for how long nothing of it was merged that was durable here, while others were."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrimCounter:
+class TrimCounter(Struct, frozen=True):
     """Trims that this process applied since it started; those applied again after a restart count again."""
 
     segments: Mapping[TrimReason, int] = field(default_factory=dict)
@@ -87,8 +87,7 @@ class TrimCounter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DamageCounter:
+class DamageCounter(Struct, frozen=True):
     """Corrupt segments of this node's disk, since this process started."""
 
     found: int = 0
@@ -99,8 +98,7 @@ class DamageCounter:
     """When they were found, also by an earlier process if it set a directory aside; 0: none are known."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseCounter:
+class LeaseCounter(Struct, frozen=True):
     """Lease changes, counted like trims."""
 
     granted: int = 0
@@ -121,8 +119,7 @@ class LeaseCounter:
                 return self
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(Struct, frozen=True):
     """Counts since this process started."""
 
     push_bytes: int = 0
@@ -148,8 +145,7 @@ class Counts:
     """Subscribers that had to skip forward because the data they needed next was trimmed."""
 
 
-@dataclass(frozen=True, slots=True)
-class MergeStatus:
+class MergeStatus(Struct, frozen=True):
     instruction: int
     position: int
     durable_position: int
@@ -162,8 +158,7 @@ class MergeStatus:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DamagedSegment:
+class DamagedSegment(Struct, frozen=True):
     """A segment of this node's merged log that fails verification from `offset` on.
 
     It contains positions [first, end). `tries`: number of rounds in which no peer had good bytes.
@@ -186,8 +181,7 @@ class SilentPublisher(NamedTuple):
     limit_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
+class NodeSnapshot(Struct, frozen=True):
     stream: str
     node: str
     now_ns: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from msgspec import Struct, field
 
 from rt.errors import RtError
 from sequencer.rest.base.errors import BadRequest, TooLarge, error_body, http_status
@@ -18,8 +18,7 @@ JSON: Final = "application/json"
 PARAMETERS_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """`body` reads the body (raises `TooLarge` above `BODY_BYTES_MAX`); None: there is no body."""
 
     method: str
@@ -40,8 +39,7 @@ class Request:
         return cls(method, target) if body is None else cls(method, target, JSON, read)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     status: int
     body: bytes
     content_type: str = JSON

@@ -7,9 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import resources
 from typing import Final
+
+from msgspec import Struct
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -36,8 +37,7 @@ _FILES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
+class PageFile(Struct, frozen=True):
     path: str
     summary: str
     content_type: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
+
+from msgspec import Struct, field
 
 from rt.net.identity import Identity, Role
 from sequencer.rest.base.admin_ports import AdminPorts
@@ -16,16 +17,14 @@ from sequencer.state.commands import Operation
 from sequencer.state.state import SequencerState
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(Struct, frozen=True):
     node: NodeSnapshot
     identity: Identity | None
     """The caller; None on the port without certificates."""
     query: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     body: object
     """Text, or what is encoded as JSON: an `Answer` or a list of them."""
     status: int = 200
@@ -51,8 +50,7 @@ def is_own(asked: RequestContext, role: str, name: str) -> bool:
 # Actions
 
 
-@dataclass(frozen=True, slots=True)
-class ActionContext:
+class ActionContext(Struct, frozen=True):
     """An authorized request for a change."""
 
     snapshot: Callable[[], NodeSnapshot]
@@ -72,8 +70,7 @@ class ActionContext:
 Run: TypeAlias = Callable[[ActionContext], Awaitable[Response]]
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """One path for POST."""
 
     roles: ClassVar[frozenset[Role]] = frozenset({"operator"})

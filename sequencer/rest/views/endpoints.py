@@ -9,8 +9,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct
 
 from rt.exposition import CONTENT_TYPE
 from rt.net.identity import ROLES, Role
@@ -58,8 +59,7 @@ OPERATORS: Final[frozenset[Role]] = frozenset({"operator"})
 EVERYBODY: Final[frozenset[Role]] = frozenset(ROLES)
 
 
-@dataclass(frozen=True, slots=True)
-class RestEndpoint:
+class RestEndpoint(Struct, frozen=True):
     """One path, read with GET or HEAD."""
 
     path: str

@@ -9,8 +9,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Final, get_args
+
+from msgspec.structs import asdict
 
 import rt
 from rt.exposition import CONDITION, Metric, condition, exposition, number

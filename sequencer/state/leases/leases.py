@@ -16,8 +16,9 @@ clock. Its command names the lease's token and renewals at the time when it star
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.names import check_lease_name, check_lease_owner, lease_group
 from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesGranted, Outcome
@@ -46,8 +47,7 @@ class IdleLease(NamedTuple):
     renewals: int
 
 
-@dataclass(frozen=True, slots=True)
-class AcquireLeases:
+class AcquireLeases(Struct, frozen=True):
     """Grant those of these leases that are free to `owner`, until they are not renewed for `duration_ms`."""
 
     request: bytes
@@ -62,8 +62,7 @@ class AcquireLeases:
             raise ValueError(f"a lease of {self.duration_ms} ms")
 
 
-@dataclass(frozen=True, slots=True)
-class _OwnersLeases:
+class _OwnersLeases(Struct, frozen=True):
     request: bytes
     owner: str
     leases: tuple[HeldLease, ...]
@@ -73,16 +72,15 @@ class _OwnersLeases:
         _check_tokens(self.leases)
 
 
-class RenewLeases(_OwnersLeases):
+class RenewLeases(_OwnersLeases, frozen=True):
     """Renew those of these leases that the owner still holds with these tokens."""
 
 
-class ReleaseLeases(_OwnersLeases):
+class ReleaseLeases(_OwnersLeases, frozen=True):
     """Release those of these leases that the owner still holds with these tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireLeases:
+class ExpireLeases(Struct, frozen=True):
     """End leases that the leader saw without a renewal for their duration."""
 
     leases: tuple[IdleLease, ...]

@@ -18,8 +18,9 @@ requests are forgotten.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.names import check_lease_name
 from sequencer.state.apply_result import Outcome, PostAnswer, RequestPosted
@@ -45,8 +46,7 @@ _REQUESTS, _ANSWERS = MAILBOX
 _HEAD_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class PostRequest:
+class PostRequest(Struct, frozen=True):
     """Keep a request for the owner of `lease`, whoever it is."""
 
     lease: str

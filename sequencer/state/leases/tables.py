@@ -13,8 +13,9 @@ Pure. A commit of the owner is one command, or several parts that take effect wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from rt.names import check_lease_name, check_lease_owner, lease_group
 from sequencer.state.apply_result import CommandRejected, Outcome, TableAnswer, TableDeleted, TableWritten
@@ -84,8 +85,7 @@ class TablePartId(NamedTuple):
         return self.request, self.part
 
 
-@dataclass(frozen=True, slots=True)
-class WriteTable:
+class WriteTable(Struct, frozen=True):
     """A part of a commit: delete the rows that start with `clears`, then those in `deletes`, then `puts`."""
 
     by: TablePartId
@@ -124,8 +124,7 @@ class WriteTable:
         return f"WriteTable(lease={self.by.lease}, commit={self.by.commit}, part={self.by.part})"
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteTable:
+class DeleteTable(Struct, frozen=True):
     """Delete the table of a lease that is not held: its owners are gone for good."""
 
     lease: str

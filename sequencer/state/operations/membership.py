@@ -7,7 +7,7 @@ Raft's own list (`sequencer.raft.model.members`), which the leader changes step 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from rt.names import check_name
 from sequencer.state.apply_result import CommandRejected, MembersRequested, MembersSettled, Outcome
@@ -18,8 +18,7 @@ ADDRESS_CHARACTERS_MAX = 300
 WHY_CHARACTERS_MAX = 500
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMembers:
+class RequestMembers(Struct, frozen=True):
     """Add a node, remove one, or both: replace one. `address`: host:port of the new node's Raft."""
 
     adds: str = ""
@@ -36,13 +35,11 @@ class RequestMembers:
             raise ValueError(f"a change of members that adds {self.adds!r} at {self.address[:100]!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class CancelMembers:
+class CancelMembers(Struct, frozen=True):
     """End the request that is being carried out. What was changed until then stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettleMembers:
+class SettleMembers(Struct, frozen=True):
     """The leader has carried out request `number`, or could not: then it says why."""
 
     number: int

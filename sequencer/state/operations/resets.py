@@ -16,8 +16,9 @@ the tokens of a rival, forced elsewhere from the same generation, that knows no 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from rt.cluster_epoch import epoch_of, generation_of
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from batches import CLUSTER
 from disks import MemoryDisk
+from msgspec.structs import replace
 from nodes_bench import Story, merged_files, open_merger
 from receiving import give, items_of, publish, session_copy
 from sequencing import do_merge, do_open, must, new_state, opening, piece, random_runs

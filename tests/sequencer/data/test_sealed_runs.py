@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of
 from disks import MemoryDisk
+from msgspec.structs import replace
 from receiving import SESSION, give, items_of, publish, session_copy
 from sequencing import do_open, new_state, opening
 

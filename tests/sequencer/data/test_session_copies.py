@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of, with_peers
+from msgspec.structs import replace
 from sequencing import do_close, do_fence, do_open, must, new_state, opening
 
 from replicator.protocol.handshake import PushHello

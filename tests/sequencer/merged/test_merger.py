@@ -6,13 +6,13 @@ import errno
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 from disks import MemoryDisk
 from disks.crash_sweep import Log, sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from nodes_bench import (
     MERGED,
     FakeSources,

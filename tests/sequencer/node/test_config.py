@@ -156,7 +156,7 @@ def test_members_are_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_every_setting_can_be_given_in_each_way() -> None:
-    assert set(KEYS) == set(NodeConfig.__dataclass_fields__)
+    assert set(KEYS) == set(NodeConfig.__struct_fields__)
 
 
 _names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True)

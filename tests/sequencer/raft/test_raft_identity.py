@@ -3,7 +3,6 @@
 import errno
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from disks.crash_sweep import Log, sweep
 from dump import Dump, diagram
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import rt
 from rt.errors import ClusterMismatch

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 from dump import Dump, diagram
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import sequencer.raft.storage.log_format
 from rt.errors import Corrupt, UnknownVersion

@@ -5,10 +5,10 @@ carried out once at most. The simulation can fail.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from simulation import machine, owner_requests
 from simulation.lease_holders import DURATION_MS, Holder, Holders
 from simulation.owner_requests import OwnerRequests

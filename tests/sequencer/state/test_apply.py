@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from batches import CLUSTER, Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scripts import Case
 from sequencing import (
     INCARNATIONS,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import string
-from dataclasses import fields
 from typing import Any
 
 import pytest
 from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from rt.errors import FormatError, InvalidName, UnknownVersion
 from rt.log.format.constants import NUMBER_MAX

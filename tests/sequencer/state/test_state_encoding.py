@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import string
 from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from batches import CLUSTER
 from dump import Dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sequencing import do_close, do_fence, do_join, do_merge, do_open, do_roll, must, new_state, piece
 
 from rt.errors import FormatError, UnknownVersion
@@ -185,7 +186,7 @@ def shuffled(state: SequencerState, rng: random.Random) -> SequencerState:
     for name in ("sessions", "wanted", "disks", "holds", "asked", "leases", "by_name", "by_incarnation"):
         setattr(other, name, dict(mixed(getattr(other, name).items())))
     tables = {
-        lease: replace(table, rows=PagedRows(mixed(table.rows)))
+        lease: dataclasses.replace(table, rows=PagedRows(mixed(table.rows)))
         for lease, table in state.tables.by_lease.items()
     }
     other.tables = LeaseTables(dict(mixed(tables.items())))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import functools
 import hashlib
@@ -23,6 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+
+from msgspec import to_builtins
 
 from chaos.checks import NO_CHAIN
 from chaos.power import UndoableDisk
@@ -154,7 +155,7 @@ def main() -> None:
             quiet.set()
         if do == "hand_over":
             return {"is_led_by_another": raft.transfer_leadership(arguments["seconds"])}
-        return dataclasses.asdict(raft.status()) | {"machine": machine.index, "hash": machine.chain.hex()}
+        return {**to_builtins(raft.status()), "machine": machine.index, "hash": machine.chain.hex()}
 
     serve(answer)
     raft.stop()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+
+from msgspec import Struct
 
 from rt.query.core.errors import error_text
 from rt.query.core.observable import Applied, Observable, Transform
@@ -14,8 +15,7 @@ from rt.query.core.scheduler import Duration
 from rt.query.operators.user_functions import check_least, check_time, sources_of, time_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """What is stored of an error: the name of its class, and its text."""
 
     kind: str

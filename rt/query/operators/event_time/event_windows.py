@@ -12,8 +12,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final, Self, TypedDict
+
+from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.objects import PersistedDictionary
@@ -31,8 +32,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+class Fold(Struct, frozen=True):
     """`add(accumulated, value)` returns the new accumulated value, starting with `initial()`.
 
     - `add` may change `accumulated` and return it. Then `result` must copy it, if late values are allowed.
