@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from rt.cli.commands.bench import queries
 
 
+@pytest.mark.slow
 def test_a_small_run_gives_every_figure_and_removes_its_files(tmp_path: Path) -> None:
     arguments = ["--directory", str(tmp_path), "--rounds", "2", "--queries", "20", "--users", "50", "--json"]
     result = CliRunner().invoke(queries, arguments)

@@ -181,6 +181,7 @@ def publish_with_headers(publisher: rt.Publisher) -> None:
     publisher.publish_many([b"interrupted"], headers={"key": b"value"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("publish", [publish_one, publish_few, publish_with_headers])
 @pytest.mark.parametrize("is_after_pause", [False, True])
 def test_what_follows_an_interrupted_call_does_not_linger_for_longer(

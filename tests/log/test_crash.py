@@ -122,6 +122,7 @@ def roll_and_trim(disk: MemoryDisk, log: Log) -> None:
         publish(publisher, log, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "checked", "seeds"),
     [
@@ -161,6 +162,7 @@ def test_the_sweep_finds_a_recovery_that_does_not_sync(monkeypatch: pytest.Monke
         sweep(publish_and_flush, check, recover=recover, recover_cuts=2)
 
 
+@pytest.mark.slow
 def test_the_sweep_finds_a_trim_that_empties_files_before_the_table_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -78,6 +78,7 @@ def check_every_time(feeds: Feeds, disk: MemoryDisk) -> None:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEP, max_size=12))
 def test_a_time_is_where_a_look_at_every_message_finds_it(steps: list[Any]) -> None:

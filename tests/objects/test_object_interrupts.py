@@ -91,6 +91,7 @@ def check(store: MemoryStore, space: PersistedObjectSpace) -> None:
     assert whole.content() == store.content()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CheckpointKind)
 def test_an_interrupt_anywhere_in_a_save_loses_nothing(kind: CheckpointKind) -> None:
     line, was_interrupted = 0, True

@@ -237,6 +237,7 @@ def test_a_server_that_is_down_is_reported_and_comes_back(server: PostgresServer
         assert rows(store) == {"1": b"three"}
 
 
+@pytest.mark.slow
 def test_the_store_goes_on_at_the_standby_that_takes_over(server: PostgresServer, schema: str) -> None:
     with contextlib.closing(PostgresServer(primary=server)) as standby:
         hosts = f"host={server.directory},{standby.directory}&port={server.port},{standby.port}"

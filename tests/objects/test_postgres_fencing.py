@@ -158,6 +158,7 @@ for use in (writer.commit, lambda: store.begin(CheckpointKind.DIFFERENTIAL).comm
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "inside"])
 def test_a_paused_owner_delays_the_next_one_for_a_limited_time_and_changes_nothing(
     postgres: PostgresServer, schema: str, where: str

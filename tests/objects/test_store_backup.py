@@ -68,6 +68,7 @@ def names(directory: Path) -> set[str]:
     return {each.name for each in directory.iterdir() if not each.name.startswith("state.db-")}
 
 
+@pytest.mark.slow
 def test_a_store_is_copied_while_another_process_commits(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     program = [sys.executable, "-c", WRITER, path]

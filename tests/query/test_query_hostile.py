@@ -313,6 +313,7 @@ def test_an_output_of_an_unloaded_engine_accepts_no_consumer() -> None:
             use()
 
 
+@pytest.mark.slow
 def test_the_test_kit_refuses_a_query_without_end() -> None:
     with pytest.raises(AssertionError, match=r"does not end at 0\.0 s"):
         run(creation.empty().pipe(ops.repeat()))

@@ -304,6 +304,7 @@ def compare(plan: Plan, data: st.DataObject) -> None:
     assert states[0] == states[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, phases=[Phase.explicit, Phase.generate])
 @given(plans(PURE, st.integers(0, 8)), st.data())
 def test_a_query_on_a_stage_has_the_results_of_one_with_its_operators(
@@ -312,6 +313,7 @@ def test_a_query_on_a_stage_has_the_results_of_one_with_its_operators(
     compare(plan, data)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, phases=[Phase.explicit, Phase.generate])
 @given(plans([*TIMED, *TIMED, *PURE], st.just(0)), st.data())
 def test_the_timers_of_a_stage_have_the_order_of_those_of_queries(plan: Plan, data: st.DataObject) -> None:

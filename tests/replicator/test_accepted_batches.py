@@ -351,6 +351,7 @@ def check_everything_reads(disk: MemoryDisk, forged: Forged) -> None:
     assert filtering.items(items_of(disk, MERGED))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(forgeries())
 def test_every_reader_decodes_what_a_node_accepts(forged: Forged) -> None:
@@ -373,6 +374,7 @@ def test_an_event_loop_takes_what_a_thread_takes(forged: Forged) -> None:
     assert contents[0].pread(2**26, 0) == contents[1].pread(2**26, 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(forgeries())
 def test_a_batch_alone_is_accepted_if_and_only_if_it_decodes(forged: Forged) -> None:

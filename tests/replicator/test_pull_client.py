@@ -513,6 +513,7 @@ def test_a_node_that_cannot_be_asked_may_have_good_bytes(tmp_path: Path, pki: Pa
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_what_keeps_every_node_from_being_reached_is_said_in_time_and_the_pull_goes_on(
     tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -207,6 +207,7 @@ def test_on_a_full_disk_none_of_the_runs_stays_and_they_can_come_again() -> None
     receiver.close()
 
 
+@pytest.mark.slow
 def test_a_power_cut_while_runs_are_stored_leaves_the_first_of_them_and_the_copy_goes_on() -> None:
     source = offline([10], [20], [], [300, 40], [5])
     whole = files_of(source, SESSION)

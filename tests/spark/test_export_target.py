@@ -93,6 +93,7 @@ def export(storage: LocalFilesystem, texts: list[str]) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Killing, Copying])
 def test_a_part_is_there_once_whenever_the_export_was_killed(tmp_path: Path, kind: type[Killing]) -> None:
     texts = ["one", "two", "three"]

@@ -73,6 +73,7 @@ class Task(Collector):
         return await super().on_batch(batch)
 
 
+@pytest.mark.slow
 def test_ten_thousand_consumers_woken_at_once_run_in_few_tasks_and_keep_their_order() -> None:
     streams, each = 10_000, 3
     found: dict[StreamId, Task] = {}

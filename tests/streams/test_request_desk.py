@@ -45,6 +45,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_log(tmp_path_factory.mktemp("log"))
 
 
+@pytest.mark.slow
 def test_requests_are_carried_out_once_however_often_the_queue_changes_its_owner(
     pki: Path, log: Path
 ) -> None:

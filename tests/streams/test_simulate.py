@@ -53,6 +53,7 @@ def command(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_report_in_every_process_and_another_seed_another_one() -> None:
     first = command(*ARGUMENTS, "--seed", "5", "--json", hash_seed="1")
     second = command(*ARGUMENTS, "--seed", "5", "--json", hash_seed="2")
@@ -103,6 +104,7 @@ def test_queues_at_equal_distances_would_move_half_of_the_streams(monkeypatch: p
     assert not report.is_good
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "found"), [(0.3, "served by"), (10.0, "not served for more than 39.5 s")])
 def test_leases_that_end_too_early_or_too_late_are_found(
     monkeypatch: pytest.MonkeyPatch, factor: float, found: str

@@ -24,6 +24,8 @@ from rt.streams.cluster.log_gaps import LogGaps
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.subscriptions.subscription_store import Stores
 
+pytestmark = pytest.mark.slow  # Real nodes.
+
 EVENTS = 3000
 EARLIEST = StartPosition.EARLIEST_AVAILABLE
 FAST = StreamOptions(

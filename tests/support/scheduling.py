@@ -1,7 +1,12 @@
-"""How the workers of pytest-xdist share the tests: one by one, but what shares a cluster stays together."""
+"""How the workers of pytest-xdist share the tests.
+
+What shares a cluster stays together, and so does a module of quick tests, which shares its fixtures. The tests
+of a module with slow ones go one by one.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 from xdist.scheduler import LoadScopeScheduling
@@ -27,7 +32,16 @@ and keep it to its end. The first match counts: the modules above `tests/cluster
 
 
 class Scheduling(LoadScopeScheduling):
-    """The largest group first, then each test by itself in the order of collection."""
+    """The largest group first, then the others in the order of collection."""
+
+    @cached_property
+    def _with_slow_tests(self) -> frozenset[str]:
+        """The modules that have slow tests, as they begin a test's id."""
+        root = self.config.rootpath
+        modules = (root / "tests").rglob("test_*.py")
+        return frozenset(str(one.relative_to(root)) for one in modules if "mark.slow" in one.read_text())
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((shared for shared in SHARED if nodeid.startswith(shared)), nodeid)
+        shared = next((shared for shared in SHARED if nodeid.startswith(shared)), None)
+        module, _, _ = nodeid.partition("::")
+        return shared or (nodeid if module in self._with_slow_tests else module)

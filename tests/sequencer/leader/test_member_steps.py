@@ -395,6 +395,7 @@ def lived(seed: int, steps: int) -> MemberWorld:
     return world
 
 
+@pytest.mark.slow
 def test_whatever_fails_while_members_come_and_go_all_that_was_promised_is_merged_once() -> None:
     """And each number of voters from one to seven occurs, or the world's checks would claim little."""
     worlds = [lived(seed, 1500) for seed in range(12)]

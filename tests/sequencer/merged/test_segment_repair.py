@@ -197,6 +197,7 @@ def test_while_no_peer_has_good_bytes_the_file_stays_as_it_is_and_is_not_served(
     assert sum("segment_repair_failed" in one.getMessage() for one in caplog.records) == 1
 
 
+@pytest.mark.slow
 def test_nodes_with_damage_at_different_places_mend_one_another(tmp_path: Path, pki: Path) -> None:
     """Each serves what lies before its own damage: that is enough for the one that is damaged earlier."""
 

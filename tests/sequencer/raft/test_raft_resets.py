@@ -209,6 +209,7 @@ def lone(disk: MemoryDisk) -> Member:
     return Member(config_of("n1", ["n1"], bootstrap=True, segment_bytes=512), disk)
 
 
+@pytest.mark.slow
 def test_no_power_cut_on_the_way_into_an_epoch_loses_anything(clock: Clock) -> None:
     """Cut at every change of a file: the node is in one of the two epochs, with all that was acknowledged."""
 

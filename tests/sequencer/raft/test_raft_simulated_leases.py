@@ -138,6 +138,7 @@ def test_tokens_that_a_snapshot_forgets(monkeypatch: Patch) -> None:
 ASKING: dict[str, Any] = {**CALM, "askers": 3}
 
 
+@pytest.mark.slow
 def test_no_request_is_lost_or_carried_out_twice_whatever_fails() -> None:
     seen: Counter[str] = Counter()
     for seed in range(4):

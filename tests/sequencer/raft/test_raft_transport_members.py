@@ -34,6 +34,7 @@ def test_a_member_that_is_added_is_connected(three: Net) -> None:
     three.drive(lambda: all(len(mesh.connected) == 2 for mesh in (first, second, third)))
 
 
+@pytest.mark.slow
 def test_a_member_that_is_removed_is_disconnected_and_gets_the_notice(three: Net) -> None:
     first, third = three.mesh("n1"), three.mesh("n3")
     three.drive(lambda: first.connected and third.connected)
