@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,8 +70,14 @@ class Hosts:
         return StreamProvider("p", queues, stores=stores or memory_stores(), options=FAST)
 
     def copied_bytes(self, *topics: str) -> int:
+        return sum(self._sizes(topics))
+
+    def trimmed_segments(self, *topics: str) -> int:
+        return self._sizes(topics).count(0)
+
+    def _sizes(self, topics: Sequence[str]) -> list[int]:
         copy = Path(self.cluster.directory(tuple(sorted(topics))))
-        return sum(path.stat().st_size for path in copy.glob("log.*"))
+        return [path.stat().st_size for path in copy.glob("log.*")]
 
 
 @pytest.fixture
@@ -123,6 +129,7 @@ def test_a_stream_is_read_again_from_its_own_topics_and_a_trim_is_told(
             assert handle
             if trimmed:
                 feeds.trim(trimmed)
+                await until(lambda: hosts.trimmed_segments("n/[37]") == trimmed)  # It follows the nodes.
             await provider.stream("n", "7").subscribe(got, start=SequenceToken(95))
             await provider.stream("n", "3").subscribe(again, start=StartPosition.EARLIEST_AVAILABLE)
             await until(lambda: got.events == of_topic("7", max(first, 95)))

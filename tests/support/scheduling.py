@@ -1,7 +1,7 @@
 """How the workers of pytest-xdist share the tests.
 
-What shares a cluster stays together, and so does a module of quick tests, which shares its fixtures. The tests
-of a module with slow ones go one by one.
+What shares a cluster stays together, and so does a module of quick tests, which shares its fixtures. The
+tests of a module with slow ones go one by one.
 """
 
 from __future__ import annotations
