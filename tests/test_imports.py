@@ -21,6 +21,8 @@ NETWORK = ("grpc", "google.protobuf", "rt.v1")
         ("rt.cli.main", (*NETWORK, "numpy")),
         ("sequencer.node.cli", (*NETWORK, "numpy", "aiohttp")),
         ("sequencer.localcluster.node_main", (*NETWORK, "numpy")),
+        ("replicator.cli.push", ("numpy", "aiohttp")),
+        ("replicator.cli.pull", ("numpy", "aiohttp")),
         ("sequencer.control.process", ("numpy", "aiohttp")),
         ("sequencer.data.process", ("aiohttp",)),
     ],

@@ -69,10 +69,8 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from rt.log.format.checksum import crc32c
@@ -86,6 +84,10 @@ from rt.log.format.constants import (
     padded,
     padding,
 )
+
+if TYPE_CHECKING:  # A push and a pull do without numpy.
+    import numpy as np
+    import numpy.typing as npt
 
 BATCH_HEADER_BYTES: Final = 64
 BATCH_MAGIC: Final = int.from_bytes(b"RTB1", "little")
@@ -112,7 +114,7 @@ _PIECE_BYTES: Final = 2**18
 _BLOCK_BYTES_MEAN_MIN: Final = 2**10
 """Nodes reject frames with smaller blocks: no compressor makes them, and each costs a loop iteration."""
 
-Int64s = npt.NDArray[np.int64]
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class BatchHeader(NamedTuple):

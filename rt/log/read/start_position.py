@@ -15,7 +15,6 @@ from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.read.open_segment import open_segment
-from rt.log.read.time_search import search_time
 from rt.log.scan.catalog import SegmentCatalog, read_catalog
 from rt.log.scan.directory import read_durable_end, scans
 
@@ -95,6 +94,8 @@ def find_place(
     if isinstance(place, StartTime):
         if place.position is not None:
             return FoundStart(place.position, None)
+        from rt.log.read.time_search import search_time  # With numpy, which no push or pull needs otherwise.
+
         found = search_time(disk, directory, identity, place.timestamp_ns)
         return FoundStart(found.position, found.run)  # What is damaged there is reported when it is read.
     if isinstance(place, int):
