@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 import reactivex
 from query_engines import Sink
@@ -24,6 +25,20 @@ from rt.testing.queries import check_laws, hot
 class Click:
     page: str
     tags: list[str] = field(default_factory=list)
+
+
+class Visit(msgspec.Struct):
+    page: str
+
+
+class Record(msgspec.Struct, frozen=True):
+    page: str
+    tags: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class FrozenClick:
+    page: str
 
 
 class Slotted:
@@ -165,6 +180,8 @@ def test_a_source_that_sends_one_list_again_and_again_is_found() -> None:
         (bytearray(b"a"), lambda v: v.append(1)),
         (Click("/"), lambda v: setattr(v, "page", "/buy")),
         (Click("/"), lambda v: v.tags.append("new")),
+        (Visit("/"), lambda v: setattr(v, "page", "/buy")),
+        (Record("/", []), lambda v: v.tags.append("new")),
         (Slotted(), lambda v: setattr(v, "count", 1)),
     ],
 )
@@ -188,6 +205,13 @@ def test_values_that_contain_themselves_or_nan_have_not_changed() -> None:
     cycle.append(1)
     with pytest.raises(ValueChanged):
         check.look("other")
+
+
+@pytest.mark.parametrize("value", [Record("/"), FrozenClick("/"), (1, "a"), 1.5, None])
+def test_a_value_that_cannot_change_is_not_remembered(value: Any) -> None:
+    check = MutationCheck()
+    check.remember(value, "one")
+    assert not check._emitted
 
 
 def test_only_the_last_values_are_remembered() -> None:
