@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from scheduling import Scheduling, start_order
 from scripts import Handler, replay
 
 from sequencer.localcluster.processes import nothing_left
@@ -69,8 +70,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow ones go first, so that at the end no worker has a long one left while the others have none."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        return start_order(item.nodeid, is_slow=item.get_closest_marker("slow") is not None)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:
@@ -82,8 +85,6 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """See support/scheduling.py."""
-    from scheduling import Scheduling
-
     return Scheduling(config, log)
 
 

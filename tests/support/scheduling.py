@@ -7,32 +7,48 @@ tests of a module with slow ones go one by one.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 SHARED: Final = (
-    "tests/cluster/test_archiving.py",
-    "tests/cluster/test_clock_jumps.py",
+    "tests/cluster/",
+    "tests/spark/",
+    "tests/cluster/test_hostile_memory.py",
+    "tests/cluster/test_stack_chaos.py",
+    "tests/cluster/test_rolling_upgrade.py",
+    "tests/cluster/test_stream_requests.py",
     "tests/cluster/test_cluster_resets.py",
     "tests/cluster/test_damage_everywhere.py",
-    "tests/cluster/test_heartbeats.py",
-    "tests/cluster/test_hostile_memory.py",
-    "tests/cluster/test_power_cuts.py",
-    "tests/cluster/test_rolling_upgrade.py",
-    "tests/cluster/test_stack_chaos.py",
-    "tests/cluster/test_stream_requests.py",
-    "tests/cluster/",
     "tests/helm/test_helm_boot.py",
+    "tests/cluster/test_archiving.py",
+    "tests/cluster/test_clock_jumps.py",
+    "tests/cluster/test_heartbeats.py",
+    "tests/cluster/test_power_cuts.py",
     "tests/rest/test_rest_page.py",
-    "tests/spark/",
 )
 """Whose tests share a cluster of real nodes, Spark, or a browser's page: of two workers each would start one,
-and keep it to its end. The first match counts: the modules above `tests/cluster/` have nodes of their own."""
+and keep it to its end. The longest match counts: modules of `tests/cluster/` that are listed have nodes of
+their own. What takes longest is first."""
+
+
+def shared_by(nodeid: str) -> str | None:
+    return max((shared for shared in SHARED if nodeid.startswith(shared)), key=len, default=None)
+
+
+def start_order(nodeid: str, *, is_slow: bool) -> tuple[int, bool]:
+    """What is shared starts first, then the slow tests: at the end no worker has a long one left."""
+    shared = shared_by(nodeid)
+    return len(SHARED) if shared is None else SHARED.index(shared), not is_slow
 
 
 class Scheduling(LoadScopeScheduling):
-    """The largest group first, then the others in the order of collection."""
+    """Groups of tests in the order of collection."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
 
     @cached_property
     def _with_slow_tests(self) -> frozenset[str]:
@@ -42,6 +58,5 @@ class Scheduling(LoadScopeScheduling):
         return frozenset(str(one.relative_to(root)) for one in modules if "mark.slow" in one.read_text())
 
     def _split_scope(self, nodeid: str) -> str:
-        shared = next((shared for shared in SHARED if nodeid.startswith(shared)), None)
         module, _, _ = nodeid.partition("::")
-        return shared or (nodeid if module in self._with_slow_tests else module)
+        return shared_by(nodeid) or (nodeid if module in self._with_slow_tests else module)
