@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -80,6 +81,14 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_teardown() -> None:
+    """A command that ran in this process has set up its logging: no later test is to see what it writes."""
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if type(one).__module__ == "rt.cli.logging_setup"]:
+        root.removeHandler(handler)
+        root.setLevel(logging.WARNING)
 
 
 @pytest.hookimpl(optionalhook=True)
