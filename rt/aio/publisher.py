@@ -26,7 +26,7 @@ from rt.client.replication_problem import ErrorHandler
 from rt.client.settings import FsyncPolicy
 from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.errors import Closed, RtError
-from rt.log.format.batch import Int64s
+from rt.log.format.constants import Int64s
 from rt.log.format.headers import HeadersInput
 from rt.option_checks import check_timeout
 from rt.sidecar.progress_file import PublisherProgress

@@ -35,7 +35,7 @@ from rt.client.settings import FsyncPolicy, PublisherSettings, check_endpoints_t
 from rt.client.wait_handle import WaitHandle, WaitLevel
 from rt.errors import DiskFull, InvalidOption, RtError, StorageFailed
 from rt.log.disk import REAL, Disk
-from rt.log.format.batch import Int64s
+from rt.log.format.constants import Int64s
 from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity

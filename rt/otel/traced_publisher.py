@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from opentelemetry import trace
 
 import rt.aio
-from rt.log.format.batch import Int64s
+from rt.log.format.constants import Int64s
 from rt.log.format.headers import HeadersInput, checked_headers, headers_of_each
 from rt.otel.merge_spans import MergeSpans, PendingMerge
 from rt.otel.spans import Attributes, attributes_of, current_span, inject, links_of, tracer_of

@@ -69,7 +69,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import zstandard
 
@@ -81,11 +81,12 @@ from rt.log.format.constants import (
     TOPIC_BYTES_MAX,
     TOPICS_MAX,
     Buffer,
+    Int64s,
     padded,
     padding,
 )
 
-if TYPE_CHECKING:  # A push and a pull do without numpy.
+if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
@@ -113,8 +114,6 @@ _WHOLE_BYTES_MAX: Final = 2**20
 _PIECE_BYTES: Final = 2**18
 _BLOCK_BYTES_MEAN_MIN: Final = 2**10
 """Nodes reject frames with smaller blocks: no compressor makes them, and each costs a loop iteration."""
-
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class BatchHeader(NamedTuple):

@@ -9,9 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:  # A push and a pull do without numpy.
+    import numpy as np
+    import numpy.typing as npt
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 VERSION: Final = 1
 """The only version of every structure; a reader rejects others with `rt.UnknownVersion`."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rt.log.format.batch import BATCH_HEADER_BYTES, HEADERS_FLAG, BadBatch, BatchHeader, Int64s, expand
-from rt.log.format.constants import padded
+from rt.log.format.batch import BATCH_HEADER_BYTES, HEADERS_FLAG, BadBatch, BatchHeader, expand
+from rt.log.format.constants import Int64s, padded
 from rt.log.scan.batch_group import (
     BAD_OFFSETS,
     BAD_TIMES,

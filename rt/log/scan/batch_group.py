@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch, Int64s
-from rt.log.format.constants import TOPIC_BYTES_MAX
+from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch
+from rt.log.format.constants import TOPIC_BYTES_MAX, Int64s
 from rt.log.scan.message_batch import MessageBatch
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from rt.log.format.batch import Int64s
+from rt.log.format.constants import Int64s
 from rt.log.format.headers import Headers
 from rt.log.scan.header_table import HeaderTable
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from rt.log.format.batch import HEADER, HEADERS_FLAG, BatchHeader, Int64s
+from rt.log.format.batch import HEADER, HEADERS_FLAG, BatchHeader
+from rt.log.format.constants import Int64s
 
 _GROUP_BATCH_BYTES_MAX = 64 * 1024
 """Larger batches get views of their own. Decoding a smaller one alone would cost more than its bytes."""

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rt.log.format.batch import BATCH_HEADER_BYTES, BATCH_MAGIC, Int64s
+from rt.log.format.batch import BATCH_HEADER_BYTES, BATCH_MAGIC
 from rt.log.format.checksum import batch_seed, crc32c
-from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX
+from rt.log.format.constants import NUMBER_MAX, TOPIC_BYTES_MAX, Int64s
 
 BATCHES_MIN: Final = 16
 """Fewer batches cost more together than one by one."""

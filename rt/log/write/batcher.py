@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rt.errors import InvalidMessage, InvalidOption, MessageTooLarge, TopicTooLong
-from rt.log.format.batch import BatchDraft, Int64s
-from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX
+from rt.log.format.batch import BatchDraft
+from rt.log.format.constants import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX, TOPICS_MAX, Int64s
 from rt.log.format.headers import (
     COPIES_BYTES_MAX,
     SECTION_COST_BYTES,

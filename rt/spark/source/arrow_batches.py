@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from rt.log.format.batch import Int64s
+from rt.log.format.constants import Int64s
 from rt.log.format.headers import PAIR_COST_BYTES
 from rt.log.scan.message_batch import MessageBatch
 from rt.spark.source.arrow_columns import record_batch, schema_of
