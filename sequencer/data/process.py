@@ -372,7 +372,7 @@ class DataProcess:
             case RunOpened(session_id):
                 self.opener.on_opened(session_id)
             case RunFenced(session_id, run):
-                self.tasks.spawn(self.opener.finish(session_id, (run, *outcome.later)))
+                self.tasks.spawn(self.opener.report_final_ends(session_id, (run, *outcome.later)))
             case RunClosed(session_id, run, end):
                 self.opener.on_closed(outcome)
                 self.tasks.spawn(self.fetcher.complete(session_id, LogOffset(run, end.roll, end.offset)))

@@ -64,7 +64,7 @@ class Opener:
             for report in replica.reports(consumed_place(session)):
                 self._reports.segment(report)
             if runs := [run for run in _ending(session) if run not in replica.finals]:
-                self._spawn(self.finish(session.id, runs))
+                self._spawn(self.report_final_ends(session.id, runs))
         elif self._is_needed(session, is_input=is_input):
             self._open_soon(session.id)
 
@@ -73,7 +73,7 @@ class Opener:
         if is_input and os.path.isdir(self._replicas.path(session.id)):
             return True
         opened = session.active
-        return opened is not None and (opened.is_fenced or not self._replicas.is_idle(session))
+        return opened is not None and (opened.is_fenced or not self._replicas.is_closed_and_merged(session))
 
     def on_control_lost(self) -> None:
         """Cancel the confirmations for a control process that is disconnected or replaced."""
@@ -103,17 +103,17 @@ class Opener:
                 *(session.name, session.id, len(closed.cut_short), closed.cut_short[0]),
             )
 
-    async def finish(self, session_id: int, runs: Sequence[int]) -> None:
+    async def report_final_ends(self, session_id: int, runs: Sequence[int]) -> None:
         """Runs were fenced: report their final ends."""
         replica = self._replicas.get(session_id)
         if replica is None:
             self._open_soon(session_id)  # `_open` reports them.
         else:
-            await self._finish(replica, runs)
+            await self._report_final_ends(replica, runs)
 
-    async def _finish(self, replica: SessionReplica, runs: Iterable[int]) -> None:
+    async def _report_final_ends(self, replica: SessionReplica, runs: Iterable[int]) -> None:
         for run in runs:
-            await self._replicas.finish(replica, run)
+            await self._replicas.report_final_end(replica, run)
 
     def confirm(self, joins: int) -> None:
         """Report that everything durable here was reported, once that is true, after `joins` disks joined."""
@@ -132,17 +132,17 @@ class Opener:
 
     async def opened(self, session_id: int) -> SessionReplica | None:
         """Open a replica, however long that takes; None if its session is not known any more."""
-        told = ""
+        logged = ""
         while (session := self._follower.session(session_id)) is not None:
             try:
                 return await self._replicas.open_replica(session)
             except RtError as error:
                 if isinstance(error, Corrupt):
                     self._on_corrupt(error)
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != logged:
+                    logged = str(error)
                     logger.error(
-                        "session_replica_failed session=%s id=%d error=%r", session.name, session_id, told
+                        "session_replica_failed session=%s id=%d error=%r", session.name, session_id, logged
                     )
             await asyncio.sleep(OPEN_RETRY_S)
         return None
@@ -162,7 +162,7 @@ class Opener:
         if replica is None or session is None:
             return
         _record_merged(replica, session)
-        await self._finish(replica, _ending(session))
+        await self._report_final_ends(replica, _ending(session))
 
 
 def _ending(session: Session) -> list[int]:

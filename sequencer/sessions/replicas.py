@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -31,9 +30,8 @@ from sequencer.state.state import End, Session
 from sequencer.state.write_plan import BlockWrite
 
 OPENINGS_MAX: Final = 4
-"""Maximum number of replicas opened at the same time: each waits for the disk about ten times."""
-
-logger = logging.getLogger("sequencer")
+"""Maximum number of replicas opened at the same time. Each opening waits for the disk about ten times, on a
+thread of the pool, which pushes need too."""
 
 
 def check_no_link(path: str) -> None:
@@ -77,8 +75,8 @@ class SessionReplicas:
         """By session id: replicas that are being opened."""
         self._closings: dict[int, asyncio.Future[None]] = {}
         """By session id: replicas that are being closed."""
-        self._idle: dict[int, LogOffset] = {}
-        """By session id: the end of a replica that was closed as idle. All of it is merged."""
+        self._closed_ends: dict[int, LogOffset] = {}
+        """By session id: the end of a replica that was closed as unused."""
         self.unfinished = UnfinishedBytes()
 
     def get(self, session_id: int) -> SessionReplica | None:
@@ -95,9 +93,9 @@ class SessionReplicas:
     def path(self, session_id: int) -> str:
         return os.path.join(self._directory, str(session_id))
 
-    def is_idle(self, session: Session) -> bool:
+    def is_closed_and_merged(self, session: Session) -> bool:
         """Whether the replica was closed, and holds nothing that the cluster has not merged."""
-        end, consumed = self._idle.get(session.id), consumed_place(session)
+        end, consumed = self._closed_ends.get(session.id), consumed_place(session)
         return end is not None and consumed is not None and end <= consumed
 
     def is_busy(self, session_id: int) -> bool:
@@ -113,7 +111,7 @@ class SessionReplicas:
 
     def end_removal(self, session_id: int) -> None:
         """End `start_removal` and forget the replica."""
-        self._idle.pop(session_id, None)
+        self._closed_ends.pop(session_id, None)
         self._closings.pop(session_id).set_result(None)
 
     async def close_replica(self, replica: SessionReplica) -> None:
@@ -121,7 +119,7 @@ class SessionReplicas:
         assert replica.is_unused, replica.session_id
         del self._replicas[replica.session_id]
         if replica.receiver.next_offset is not None:
-            self._idle[replica.session_id] = replica.receiver.next_offset
+            self._closed_ends[replica.session_id] = replica.receiver.next_offset
         closing = self._closings[replica.session_id] = asyncio.ensure_future(replica.store.close())
         closing.add_done_callback(lambda _: self._closings.pop(replica.session_id))
         await asyncio.shield(closing)
@@ -150,9 +148,9 @@ class SessionReplicas:
             loop = asyncio.get_running_loop()
             if (closing := self._closings.get(session.id)) is not None:
                 await asyncio.wait([closing])
-            self._idle.pop(session.id, None)
+            self._closed_ends.pop(session.id, None)
             consumed = consumed_place(session)
-            gone = consumed if self.is_released(session.id) else None
+            released = consumed if self.is_released(session.id) else None
 
             def open_receiver() -> SessionReceiver:
                 check_no_link(self.path(session.id))
@@ -160,17 +158,25 @@ class SessionReplicas:
                     self.path(session.id),
                     _identity_of(session),
                     disk=self._disk,
-                    at=gone,
+                    at=released,
                     number=consumed_number(session),
                 )
-                if gone is not None:
-                    with contextlib.suppress(DiskFull):  # It is trimmed later.
-                        receiver.trim(gone.segment, TrimReason.MERGED)
+                try:
+                    if released is not None:
+                        with contextlib.suppress(DiskFull):  # It is trimmed later.
+                            receiver.trim(released.segment, TrimReason.MERGED)
+                except BaseException:
+                    receiver.close()
+                    raise
                 return receiver
 
             receiver = await loop.run_in_executor(self._pool, open_receiver)
             replica = self._made(session, receiver, lambda marks: self._on_marks(session.id, marks))
-            await loop.run_in_executor(self._pool, replica.recover, gone)
+            try:
+                await loop.run_in_executor(self._pool, replica.recover, released)
+            except BaseException:
+                await replica.store.close()  # The next try needs the lock.
+                raise
             self._replicas[session.id] = replica
             for report in replica.reports(consumed):
                 self._on_report(report)
@@ -247,15 +253,15 @@ class SessionReplicas:
         await replica.store.call_alone(replica.receiver.skip_to, place, number, keep=keep)
         replica.prune_trimmed()
 
-    async def finish(self, replica: SessionReplica, run: int) -> None:
+    async def report_final_end(self, replica: SessionReplica, run: int) -> None:
         """Report the end of a fenced run when everything here of it is durable."""
         with replica.in_use():
             await replica.store.call_alone(lambda: None)
             end = replica.end_of(run)
             place = LogOffset(run, end.roll, end.offset)
-            told = replica.store.progress
-            while told.durable < place and end.number:
-                told = await replica.store.next_progress(told)
+            progress = replica.store.progress
+            while progress.durable < place and end.number:
+                progress = await replica.store.next_progress(progress)
             replica.finals[run] = end
             self._on_report(replica.report(SegmentId(run, end.roll), []))
 
@@ -266,7 +272,7 @@ class SessionReplicas:
         with replica.in_use():
             if any(one.id < place.segment and not one.is_trimmed for one in table.segments):
                 await replica.store.call_alone(replica.receiver.trim, place.segment, TrimReason.MERGED)
-            if replica.receiver.uncached_with(place) > 0:
+            if replica.receiver.uncacheable_bytes(place):
                 await asyncio.get_running_loop().run_in_executor(self._pool, replica.receiver.uncache, place)
 
     def _on_marks(self, session_id: int, marked: list[SegmentBoundaries]) -> None:
@@ -294,7 +300,7 @@ class SessionReplicas:
                 path=segment_path(self.path(block.session_id), SegmentId(block.run, block.roll)),
                 offset=block.start,
                 got=got,
-                expected=f"whole up to {block.end}",
+                expected=f"the bytes {block.start} to {block.end} of the merge instruction",
                 hint="The node fetches good bytes from a peer.",
             )
         )

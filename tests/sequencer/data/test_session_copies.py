@@ -16,13 +16,14 @@ from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.session_receiver import SessionReceiver
-from rt.errors import Closed, DiskFull, Fenced
+from rt.errors import Closed, DiskFull, Fenced, StorageFailed, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.log.scan.directory import list_segments, read_header
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.merged import merged_log as merging_module
 from sequencer.sessions import opener as opening_module
+from sequencer.sessions import replica as replica_module
 from sequencer.sessions.idle_replicas import IdleReplicas
 from sequencer.sessions.ingest import IngestStream
 from sequencer.state.apply import apply
@@ -205,6 +206,51 @@ def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(c
 
     asyncio.run(play())
     assert caplog.text.count("session_replica_failed") == 1
+
+
+def test_a_replica_whose_opening_fails_late_is_opened_by_the_next_try(config, tmp_path, monkeypatch, caplog):
+    lagging = Lagging(config, tmp_path / "publisher")
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    failures = [TooManyFiles("no more open files"), TooManyFiles("no more open files")]
+
+    def fails_twice(*arguments):
+        if failures:
+            raise failures.pop()
+        return read_marks(*arguments)
+
+    monkeypatch.setattr(replica_module, "read_marks", fails_twice)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+
+    asyncio.run(play())
+    assert failures == []
+    assert "DirectoryLocked" not in caplog.text
+    assert caplog.text.count("session_replica_failed") == 1
+
+
+def test_a_replica_that_cannot_be_trimmed_leaves_no_lock(config, tmp_path, monkeypatch):
+    lagging = Lagging(config, tmp_path / "publisher")
+
+    def fails(self, *arguments):
+        raise StorageFailed("no disk")
+
+    async def play() -> None:
+        async with Played(config) as played:
+            played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.count)
+            await asyncio.to_thread(played.data.merger.sync)
+            await played.data.replicas.close_replica(played.data.replicas.get(1))
+            monkeypatch.setattr(played.data.replicas, "is_released", lambda _: True)
+            with monkeypatch.context() as patch:
+                patch.setattr(SessionReceiver, "trim", fails)
+                with pytest.raises(StorageFailed):
+                    await played.data.replicas.open_replica(lagging.state.sessions[1])
+            assert await played.data.replicas.open_replica(lagging.state.sessions[1])
+
+    asyncio.run(play())
 
 
 def test_ends_of_lives_that_are_merged_are_forgotten(config):
