@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import threading
@@ -236,12 +237,15 @@ def seconds_left(deadline: float) -> float | None:
 class DeliveryGate:
     """Whether a subscriber delivers: not while it is paused. Another thread may also end its wait.
 
-    `wake` is called after each change, to end the waits of the reader. Thread-safe.
+    `wake` is called after each change, to end the waits of the reader. Thread-safe. In a forked child,
+    `disowned` is why it delivers nothing, and each use raises a copy of it: a thread that the child does not
+    have may hold the locks of the gate and of the reader.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.is_paused = False
         self.is_closed = False
+        self.disowned: RtError | None = None
         self._is_called_off = False
         self._changed = threading.Condition()
         self._wake = wake
@@ -254,6 +258,7 @@ class DeliveryGate:
         is_called_off: bool | None = None,
     ) -> None:
         """Set a flag and wake all waits."""
+        self.raise_if_disowned()
         with self._changed:
             self.is_paused = self.is_paused if is_paused is None else is_paused
             self.is_closed = self.is_closed if is_closed is None else is_closed
@@ -266,7 +271,15 @@ class DeliveryGate:
         """Neither paused nor closed."""
         return not (self.is_paused or self.is_closed)
 
+    def disown(self, error: RtError) -> None:
+        self.disowned = error
+
+    def raise_if_disowned(self) -> None:
+        if self.disowned is not None:
+            raise copy.copy(self.disowned)
+
     def raise_if_closed(self, where: str) -> None:
+        self.raise_if_disowned()
         if self.is_closed:
             raise Closed("the subscriber is closed", where=where)
 
@@ -287,6 +300,7 @@ class DeliveryGate:
 
         Raises `Cancelled` if it is called off.
         """
+        self.raise_if_disowned()
         if not self.is_paused:
             return True
         with self._changed:

@@ -77,7 +77,7 @@ class Subscriber:
     with the file, the range and the next step. If no node has valid bytes itself, it reports
     `rt.events.CorruptPositions`, and the subscriber waits there.
 
-    For one thread; `pause`, `resume` and `close` may be called from any.
+    For one thread; `pause`, `resume` and `close` may be called from any. In a forked child open a new one.
     """
 
     def __init__(
@@ -110,19 +110,15 @@ class Subscriber:
         self._reader: FollowReader | None = None
         self._has_begun = False  # Whether `seek` moved it: its start, from which nodes hold the log, stays.
         self._is_sought = False  # Whether `seek` set the start that is requested.
-        self._watch: DirectoryWatch | None = None
-        """Watches the directory in which the log will appear."""
-        self._is_opening = False
-        """Whether a thread uses `_watch`; then that thread closes it."""
-        self._copy: PulledCopy | None = None
-        """Set with endpoints."""
+        self._watch: DirectoryWatch | None = None  # Of the directory in which the log will appear.
+        self._is_opening = False  # Whether a thread uses `_watch`; then that thread closes it.
+        self._copy: PulledCopy | None = None  # Set with endpoints.
         root = os.path.abspath(check_path(path))
         if endpoints:
             self.directory = copy_directory(root, self.stream, self._topics or ())
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
-        """Positions of a named subscriber."""
         if start is None and self._cursor is not None:
             start = self._cursor.resume()
         self._requested_start: CheckedPlace = "earliest" if start is None else start
@@ -265,6 +261,8 @@ class Subscriber:
 
         With endpoints it returns when the pull client has ended, unless other subscribers need it.
         """
+        if self._gate.disowned is not None:
+            return  # Only the parent may close it.
         self._gate.change(is_closed=True)
         if self._reader is not None:
             self._reader.close()
@@ -317,7 +315,8 @@ class Subscriber:
             self._cursor.record_start(0 if start == "earliest" else start)
         self._watch = DirectoryWatch(self.directory)
         try:
-            pulling = PullSidecar(self.directory, settings, on_change=self._gate.change)
+            gate = self._gate
+            pulling = PullSidecar(self.directory, settings, on_change=gate.change, on_disowned=gate.disown)
         except BaseException:
             self.close()
             raise
@@ -396,5 +395,6 @@ class Subscriber:
             watch.close()
 
     def _check_handed_out(self, position: int) -> None:
+        self._gate.raise_if_disowned()
         if not 0 <= check_position(position) <= self.position:
             raise InvalidOption(f"position {position} was not delivered yet: the next is {self.position}")

@@ -58,10 +58,18 @@ class PullSidecar:
     """Starts and supervises the pull client of `directory` (created if missing); `stop` ends it.
 
     `on_change` is called in the supervising thread after a change of `failure`, `log_end`, `found`,
-    `is_shared`, `refused` or `corrupt`. Thread-safe.
+    `is_shared`, `refused` or `corrupt`. In a forked child `on_disowned` gets the error of each further use.
+    Thread-safe.
     """
 
-    def __init__(self, directory: str, settings: PullSettings, *, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        settings: PullSettings,
+        *,
+        on_change: Callable[[], None],
+        on_disowned: Callable[[RtError], None],
+    ) -> None:
         self.failure: RtError | None = None
         """The permanent error, after which the copy does not grow."""
         self.log_end: int | None = None
@@ -78,7 +86,7 @@ class PullSidecar:
         """No node has valid bytes for the next positions; set until the reader takes it."""
         self._directory = directory
         self._settings = settings
-        self._on_change = on_change
+        self._on_change, self._on_disowned = on_change, on_disowned
         self._stopping = threading.Event()
         self._process: ChildProcess | None = None
         self._lock_fd = -1
@@ -112,6 +120,7 @@ class PullSidecar:
             where=self._directory,
             hint="Open one in the child, or start processes by spawn.",
         )
+        self._on_disowned(self.failure)
         process, self._process = self._process, None
         if process is not None:
             process.disown()

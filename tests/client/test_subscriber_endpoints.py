@@ -669,36 +669,70 @@ def test_close_ends_a_wait_for_a_log_that_never_came(tmp_path: Path, pki: Path, 
 def test_a_forked_child_leaves_the_client_to_its_parent(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
+    """Another thread holds the subscriber's locks at the fork. In the child nobody would release them."""
     program = """
-import os, sys
+import os, sys, threading
 import rt
 root, endpoint, *files = sys.argv[1:]
-with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files)) as subscriber:
+
+def refused(use):
+    try:
+        use()
+    except rt.Closed as error:
+        return "parent process" in str(error)
+    return False
+
+def hold_locks():
+    with subscriber._gate._changed, subscriber._reader._watch._closing, subscriber._reader._reading:
+        is_held.set()
+        is_forked.wait()
+
+with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub") as subscriber:
     assert [message.value for message in subscriber.poll(timeout=60)] == [b"one"]
+    is_held, is_forked = threading.Event(), threading.Event()
+    threading.Thread(target=hold_locks).start()
+    is_held.wait()
     child = os.fork()
     if not child:
-        try:
-            subscriber.poll(timeout=60)
-        except rt.Closed:
-            os._exit(7)
-        os._exit(1)
+        uses = [
+            lambda: subscriber.poll(timeout=60),
+            lambda: subscriber.next_batch(timeout=60),
+            lambda: next(iter(subscriber)),
+            lambda: subscriber.ack(1),
+            lambda: subscriber.trim(1),
+            lambda: subscriber.seek(0),
+            subscriber.pause,
+            subscriber.resume,
+            subscriber.call_off,
+        ]
+        found = [refused(use) for use in uses]
+        subscriber.close()
+        os._exit(7 if all(found) else found.index(False) + 10)
+    is_forked.set()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    subscriber.ack(1)
     os.write(1, b"forked")
     sys.stdin.read(1)
     assert [message.value for message in subscriber.poll(timeout=60)] == [b"two"]
 """
     source.publish(b"one")
     tls = tls_of(pki, "sub")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program, tmp_path, source.endpoint]
         + [os.fspath(path) for path in (tls.ca, tls.cert, tls.key)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    assert process.stdout.read(6) == b"forked"
-    source.publish(b"two")
-    process.communicate(b"x", timeout=WAIT_SECONDS)
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert select.select([process.stdout], [], [], WAIT_SECONDS)[0], "it hangs"
+            assert process.stdout.read(6) == b"forked"
+            source.publish(b"two")
+            process.communicate(b"x", timeout=WAIT_SECONDS)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     assert process.returncode == 0
 
 
