@@ -364,6 +364,25 @@ def test_stops_are_logged_at_most_once_a_minute_each_with_its_end(caplog: Any) -
     assert (log.stops, log.stopped_s) == (3, 5.5)
 
 
+def test_the_time_of_a_stop_grows_while_it_lasts() -> None:
+    times = iter([10.0, 12.0, 15.0, 16.0])
+    log = BacklogLog(lambda: next(times))
+    assert log.stopped_s == 0.0
+    log.update(["a"])
+    assert [log.stopped_s, log.stopped_s] == [2.0, 5.0]
+    log.update([])
+    assert (log.stops, log.stopped_s) == (1, 6.0)
+
+
+def test_a_stop_that_a_late_thread_reports_ends_at_the_next_look() -> None:
+    """One thread saw a full output, another one that it is empty again. The first one reports last."""
+    log = BacklogLog(iter([0.0, 0.5, 1.0]).__next__)
+    log.update([])
+    log.update(["a"])
+    log.update([])
+    assert (log.stops, log.stopped_s) == (1, 0.5)
+
+
 def test_a_log_limit_counts_what_it_leaves_out() -> None:
     times = [0.0, 1.0, 9.9, 10.0, 25.0, 25.0, 25.0, 35.0]
     limit = LogLimit(10.0)

@@ -47,8 +47,7 @@ _TURNS_MAX: Final = 100
 class EdgeTable:
     """The engine calls it with its lock held, except the methods that say so.
 
-    `on_backlog` is called with the names of full outputs when they stop the sources, and with none when they
-    no longer do.
+    `on_backlog` is called with the names of the full outputs, each time that these are looked at.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class EdgeTable:
         self.outputs: Final[dict[str, OutputEdge]] = {}
         self._on_backlog: Final = on_backlog
         self._was_full = False
+        """At the last look."""
 
     @contextlib.contextmanager
     def add_source(self, name: str, source: ReliableObservable[Any], **options: Any) -> Iterator[InputEdge]:
@@ -193,11 +193,10 @@ class EdgeTable:
         return bool(self._full_outputs()) or self._calls.is_full
 
     def _full_outputs(self) -> list[str]:
-        """Their names. Reports when the first output becomes full, and when none is any more."""
+        """Their names, which `on_backlog` gets too."""
         full = [name for name, each in tuple(self.outputs.items()) if each.is_full]
-        if bool(full) is not self._was_full:
-            self._was_full = bool(full)
-            self._on_backlog(full)
+        self._was_full = bool(full)
+        self._on_backlog(full)
         return full
 
     @property

@@ -16,10 +16,10 @@ _LOG_EVERY_S: Final = 60.0
 
 
 class BacklogLog:
-    """Called with the names of the full outputs, as often as these are looked at. Thread-safe.
+    """Learns the names of the full outputs each time that somebody looks at them. Thread-safe.
 
-    A stop is logged at most once a minute, and its end if the stop was logged. `stops` counts all stops,
-    `stopped_s` is the seconds of the stops that ended.
+    A stop is logged at most once a minute, and its end if the stop was logged. `stops` counts all stops.
+    A full `map_async` stops the sources too, but does not count here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,10 +28,18 @@ class BacklogLog:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._is_logged = False
+        self._ended_s = 0.0
         self.stops = 0
-        self.stopped_s = 0.0
+
+    @property
+    def stopped_s(self) -> float:
+        """Seconds of all stops, the present one included."""
+        with self._lock:
+            return self._ended_s + (0.0 if self._since is None else self._clock() - self._since)
 
     def update(self, full: Collection[str]) -> None:
+        if not full and self._since is None:
+            return  # Nearly always. If another thread begins a stop just now, the next look ends it.
         with self._lock:
             if full and self._since is None:
                 self._since = self._clock()
@@ -43,6 +51,6 @@ class BacklogLog:
                     logger.warning("sources_stopped full_outputs=%s not_logged=%d", names, left_out)
             elif not full and self._since is not None:
                 stopped_s, self._since = self._clock() - self._since, None
-                self.stopped_s += stopped_s
+                self._ended_s += stopped_s
                 if self._is_logged:
                     logger.warning("sources_continue after_s=%.1f", stopped_s)

@@ -54,7 +54,9 @@ def _engine(engine: str, status: EngineStatus) -> Iterator[Metric]:
         status.clock_lag_s,
     )
     yield one("rt_queries_stops_total", "Times that full outputs stopped the sources.", status.stops, "stops")
-    yield one("rt_queries_stopped_seconds_total", "Time of these stops that have ended.", status.stopped_s)
+    yield one(
+        "rt_queries_stopped_seconds_total", "Time of these stops, with the present one.", status.stopped_s
+    )
     yield one("rt_queries_checkpoints_total", "Checkpoints.", checkpoints.count, "checkpoints")
     yield one(
         "rt_queries_checkpoint_failures_total",
