@@ -68,17 +68,19 @@ async def push_attached(log_format: str = "text") -> None:
         with contextlib.suppress(OSError):  # The parent has ended.
             while True:
                 write_line(encode_line(reports.get()))
+        while True:
+            reports.get()  # Else they would pile up while a node is away.
 
-    def hear(line: bytes) -> None:
+    def handle_line(line: bytes) -> None:
         match decode_line(line, PushLine):
             case PushRequested() | FinishRequested() as asked:
                 pushes.handle(asked)
             case _:
                 logger.warning("request_malformed bytes=%d", len(line))
 
-    def leave() -> None:
+    def on_parent_ended() -> None:
         logging.getLogger().removeHandler(forwarded)
-        log.adopt(pushes.directories)
+        log.redirect_stderr(pushes.directories)
         pushes.finish()
 
     reports: queue.SimpleQueue[PushEnded | PushReported] = queue.SimpleQueue()
@@ -87,7 +89,7 @@ async def push_attached(log_format: str = "text") -> None:
     pushes.on_change = lambda: show_in_ps(pushes.summaries())
     control = await listen_for_control(pushes)
     try:
-        await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(hear, leave))
+        await run_until_signal(pushes.run(), listen=lambda _: listen_in_loop(handle_line, on_parent_ended))
     finally:
         if control is not None:
             control.close()
@@ -98,34 +100,37 @@ class SessionLogHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._adopted = ""
-        """The directory for records of no session."""
+        self._fallback = ""
+        """The directory for stderr and for records of no session, if there is one."""
 
-    def adopt(self, directories: list[str]) -> None:
-        """The parent has ended, and left these sessions: nothing is written to its stderr any more."""
-        self._adopted = directories[0] if directories else ""
+    def redirect_stderr(self, directories: list[str]) -> None:
+        """Call it when the parent has ended, with the directories that it leaves. What this process writes to
+        stderr, and records of no session, go to `push.log` of the first from then on.
+        """
+        self._fallback = directories[0] if directories else ""
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), _STDERR)
         with contextlib.suppress(OSError):
-            if self._adopted:
-                fd = _open_log(self._adopted)
-                os.dup2(fd, _STDERR)
-                os.close(fd)
+            if self._fallback:
+                os.close(self._open(self._fallback))
 
     def emit(self, record: logging.LogRecord) -> None:
-        directory = SERVED.get() or self._adopted
+        directory = SERVED.get() or self._fallback
         if directory:
             with contextlib.suppress(OSError):  # The disk may be full, or the directory removed.
-                fd = _open_log(directory)
+                fd = self._open(directory)
                 try:
                     os.write(fd, (self.format(record) + "\n").encode(errors="backslashreplace"))
                 finally:
                     os.close(fd)
 
-
-def _open_log(directory: str) -> int:
-    path = os.path.join(directory, PUSH_LOG)
-    with contextlib.suppress(FileNotFoundError):
-        if os.stat(path).st_size >= LOG_BYTES_MAX:
-            os.replace(path, f"{path}.1")
-    return os.open(path, _APPEND, 0o600)
+    def _open(self, directory: str) -> int:
+        """Open the log of a session, as an empty file if it is too long. stderr follows it."""
+        path = os.path.join(directory, PUSH_LOG)
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path).st_size >= LOG_BYTES_MAX:
+                os.replace(path, f"{path}.1")
+        fd = os.open(path, _APPEND, 0o600)
+        if directory == self._fallback:
+            os.dup2(fd, _STDERR)
+        return fd

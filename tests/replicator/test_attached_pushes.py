@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -231,3 +232,22 @@ def test_each_session_has_its_log_which_is_bounded_and_needs_neither_disk_nor_di
     assert (a / "push.log").read_text() == "problem 6\nproblem 7\n"
     assert (a / "push.log.1").read_text() == "problem 4\nproblem 5\n"
     assert [path.name for path in b.iterdir()] == ["push.log"]
+
+
+def test_what_is_written_to_stderr_after_the_parents_end_follows_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached_push, "LOG_BYTES_MAX", 20)
+    stderr = os.open(os.devnull, os.O_WRONLY)
+    monkeypatch.setattr(attached_push, "_STDERR", stderr)
+    log = SessionLogHandler()
+    try:
+        log.redirect_stderr([str(tmp_path)])
+        for number in range(4):
+            os.write(stderr, b"raw %d, " % number)
+            log.handle(logging.makeLogRecord({"msg": f"record {number}"}))
+        os.write(stderr, b"raw 4")
+    finally:
+        os.close(stderr)
+    assert (tmp_path / "push.log.1").read_text() == "record 1\nraw 2, record 2\nraw 3, "
+    assert (tmp_path / "push.log").read_text() == "record 3\nraw 4"
