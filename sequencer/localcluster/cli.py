@@ -53,6 +53,11 @@ def dev(nodes: str | None, stream: str | None, directory: Path, ephemeral: bool)
             )
 
 
+def report_lines(text: str) -> None:
+    for line in text.splitlines():
+        report(line)
+
+
 def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
     """Run it until a signal. An error is printed line by line, as it may contain the end of a log."""
     with cluster:
@@ -61,10 +66,9 @@ def _run(cluster: DevCluster, *, is_temporary: bool) -> None:
             leader = cluster.start()
             for line in introduction(cluster, leader, is_temporary=is_temporary):
                 click.echo(line)
-            cluster.watch()
+            cluster.watch(report_lines)
         except RtError as error:
-            for line in str(error).splitlines():
-                report(line)
+            report_lines(str(error))
             raise click.exceptions.Exit(1) from error
         finally:
             click.echo("stopping", err=True)

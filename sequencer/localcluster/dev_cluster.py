@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,10 +24,12 @@ from rt.net.identity import Identity, Role
 from sequencer.config.config import DATA_PORT, RAFT_PORT, REST_PORT, SOCKET_PATH_BYTES
 from sequencer.localcluster.loopback import NodePorts, choose_ports, is_free, issued_at
 from sequencer.localcluster.nodes import LocalCluster
+from sequencer.localcluster.processes import ProcessEnded
 
 CLIENTS: Final[Mapping[str, Role]] = {"feed1": "publisher", "reader1": "subscriber", "ops": "operator"}
 """Names and roles of the certificates that are made for programs."""
 _CHECK_S: Final = 0.5
+_RESTART_S: Final = 5.0
 
 
 class DevCluster:
@@ -98,10 +100,28 @@ class DevCluster:
         self.nodes.start()
         return self.nodes.wait_ready()
 
-    def watch(self) -> None:
-        """Return never. `ProcessEnded` if a node ends."""
+    def watch(self, on_event: Callable[[str], object]) -> None:
+        """Return never. `on_event` gets a line for each node that ends and that starts again.
+
+        A node that was killed starts again after a while, as a service manager does it. One that ended by
+        itself does not. `ProcessEnded` if none is left.
+        """
+        due_s: dict[str, float] = {}
         while True:
-            self.nodes.check_alive()
+            now_s = time.monotonic()
+            for name, status in self.nodes.take_ended().items():
+                if status < 0:
+                    due_s[name] = now_s + _RESTART_S
+                    how = f"was killed by signal {-status}. It starts again in {_RESTART_S:g} s"
+                else:
+                    how = f"ended with status {status}. The end of its log:\n{self.nodes.last_words(name)}"
+                on_event(f"{name} {how}")
+            if not self.nodes.running and not due_s:
+                raise ProcessEnded("all nodes have ended", where=self.root, hint="Their logs say why.")
+            for name in [name for name, at_s in due_s.items() if at_s <= now_s]:
+                del due_s[name]
+                self.nodes.start(name)
+                on_event(f"{name} starts again")
             time.sleep(_CHECK_S)
 
     def _issue(self) -> None:

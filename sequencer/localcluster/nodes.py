@@ -271,6 +271,13 @@ class LocalCluster:
                 words = f"status {process.status}: {self.last_words(name)}"
                 raise ProcessEnded("a node ended by itself", where=name, got=words)
 
+    def take_ended(self) -> dict[str, int]:
+        """The nodes that ended by themselves, or were killed from outside, and their exit statuses. `start`
+        starts them again.
+        """
+        ended = [name for name, process in self._running.items() if process.status is not None]
+        return {name: self._running.pop(name).kill() for name in ended}
+
     def _check_started(self) -> None:
         """Raise `ProcessEnded` if a part of a node has failed since that was started."""
         for name in self.running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 import rt
 from rt.errors import DirectoryLocked, InvalidOption, RtError
+from sequencer.localcluster import dev_cluster
 from sequencer.localcluster.cli import dev
 from sequencer.localcluster.dev_cluster import DevCluster
 from sequencer.localcluster.processes import nothing_left
@@ -141,6 +144,36 @@ def test_an_ephemeral_cluster_leaves_nothing(root: Path) -> None:
         assert Path(data).is_dir()
     assert not Path(data).exists()
     assert not root.exists()
+
+
+@pytest.mark.slow
+def test_a_node_that_was_killed_starts_again_and_one_that_ended_does_not(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev_cluster, "_RESTART_S", 0.1)
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    errors: list[RtError] = []
+
+    def watch(cluster: DevCluster) -> None:
+        try:
+            cluster.watch(events.put)
+        except RtError as error:
+            errors.append(error)
+
+    with nothing_left(), DevCluster(root, nodes=1, has_any_ports=True) as cluster:
+        cluster.start()
+        watching = threading.Thread(target=watch, args=[cluster])
+        watching.start()
+        killed = cluster.nodes.pids("n1")[0]
+        os.kill(killed, signal.SIGKILL)
+        assert events.get(timeout=WAIT_S) == "n1 was killed by signal 9. It starts again in 0.1 s"
+        assert events.get(timeout=WAIT_S) == "n1 starts again"
+        assert cluster.nodes.wait_ready() == "n1"
+        assert cluster.nodes.pids("n1")[0] != killed
+        os.kill(cluster.nodes.pids("n1")[0], signal.SIGTERM)
+        assert events.get(timeout=WAIT_S).startswith("n1 ended with status 0. The end of its log:\n")
+        watching.join(WAIT_S)
+        assert [str(error).startswith("all nodes have ended") for error in errors] == [True]
 
 
 def test_a_directory_holds_one_cluster(root: Path) -> None:
