@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -338,18 +337,18 @@ def test_events_that_wait_belong_to_the_next_owner() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_any_mix_of_options_delivers_every_passing_event_once_and_in_order(draw: random.Random) -> None:
+@given(st.integers(0, 2**32))
+def test_any_mix_of_options_delivers_every_passing_event_once_and_in_order(seed: int) -> None:
+    draw = random.Random(seed)
     modulus, size = draw.choice([1, 1, 2, 3, 50]), draw.choice([None, 1, 2, 5, 30])
     within_s = draw.choice([None, 0.5, 3.0])
     total, faults = 100, draw.choice([0.0, 0.1])
     refused: list[int] = []
-    left = itertools.repeat(None, 50)  # Tries that may fail. Some draws are 0 for ever.
 
     async def act(batch: EventBatch) -> SequenceToken | None:
         if draw.random() < 0.3:
             await asyncio.sleep(draw.random())
-        if draw.random() < faults and next(left, "none") is None:
+        if draw.random() < faults:
             raise OSError
         if len(batch) > 1 and draw.random() < 0.1:
             got.events += batch.events[:1]
@@ -357,7 +356,7 @@ def test_any_mix_of_options_delivers_every_passing_event_once_and_in_order(draw:
         return None
 
     def where(number: int) -> bool:
-        if draw.random() < faults / 10 and next(left, "none") is None:
+        if draw.random() < faults / 10:
             raise LookupError
         if number % modulus:
             refused.append(number)
@@ -462,7 +461,7 @@ def test_an_event_that_a_consumer_rejects_is_a_dead_letter_as_it_was_published()
 
 
 def test_dead_letters_have_no_serializer() -> None:
-    with pytest.raises(InvalidOption, match="format of their own"):
+    with pytest.raises(InvalidOption, match=r"format of their own.*Remove the serializer"):
         StreamProvider("p", MemoryQueues(1), serializers={"dead-letters": rt.JsonSerializer()})
 
 
