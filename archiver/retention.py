@@ -41,17 +41,17 @@ class TrimPlan(Struct, frozen=True):
     segments: int
     size_bytes: int
     overridden: tuple[str, ...] = ()
-    """Names of the holds on this data."""
+    """Names of the holds that need data of this plan. Their data is too large, or the disks are too full."""
 
 
-class ExpiryDue(NamedTuple):
-    """Number of the oldest segments that age and size trim, as far as holds allow it."""
+class ExpiryPlan(NamedTuple):
+    """How many of the oldest segments may be trimmed by age, and by size. Holds are taken into account."""
 
     by_time: int
     by_size: int
 
 
-def due(
+def plan_expiry(
     segments: Sequence[Segment],
     active_bytes: int,
     policy: RetentionPolicy,
@@ -59,15 +59,15 @@ def due(
     holds: Mapping[str, int],
     *,
     members: int,
-) -> ExpiryDue:
+) -> ExpiryPlan:
     """The segments to trim regardless of the disks; see `plan_trim`."""
     for earlier, later in pairwise(segments):
         assert earlier.end <= later.end, (earlier, later)
     by_time = _count_expired(segments, expired_ns(policy, clocks, members))
     kept_bytes = sum(one.size_bytes for one in segments) + active_bytes
     by_size = _count_bytes(segments, size_excess(policy, kept_bytes))
-    free = _count_free(segments[: max(by_time, by_size)], policy, holds)
-    return ExpiryDue(min(by_time, free), min(by_size, free))
+    unheld = _count_unheld(segments[: max(by_time, by_size)], policy, holds)
+    return ExpiryPlan(min(by_time, unheld), min(by_size, unheld))
 
 
 def plan_trim(
@@ -88,7 +88,7 @@ def plan_trim(
     positions by name: the holder needs no data before its position. `freed_bytes` were trimmed so recently
     that `disks` may not show it.
     """
-    by_time, by_size = due(segments, active_bytes, policy, clocks, holds, members=members)
+    by_time, by_size = plan_expiry(segments, active_bytes, policy, clocks, holds, members=members)
     by_disk = _count_bytes(segments, disk_excess(policy, disks, members) - freed_bytes)
     for reason, count in ((TrimReason.TIME, by_time), (TrimReason.SIZE, by_size), (TrimReason.DISK, by_disk)):
         if count:
@@ -123,11 +123,11 @@ def _count_bytes(segments: Sequence[Segment], excess: int) -> int:
     return count
 
 
-def _count_free(segments: Sequence[Segment], policy: RetentionPolicy, holds: Mapping[str, int]) -> int:
+def _count_unheld(segments: Sequence[Segment], policy: RetentionPolicy, holds: Mapping[str, int]) -> int:
     """Number of `segments` that holds allow to trim."""
     floor = min(holds.values(), default=None)
     if floor is None:
         return len(segments)
-    free = next((at for at, one in enumerate(segments) if one.end > floor), len(segments))
-    held_bytes = sum(one.size_bytes for one in segments[free:])
-    return free + _count_bytes(segments[free:], held_bytes - policy.hold_bytes_max)
+    unheld = next((at for at, one in enumerate(segments) if one.end > floor), len(segments))
+    held_bytes = sum(one.size_bytes for one in segments[unheld:])
+    return unheld + _count_bytes(segments[unheld:], held_bytes - policy.hold_bytes_max)

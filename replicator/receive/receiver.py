@@ -196,15 +196,15 @@ class Receiver(ABC, Generic[AnyScanner]):
         with self._files_lock:
             return self.writer.trim(before, reason)
 
-    def uncached_with(self, offset: LogOffset) -> int:
-        """Number of bytes that `uncache` would drop from the page cache; 0 or less: none."""
+    def uncacheable_bytes(self, offset: LogOffset) -> int:
+        """Number of bytes that `uncache` would drop from the page cache."""
         is_active = self.active is not None and self.active.id == offset.segment
-        return self.writer.uncached_with(offset.offset) if is_active else 0
+        return self.writer.uncacheable_bytes(offset.offset) if is_active else 0
 
     def uncache(self, offset: LogOffset) -> None:
         """Drop bytes before `offset` from the page cache: no reader is expected. From any thread."""
         with self._files_lock:
-            if self.uncached_with(offset) > 0:
+            if self.uncacheable_bytes(offset):
                 self.writer.uncache(offset.offset)
 
     def close(self) -> None:

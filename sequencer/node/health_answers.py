@@ -45,7 +45,7 @@ def _metrics(node: str, data: ChildState, control: ChildState) -> str:
     lines = (
         "rt_is_ready 0",
         f'rt_member_data_silent_seconds{{member="{node}"}} {data.silent_s:.3f}',
-        f"rt_control_connected {int(control.is_heard)}",
+        f"rt_control_connected {int(control.has_sent_heartbeat)}",
         f"rt_control_silent_seconds {control.silent_s:.3f}",
     )
     return "".join(f"# TYPE {line.split('{')[0].split(' ')[0]} gauge\n{line}\n" for line in lines)

@@ -21,36 +21,38 @@ class ChildState(Struct):
     name: str
     pid: int = 0
     """0: it does not run."""
-    is_heard: bool = False
+    has_sent_heartbeat: bool = False
     """Whether it has sent a heartbeat since it was started."""
     has_served: bool = False
     """Whether it, or an earlier process of that name, has sent a heartbeat."""
     silence: SilenceDetector = field(default_factory=SilenceDetector)
-    is_new: bool = False
-    """Whether its silence has begun since the last update."""
+    restarts_at_update: bool = False
+    """The silence is counted from the next update: what came before it is not silence."""
 
-    def begin_silence(self) -> None:
+    def restart_silence(self) -> None:
         self.silence.record_message()
-        self.is_new = True
+        self.restarts_at_update = True
 
     def update(self, now_s: float) -> None:
         self.silence.update(now_s)
-        if self.is_new:
+        if self.restarts_at_update:
             self.silence.record_message()
-        self.is_new = False
+        self.restarts_at_update = False
 
     @property
     def silent_s(self) -> float:
-        """Seconds since its last heartbeat, start or end; 0 before the first heartbeat of all."""
+        """Seconds since its last heartbeat, start or end. 0 until a process of this name has sent one."""
         return self.silence.silent_s if self.has_served else 0.0
 
     @property
     def is_hung(self) -> bool:
-        return bool(self.pid) and self.silence.silent_s >= (HUNG_S if self.is_heard else START_S_MAX)
+        return bool(self.pid) and self.silence.silent_s >= (
+            HUNG_S if self.has_sent_heartbeat else START_S_MAX
+        )
 
     @property
     def is_serving(self) -> bool:
-        return bool(self.pid) and self.is_heard and not self.is_hung
+        return bool(self.pid) and self.has_sent_heartbeat and not self.is_hung
 
     @property
     def obstacle(self) -> str:
@@ -85,19 +87,19 @@ class Heartbeats:
 
     def started(self, name: str, pid: int) -> None:
         child = self.children[name]
-        child.pid, child.is_heard = pid, False
-        child.begin_silence()
+        child.pid, child.has_sent_heartbeat = pid, False
+        child.restart_silence()
 
     def ended(self, name: str) -> None:
         child = self.children[name]
-        child.pid, child.is_heard = 0, False
-        child.begin_silence()
+        child.pid, child.has_sent_heartbeat = 0, False
+        child.restart_silence()
 
     def record(self, name: str) -> None:
         """A heartbeat has arrived."""
         child = self.children[name]
-        child.is_heard = child.has_served = True
-        child.begin_silence()
+        child.has_sent_heartbeat = child.has_served = True
+        child.restart_silence()
 
     def update(self, now_s: float) -> None:
         """The time is `now_s`, and all heartbeats that have arrived are recorded."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import islice, takewhile
 
 from archiver.policy import RetentionPolicy
-from archiver.retention import due
+from archiver.retention import plan_expiry
 from rt.log.format.segment_table import TRIMMED_ENTRIES_MAX, TrimReason
 from rt.names import session_owner
 from sequencer.state import commands
@@ -64,7 +64,7 @@ def _count_allowed(
         case TrimReason.TIME | TrimReason.SIZE:
             clocks, holds = [command.trimmed_ns], held_positions(state)
             policy = policy_of(state.configuration)
-            found = due(kept, state.merged.offset, policy, clocks, holds, members=1)
+            found = plan_expiry(kept, state.merged.offset, policy, clocks, holds, members=1)
             return found.by_time if command.reason is TrimReason.TIME else found.by_size
         case TrimReason.DISK:  # Only the proposer knows the disks.
             return len(kept) if state.configuration.retention_disk_percent else 0

@@ -30,7 +30,7 @@ def test_all_before_a_place_is_given_up_in_steps_and_nothing_behind_it(places: l
     active = ActiveSegment(HEADER, file, 2**27, 0)  # type: ignore[arg-type]
     furthest = 0
     for place in places:
-        size = active.uncached_with(place)
+        size = active.uncacheable_bytes(place)
         known = len(file.given_up)
         active.uncache(place)
         furthest = max(furthest, place)

@@ -514,10 +514,10 @@ def test_only_what_is_before_a_place_of_the_active_segment_is_given_up_from_memo
     assert active is not None
     assert active.id.roll > 0
     for segment in (SegmentId(0, 0), SegmentId(0, active.id.roll + 1), SegmentId(1, active.id.roll)):
-        assert receiver.uncached_with(LogOffset(*segment, 2000)) == 0
+        assert receiver.uncacheable_bytes(LogOffset(*segment, 2000)) == 0
     place = LogOffset(*active.id, 700)
-    assert receiver.uncached_with(place) == 512
+    assert receiver.uncacheable_bytes(place) == 512
     receiver.uncache(place)
-    assert receiver.uncached_with(place) == 0
+    assert receiver.uncacheable_bytes(place) == 0
     assert files_of(disk, COPY) == files_of(disk, SESSION)
     receiver.close()

@@ -38,9 +38,9 @@ def test_the_resources_of_a_missing_bucket_go_to_the_buckets_with_the_fewest() -
 
 
 def test_unknown_or_missing_buckets_are_an_error() -> None:
-    with pytest.raises(IndexError, match="unknown bucket: D"):
+    with pytest.raises(ValueError, match="unknown bucket: D"):
         best_fit("ABC", range(7), "AD")
-    with pytest.raises(IndexError, match="no buckets"):
+    with pytest.raises(ValueError, match="no buckets"):
         best_fit("", range(7))
 
 

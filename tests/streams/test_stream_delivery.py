@@ -548,6 +548,19 @@ def test_invalid_arguments_are_refused() -> None:
         with pytest.raises(Closed, match="already started"):
             provider.consumer("late", lambda _: Collector())
 
+    async def misused() -> None:
+        provider = StreamProvider("p", MemoryQueues(1))
+        with pytest.raises(Closed, match=r"the provider is not started .*`async with`"):
+            await provider.stream("n", "a").publish([1])
+        async with provider:
+            with pytest.raises(Closed, match="cannot call start: the provider was already started"):
+                await provider.start()
+        with pytest.raises(Closed, match="the provider is closed"):
+            await provider.stream("n", "a").publish([1])
+        with pytest.raises(Closed, match="cannot call consumer: the provider is closed"):
+            provider.consumer("late", lambda _: Collector())
+
+    virtual_time.run(misused())
     generated(program, GeneratorQueues(one))
     with pytest.raises(ValueError, match="already registered"):
         provider = StreamProvider("p", MemoryQueues())

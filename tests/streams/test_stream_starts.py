@@ -173,7 +173,7 @@ def test_a_queue_in_memory_starts_with_what_it_has_or_with_the_next_event() -> N
             assert everything.gaps == later.gaps == []
             with pytest.raises(NotRewindable):
                 await provider.stream("n", "a").subscribe(Collector(), start=BEGUN)
-            with pytest.raises(Closed, match="implicit with a start"):
+            with pytest.raises(Closed, match=r"call implicit\(start=\.\.\.\): .*Register consumers before"):
                 provider.implicit("more", "*", lambda _: later, start="latest")
 
     virtual_time.run(main())

@@ -20,7 +20,7 @@ import click
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.formats import parsers
 from rt.cli.formats.console import progress, report
-from rt.cli.formats.level_wait import Level, Reached, wait_for_level
+from rt.cli.formats.level_wait import Level, WaitOutcome, wait_for_level
 from rt.cli.formats.parsers import STDIN, Fields, Parser
 from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
 from rt.cli.formats.tables import count_of, escape, format_size
@@ -204,19 +204,21 @@ def pub(
             compression="zstd" if compression == "zstd" else None,
             **settings,
         )
-        fed, reached, started = PublishedCount(), Reached(level), time.monotonic()
+        published, outcome, started = PublishedCount(), WaitOutcome(level), time.monotonic()
         try:
             try:
-                make_loop = partial(PublishLoop, publisher, interrupts, fed, on_full=on_full, headers=own)
+                make_loop = partial(
+                    PublishLoop, publisher, interrupts, published, on_full=on_full, headers=own
+                )
                 _publish(make_loop, feeding, paths, interrupts, is_quiet=quiet)
             finally:
-                if fed.is_flushed:
-                    wait_for_level(publisher, fed, reached, timeout, interrupts, is_quiet=quiet)
-                _close(publisher, reached)
+                if published.is_flushed:
+                    wait_for_level(publisher, published, outcome, timeout, interrupts, is_quiet=quiet)
+                _close(publisher, outcome)
         finally:
             seconds = time.monotonic() - started
-            _report(fed, reached, publisher, seconds, as_json=as_json, is_quiet=quiet)
-        if not reached.is_reached:
+            _report(published, outcome, publisher, seconds, as_json=as_json, is_quiet=quiet)
+        if not outcome.is_level_reached:
             raise click.exceptions.Exit(1)
 
 
@@ -234,12 +236,12 @@ def _headers(given: Sequence[str]) -> Headers:
         raise click.UsageError(f"--header: {error}") from error
 
 
-def _close(publisher: Publisher, reached: Reached) -> None:
+def _close(publisher: Publisher, outcome: WaitOutcome) -> None:
     """Leave the rest to the push process. What blocks it is no error if the level is reached, or is told."""
     try:
         publisher.close(timeout=0)
     except RtError:
-        if not reached.is_reached and reached.problem is None:
+        if not outcome.is_level_reached and outcome.problem is None:
             raise
 
 
@@ -307,56 +309,56 @@ def _ignore(size: int) -> None:
 
 
 def _report(
-    fed: PublishedCount,
-    reached: Reached,
+    published: PublishedCount,
+    outcome: WaitOutcome,
     publisher: Publisher,
     seconds: float,
     *,
     as_json: bool,
     is_quiet: bool,
 ) -> None:
-    last = None if fed.end is None else fed.end - 1
+    last = None if published.end is None else published.end - 1
     directory = os.path.abspath(publisher.directory)
     if as_json:
         summary = {
-            "messages": fed.message_count,
-            "bytes": fed.size_bytes,
+            "messages": published.message_count,
+            "bytes": published.size_bytes,
             "seconds": round(seconds, 6),
-            "first": fed.first,
+            "first": published.first,
             "last": last,
-            "is_flushed": fed.is_flushed,
-            "level": reached.level,
-            "is_reached": reached.is_reached,
-            "replicated": reached.replicated,
-            "merged": reached.merged,
-            "reason": reached.reason,
-            "push_pid": reached.push_pid,
+            "is_flushed": published.is_flushed,
+            "level": outcome.level,
+            "is_reached": outcome.is_level_reached,
+            "replicated": outcome.replicated,
+            "merged": outcome.merged,
+            "reason": outcome.reason,
+            "push_pid": outcome.push_pid,
             "session": publisher.session,
             "directory": directory,
         }
         click.echo(json.dumps(summary))
     if not is_quiet:
-        click.echo(_summary(fed, reached, seconds, directory), err=True)
-    if reached.problem is not None:
-        report(reached.problem)
+        click.echo(_summary(published, outcome, seconds, directory), err=True)
+    if outcome.problem is not None:
+        report(outcome.problem)
 
 
-def _summary(fed: PublishedCount, reached: Reached, seconds: float, directory: str) -> str:
+def _summary(published: PublishedCount, outcome: WaitOutcome, seconds: float, directory: str) -> str:
     """One line: "3 messages merged, numbers 0 to 2, 12 B in 0.02 s (600 B/s), in DIR"."""
-    counts = [(fed.message_count, "flushed" if fed.is_flushed else "published")]
-    if reached.is_reached:
-        counts = [(fed.message_count, reached.level)]
-    elif fed.is_flushed:
-        counts += [(reached.replicated, "replicated"), (reached.merged, "merged")]
+    counts = [(published.message_count, "flushed" if published.is_flushed else "published")]
+    if outcome.is_level_reached:
+        counts = [(published.message_count, outcome.level)]
+    elif published.is_flushed:
+        counts += [(outcome.replicated, "replicated"), (outcome.merged, "merged")]
     (first, level), *more = counts
     text = f"{count_of(first, 'message')} {level}" + "".join(f", {count:,} {name}" for count, name in more)
-    if fed.first is not None and fed.end is not None:
-        last = fed.end - 1
-        text += f", number {last}" if fed.first == last else f", numbers {fed.first} to {last}"
-    if not fed.is_flushed:
+    if published.first is not None and published.end is not None:
+        last = published.end - 1
+        text += f", number {last}" if published.first == last else f", numbers {published.first} to {last}"
+    if not published.is_flushed:
         text += "; the last of them may not be synced to disk"
-    rate = fed.size_bytes / max(seconds, 1e-9)
+    rate = published.size_bytes / max(seconds, 1e-9)
     return (
-        f"{text}, {format_size(fed.size_bytes)} in {seconds:.2f} s ({format_size(rate)}/s), "
+        f"{text}, {format_size(published.size_bytes)} in {seconds:.2f} s ({format_size(rate)}/s), "
         f"in {escape(directory)}"
     )

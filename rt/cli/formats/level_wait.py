@@ -1,6 +1,7 @@
 """Waiting until what `rt pub` published is flushed, replicated or merged, and what to say if it is not.
 
-Invariant: whatever ends the wait, `Reached` says how many messages reached each level and who sends the rest.
+Invariant: whatever ends the wait, `WaitOutcome` says how many messages reached each level, and who sends the
+rest.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _LOOK_SECONDS: Final = 0.2
 """How often the progress bar is updated."""
 
 
-class Reached(Struct):
+class WaitOutcome(Struct):
     """What the messages of the command have reached."""
 
     level: Level
-    is_reached: bool = False
+    is_level_reached: bool = False
     """Whether all messages have reached it."""
     replicated: int = 0
     merged: int = 0
@@ -42,87 +43,87 @@ class Reached(Struct):
 
 def wait_for_level(
     publisher: Publisher,
-    fed: PublishedCount,
-    reached: Reached,
+    published: PublishedCount,
+    outcome: WaitOutcome,
     seconds: float,
     interrupts: Interrupts,
     *,
     is_quiet: bool,
 ) -> None:
-    """Wait up to `seconds` until the messages, which are flushed, have reached `reached.level`.
+    """Wait up to `seconds` until the messages, which are flushed, have reached `outcome.level`.
 
-    Fills in `reached`. Raises only `Interrupted`.
+    Fills in `outcome`. Raises only `Interrupted`.
     """
-    if reached.level == "flushed" or fed.end is None:
-        reached.is_reached, reached.reason = True, None
-        _note(publisher, fed, reached)
+    if outcome.level == "flushed" or published.end is None:
+        outcome.is_level_reached, outcome.reason = True, None
+        _update_counts(publisher, published, outcome)
         return
     why = f"timed out after {seconds:g} s"
     try:
-        _wait(publisher, fed, reached, seconds, interrupts, is_quiet=is_quiet)
+        _wait(publisher, published, outcome, seconds, interrupts, is_quiet=is_quiet)
     except Timeout:
-        reached.reason = "timeout"
+        outcome.reason = "timeout"
     except Interrupted:
-        reached.reason, why = "interrupted", "interrupted"
+        outcome.reason, why = "interrupted", "interrupted"
         raise
     except RtError as error:
-        reached.reason, why = "fenced" if isinstance(error, Fenced) else "refused", str(error)
+        outcome.reason, why = "fenced" if isinstance(error, Fenced) else "refused", str(error)
     finally:
-        _note(publisher, fed, reached)
-        if getattr(reached, reached.level) == fed.message_count:  # An interrupt may come too late.
-            reached.is_reached, reached.reason = True, None
+        _update_counts(publisher, published, outcome)
+        if getattr(outcome, outcome.level) == published.message_count:  # An interrupt may come too late.
+            outcome.is_level_reached, outcome.reason = True, None
         else:
-            reached.problem = _problem(publisher, fed, reached, why)
+            outcome.problem = _problem(publisher, published, outcome, why)
 
 
 def _wait(
     publisher: Publisher,
-    fed: PublishedCount,
-    reached: Reached,
+    published: PublishedCount,
+    outcome: WaitOutcome,
     seconds: float,
     interrupts: Interrupts,
     *,
     is_quiet: bool,
 ) -> None:
-    assert fed.end is not None
-    assert reached.level != "flushed"
+    assert published.end is not None
+    assert outcome.level != "flushed"
     deadline = time.monotonic() + seconds
-    label = f"waiting until {reached.level}"
-    with progress(label, total=fed.message_count, unit="msg", is_quiet=is_quiet) as bar:
+    label = f"waiting until {outcome.level}"
+    with progress(label, total=published.message_count, unit="msg", is_quiet=is_quiet) as bar:
         while True:
             left = deadline - time.monotonic()
             try:
                 with interrupts.waiting():
-                    publisher.wait(fed.end - 1, reached.level, min(max(left, 0.0), _LOOK_SECONDS))
+                    publisher.wait(published.end - 1, outcome.level, min(max(left, 0.0), _LOOK_SECONDS))
                 return
             except Timeout:
                 if left <= _LOOK_SECONDS:
                     raise
-            _note(publisher, fed, reached)
-            bar.reach(getattr(reached, reached.level), fed.message_count)
+            _update_counts(publisher, published, outcome)
+            bar.reach(getattr(outcome, outcome.level), published.message_count)
 
 
-def _note(publisher: Publisher, fed: PublishedCount, reached: Reached) -> None:
+def _update_counts(publisher: Publisher, published: PublishedCount, outcome: WaitOutcome) -> None:
     if publisher.status().state != "local":
-        reached.push_pid = next(iter(push_pool.shared().pids), None)
-    if fed.first is None or fed.end is None:
+        outcome.push_pid = next(iter(push_pool.shared().pids), None)
+    if published.first is None or published.end is None:
         return
     levels = publisher.progress
-    reached.replicated = min(max(levels.replicated, fed.first), fed.end) - fed.first
-    reached.merged = min(max(levels.merged, fed.first), fed.end) - fed.first
+    outcome.replicated = min(max(levels.replicated, published.first), published.end) - published.first
+    outcome.merged = min(max(levels.merged, published.first), published.end) - published.first
 
 
-def _problem(publisher: Publisher, fed: PublishedCount, reached: Reached, why: str) -> str:
-    missing = fed.message_count - getattr(reached, reached.level)
+def _problem(publisher: Publisher, published: PublishedCount, outcome: WaitOutcome, why: str) -> str:
+    missing = published.message_count - getattr(outcome, outcome.level)
     verb = "is" if missing == 1 else "are"
-    total = count_of(fed.message_count, "message")
-    what = f"{missing:,} of {total} {verb} not {reached.level}: {why.rstrip('.')}."
+    total = count_of(published.message_count, "message")
+    what = f"{missing:,} of {total} {verb} not {outcome.level}: {why.rstrip('.')}."
     kept = f"All are on disk, in {publisher.directory}."
-    if reached.reason in {"refused", "fenced"}:
+    if outcome.reason in {"refused", "fenced"}:
         return f"{what} {kept}"
-    if reached.push_pid is None:
+    if outcome.push_pid is None:
         return f"{what} {kept} Start `rt push` on that directory to send them."
     return (
-        f"{what} {kept} Process {reached.push_pid} continues to send them. `rt pushes list` shows it, "
+        f"{what} {kept} Process {outcome.push_pid} continues to send them. `rt pushes list` shows it, "
         f"and `rt pushes stop {publisher.session}` stops it."
     )

@@ -48,7 +48,7 @@ class BatchTotals(Struct):
 class SegmentCheck:
     """One pass over one segment.
 
-    `index` has the entries of its index by their offset in the file. `tally` counts complete frames only, so
+    `index` has the entries of its index by their offset in the file. `totals` counts complete frames only, so
     nothing of an incomplete block.
     """
 
@@ -60,29 +60,29 @@ class SegmentCheck:
         name: str,
         sources: SourceLineage,
         index: Mapping[int, IndexEntry],
-        report: Report,
-        report_bad: Report,
+        report_damage: Report,
+        report_undecodable: Report,
     ) -> None:
-        """`report` receives damage, `report_bad` batches that no reader can decode."""
+        """`report_damage` receives damage, `report_undecodable` batches that no reader can decode."""
         is_session = header.kind is LogKind.SESSION
         # The merged chain at the segment's start is unknown here; any value allows verifying blocks.
         self.scanner: Scanner = SessionScanner(header) if is_session else MergedScanner(header, chain=0)
-        self.tally = BatchTotals()
+        self.totals = BatchTotals()
         self._open = BatchTotals()
         self._boundary = self.scanner.boundary
         self._file = file
-        self._report, self._report_bad = report, report_bad
-        self._names = {0: name}
+        self._report_damage, self._report_undecodable = report_damage, report_undecodable
+        self._names = {0: name}  # Batches of a session segment have the session id 0.
         self._index = {entry.offset: (place, entry) for place, entry in index.items()}
         self._sources = sources if header.kind is LogKind.MERGED else None
         self._data = b""
 
-    def walk(self, goal: int) -> Iterator[ScanResult]:
-        """Continue to `goal`, or to the end of the frames; the last scan says why it stopped."""
+    def walk(self, until: int) -> Iterator[ScanResult]:
+        """Continue to `until`, or to the end of the frames; the last scan says why it stopped."""
         for scan in scans(self._pread, self.scanner):
             self._check(scan)
             yield scan
-            if self.scanner.boundary >= goal:
+            if self.scanner.boundary >= until:
                 return
 
     def can_go_on(self, scan: ScanResult) -> bool:
@@ -90,7 +90,7 @@ class SegmentCheck:
         data = self._file.pread(max(READ_BYTES, scan.needed), self.scanner.offset)
         return copy(self.scanner).scan(memoryview(data)).consumed > 0
 
-    def unmet(self) -> list[int]:
+    def unmatched_entries(self) -> list[int]:
         """The offsets of index entries that point to no frame, as far as scanned."""
         passed = self.scanner.boundary
         return [place for place, entry in self._index.values() if entry.offset < passed]
@@ -108,31 +108,31 @@ class SegmentCheck:
         for group in groups(whole):
             for found in decode_each(buffer, group, self._names):
                 if isinstance(found, UndecodableBatch):
-                    self._report_bad(found.offset, found.reason)
+                    self._report_undecodable(found.offset, found.reason)
         if isinstance(self.scanner, MergedScanner):
             self._follow_blocks(scan, self.scanner.sessions)
         else:
-            self._meet_batches(scan)
+            self._match_batches(scan)
         self._count(scan)
 
     def _count(self, scan: ScanResult) -> None:
         """Count complete frames; batches of an open block wait until it is complete."""
         boundary = self.scanner.boundary
         if boundary > self._boundary:
-            self.tally.join(self._open)
+            self.totals.join(self._open)
             self._open = BatchTotals()
             self._boundary = boundary
-        self.tally.add([batch for batch in scan.batches if batch.offset < boundary])
+        self.totals.add([batch for batch in scan.batches if batch.offset < boundary])
         self._open.add([batch for batch in scan.batches if batch.offset >= boundary])
 
     # Index and sources
 
-    def _meet_batches(self, scan: ScanResult) -> None:
+    def _match_batches(self, scan: ScanResult) -> None:
         if self._index:
             for batch in scan.batches:
-                self._meet(batch.offset, batch.header.first, EntryKind.FRAME)
+                self._match_entry(batch.offset, batch.header.first, EntryKind.FRAME)
 
-    def _meet(self, offset: int, first: int, kind: EntryKind) -> None:
+    def _match_entry(self, offset: int, first: int, kind: EntryKind) -> None:
         _, entry = self._index.get(offset, (0, None))
         if entry is not None and entry.first == first and entry.kind in {kind, EntryKind.FRAME}:
             del self._index[offset]
@@ -142,14 +142,14 @@ class SegmentCheck:
             if isinstance(found, PlacedBlock):
                 self._enter(*found, sessions)
             elif self._sources is not None and (problem := self._sources.batch(found.header)):
-                self._report(found.offset, problem)
+                self._report_damage(found.offset, problem)
 
     def _enter(self, at: int, block: BlockHeader, sessions: Mapping[int, Declaration]) -> None:
         if block.kind == BlockKind.DECLARATION:
-            self._meet(at, block.first_position, EntryKind.DECLARATION)
+            self._match_entry(at, block.first_position, EntryKind.DECLARATION)
             problem = self._sources and self._sources.declare(block.session_id, sessions[block.session_id])
         else:
-            self._meet(at, block.first_position, EntryKind.FRAME)
+            self._match_entry(at, block.first_position, EntryKind.FRAME)
             problem = self._sources and self._sources.enter(block)
         if problem:
-            self._report(at, problem)
+            self._report_damage(at, problem)

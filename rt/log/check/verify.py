@@ -151,8 +151,8 @@ class _Segment:
             name=name,
             sources=self._chain.sources,
             index=index,
-            report=self._report,
-            report_bad=self._report_bad,
+            report_damage=self._report,
+            report_undecodable=self._report_undecodable,
         )
         try:
             self._walk(check, file, size)
@@ -163,14 +163,14 @@ class _Segment:
         if self._listed is not None and not self._is_damaged:
             self._check_listed(self._listed, check, size)
         self._report_index(header, bad, "fails its checksum")
-        self._report_index(header, check.unmet(), "points to no such frame")
+        self._report_index(header, check.unmatched_entries(), "points to no such frame")
         if self._is_damaged:
             self._chain.sources.reset()
         end = check.scanner.next if not self._is_damaged else self._listed.end if self._listed else None
         self._chain.advance(self._id, end)
-        tally = check.tally
+        totals = check.totals
         return self._result(
-            self._state, header.first, check.scanner.next, size, tally.message_count, tally.batch_count
+            self._state, header.first, check.scanner.next, size, totals.message_count, totals.batch_count
         )
 
     def _result(
@@ -227,13 +227,14 @@ class _Segment:
         self._link(header.first)
 
     def _check_listed(self, listed: SealedSegment, check: SegmentCheck, size: int) -> None:
-        tally = check.tally
+        totals = check.totals
         if size != listed.size_bytes:
             self._report(listed.size_bytes, f"{size} bytes, but sealed at {listed.size_bytes}")
         elif check.scanner.next != listed.end and not self._is_completed(check.scanner.next, listed.end):
             self._report(0, f"ends at {check.scanner.next}, expected {listed.end} from the segments table")
-        elif tally.batch_count and not (
-            listed.timestamp_low_ns <= tally.times.low_ns and tally.times.high_ns <= listed.timestamp_high_ns
+        elif totals.batch_count and not (
+            listed.timestamp_low_ns <= totals.times.low_ns
+            and totals.times.high_ns <= listed.timestamp_high_ns
         ):
             self._report(0, "messages outside the time range in the segments table")
 
@@ -254,7 +255,7 @@ class _Segment:
     def _report(self, offset: int, what: str, severity: Severity = Severity.DAMAGE) -> None:
         self._problems.append(Problem(severity, what, self._path, offset))
 
-    def _report_bad(self, offset: int, what: str) -> None:
+    def _report_undecodable(self, offset: int, what: str) -> None:
         self._report(offset, what, Severity.BAD_MESSAGE)
 
     @property

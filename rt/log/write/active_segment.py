@@ -74,13 +74,13 @@ class ActiveSegment(Struct):
             return True
         return False
 
-    def uncached_with(self, before: int) -> int:
+    def uncacheable_bytes(self, before: int) -> int:
         """How many bytes `uncache(before)` drops."""
-        return before // UNCACHE_STEP_BYTES * UNCACHE_STEP_BYTES - self.cached_from
+        return max(0, before // UNCACHE_STEP_BYTES * UNCACHE_STEP_BYTES - self.cached_from)
 
     def uncache(self, before: int) -> None:
         """Drop the bytes before offset `before` from the page cache: they are not expected to be read."""
-        if (size := self.uncached_with(before)) > 0:
+        if size := self.uncacheable_bytes(before):
             # One step more than is new: the kernel keeps pages that share a large folio with later bytes.
             start = max(0, self.cached_from - UNCACHE_STEP_BYTES)
             self.file.uncache(start, self.cached_from + size - start)

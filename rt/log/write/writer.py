@@ -48,7 +48,7 @@ __all__ = ["BatchFrames", "CopyRange", "LogWriter", "SyncPoint", "WholeSegment"]
 
 
 class BatchFrames(NamedTuple):
-    """A run of complete frames to append: its buffers, the log end after it, the time range of its messages.
+    """A group of complete frames to append: its buffers, the log end after it, the times of its messages.
 
     A piece is a buffer, or a range of another open file, which must stay open during the call. A declaration
     has no messages, and its times do not count.
@@ -258,30 +258,30 @@ class LogWriter:
         active.end = max(active.end, end)
 
     def append(self, frames: Sequence[BatchFrames]) -> None:
-        """Write runs of complete frames, one after the other, at `offset`.
+        """Write groups of complete frames, one after the other, at `offset`.
 
         One system call if all pieces are buffers. Raises `rt.Corrupt`, with nothing written, if a source file
-        ends before its range, or with the runs before it written if a range does not verify. On `rt.DiskFull`
-        the runs that fit stay, because a reader may have read them: `end` says which. The others are removed
-        completely and may be retried.
+        ends before its range, or with the groups before it written if a range does not verify. On
+        `rt.DiskFull` the groups that fit stay, because a reader may have read them: `end` says which. The
+        others are removed completely and may be retried.
         """
         self._latch.check()
         active = self._growing()
         assert not self.is_sealed, f"{active.header.id} is sealed: roll first"
         with self._latch.guarded(active.header.id.file_name, "writing a batch"):
-            sizes = [sum(map(size_of, run.pieces)) for run in frames]
-            pieces = [piece for run in frames for piece in run.pieces]
+            sizes = [sum(map(size_of, group.pieces)) for group in frames]
+            pieces = [piece for group in frames for piece in group.pieces]
             check_sources(pieces)
             written, error = write_pieces(active.file, pieces, active.size_bytes, self._scratch)
-            for run, size in zip(frames, sizes, strict=True):
+            for group, size in zip(frames, sizes, strict=True):
                 if written < size:
                     break
                 written -= size
-                active.add_to_index(self._disk, self.path, size, is_declaration=run.is_declaration)
-                if not run.is_declaration:
-                    active.times.widen(run.timestamp_low_ns, run.timestamp_high_ns)
+                active.add_to_index(self._disk, self.path, size, is_declaration=group.is_declaration)
+                if not group.is_declaration:
+                    active.times.widen(group.timestamp_low_ns, group.timestamp_high_ns)
                 active.size_bytes += size
-                active.end = run.end
+                active.end = group.end
             if error is not None:
                 active.file.truncate(active.size_bytes)
                 raise error
@@ -311,9 +311,9 @@ class LogWriter:
     def sync(self) -> None:
         self.sync_to(self.sync_point())
 
-    def uncached_with(self, before: int) -> int:
-        """How many bytes `uncache(before)` drops; 0 or less: none yet."""
-        return 0 if self._active is None else self._active.uncached_with(before)
+    def uncacheable_bytes(self, before: int) -> int:
+        """How many bytes `uncache(before)` would drop."""
+        return 0 if self._active is None else self._active.uncacheable_bytes(before)
 
     def uncache(self, before: int) -> None:
         """Drop synced bytes of the active segment before offset `before` from the page cache.

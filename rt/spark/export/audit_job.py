@@ -133,13 +133,15 @@ def _check(found: FoundSegment, header: SegmentHeader, file: File, copy: Segment
         found.bad_messages.append(BrokenSegment(what, found.path, offset, Severity.BAD_MESSAGE))
 
     sources = RecordingLineage(found)
-    check = SegmentCheck(file, header, name="", sources=sources, index={}, report=report, report_bad=bad)
+    check = SegmentCheck(
+        file, header, name="", sources=sources, index={}, report_damage=report, report_undecodable=bad
+    )
     problem = "cut off"
     for scan in check.walk(copy.size_bytes):
         problem = scan.problem or problem
     if check.scanner.boundary < copy.size_bytes:
         report(check.scanner.offset, f"{problem}; whole up to {copy.size_bytes} once")
-    found.end, found.message_count = check.scanner.next, check.tally.message_count
+    found.end, found.message_count = check.scanner.next, check.totals.message_count
     found.read_bytes = copy.size_bytes
 
 

@@ -3,7 +3,9 @@
 Invariants:
 - A policy requests only free queues, and gives up only queues that another host should have. Hosts may see
   different things for a while; leases keep that safe.
-- The assignment depends on names alone, in any order: hosts that see the same hosts compute the same.
+- The assignment depends on names alone, in any order: hosts that see the same hosts compute the same. With
+  `MaturePolicy` it also depends on when this host first saw each host. While hosts differ in that, a queue
+  may have no host.
 - A host that joins or leaves moves few queues.
 """
 
@@ -24,7 +26,7 @@ from rt.streams.queue.mapper import QueueMapper, RingRange, ring_points
 class HostView(Struct, frozen=True):
     host: str
     hosts: frozenset[str]
-    """The hosts that are present; this one too once it has joined."""
+    """The present hosts, this one included."""
     mapper: QueueMapper
     held: Sequence[QueueId]
     """Served here, in the order in which they were won."""
@@ -54,7 +56,7 @@ class AssignmentPolicy(Protocol):
 
 
 class RingPolicy:
-    """A queue belongs to the host whose part of the ring it lies in."""
+    """Consistent hashing: a queue belongs to the host whose part of the ring it lies in."""
 
     def __init__(self) -> None:
         self._seen: tuple[str, frozenset[str], QueueMapper, Mapping[str, frozenset[str]]] | None = None
@@ -93,7 +95,8 @@ class StaticPolicy:
 
 
 class MaturePolicy:
-    """Like `StaticPolicy`, but the others share the queues of a missing host until it is back and mature.
+    """Like `StaticPolicy`, but the others share the queues of a host while it is absent. When it is back it
+    gets its own queues at once, and a part of other absent hosts' queues once it is mature.
 
     A host present at the first poll is mature; any other is mature `maturity_s` after it was first seen. For
     `maturity_s` after its start a host serves only its own queues.
@@ -191,7 +194,7 @@ def _servable(shares: Mapping[str, Sequence[str]], view: HostView) -> list[str]:
 
 
 def _rank(host: str, name: str) -> bytes:
-    """Orders the hosts for a queue, differently for each."""
+    """Rendezvous hashing: of the hosts, the one with the lowest rank has the queue."""
     return blake2b(f"{host}\n{name}".encode(), digest_size=16).digest()
 
 
@@ -208,8 +211,8 @@ def _named(view: HostView, names: Collection[str]) -> list[QueueId]:
     return [queue for queue in view.mapper.queues if queue.name in found]
 
 
-POINTS: Final = 64
-"""Points per host on the ring. Shares then differ by about an eighth."""
+VIRTUAL_NODES: Final = 64
+"""Points of a host on the ring. Shares then differ by about an eighth."""
 
 R = TypeVar("R", str, int)
 
@@ -220,7 +223,7 @@ def ideal_fit(buckets: Collection[str], resources: Collection[R]) -> dict[str, l
     """
     ordered, rest = sorted(set(buckets)), sorted(set(resources))
     if not ordered:
-        raise IndexError("no buckets")
+        raise ValueError("no buckets")
     lower, more = divmod(len(rest), len(ordered))
     shares: dict[str, list[R]] = {}
     start = 0
@@ -236,12 +239,12 @@ def best_fit(
     """The resources of each active bucket (default: all): its ideal share, plus a part of the shares of
     inactive buckets. Each of those goes to the bucket with the fewest.
 
-    An active bucket never loses its ideal share. `IndexError` for an unknown active bucket.
+    An active bucket never loses its ideal share. `ValueError` for an unknown active bucket.
     """
     ideal = ideal_fit(buckets, resources)
     present = sorted(ideal if active is None else set(active))
     if strange := [bucket for bucket in present if bucket not in ideal]:
-        raise IndexError(f"unknown bucket: {strange[0]}")
+        raise ValueError(f"unknown bucket: {strange[0]}")
     shares = {bucket: list(ideal[bucket]) for bucket in present}
     if not shares:
         return {}
@@ -263,7 +266,7 @@ def share_of(host: str, hosts: Collection[str], count: int) -> int:
     return lower + (ordered.index(host) < more)
 
 
-def ring_parts(host: str, hosts: Collection[str], *, points: int = POINTS) -> Sequence[RingRange]:
+def ring_parts(host: str, hosts: Collection[str], *, points: int = VIRTUAL_NODES) -> Sequence[RingRange]:
     """The parts of the ring that belong to the host. A part ends at one of its points and starts after the
     previous point of any host. The parts of all hosts cover the ring exactly once.
     """

@@ -24,7 +24,7 @@ from rt.streams.core.stream_id import RING_BITS, RING_SIZE, QueueId, StreamId
 
 QUEUES_MAX: Final = 65_536
 DEFAULT_QUEUES: Final = 8
-POINTS: Final = 256
+VIRTUAL_NODES: Final = 256
 """Points per partition on the ring. The share of a partition then differs from the mean by a sixteenth
 (standard deviation), whatever the number of partitions.
 """
@@ -128,7 +128,7 @@ class PartitionedQueueMapper:
         names = [check_name(name, kind="queue") for name in partitions]
         by_name = {name: QueueId(place, name) for name in names for place, _ in ring_points([name], 1)}
         self._queues = tuple(sorted(by_name.values()))
-        points = ring_points(names, POINTS)
+        points = ring_points(names, VIRTUAL_NODES)
         self._positions = [place for place, _ in points]
         self._owners = [by_name[name] for _, name in points]
         self._placed: list[tuple[re.Pattern[str], QueueId]] = []

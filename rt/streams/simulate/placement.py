@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 from rt.streams.core.stream_id import StreamId
-from rt.streams.queue.mapper import POINTS, PartitionedQueueMapper
+from rt.streams.queue.mapper import VIRTUAL_NODES, PartitionedQueueMapper
 
 DEVIATIONS: Final = 5
 """The bound of a measured share, in standard deviations. One of about two million runs is outside."""
@@ -57,6 +57,6 @@ def expected_share(clusters: int, streams: int) -> tuple[float, float]:
     cluster among all (n + 1) P has the distribution Beta(P, n P): the mean is 1/(n + 1). The streams are a
     sample of the ring: their share has the variance p (1 - p) / streams in addition.
     """
-    mean, points = 1 / (clusters + 1), (clusters + 1) * POINTS
+    mean, points = 1 / (clusters + 1), (clusters + 1) * VIRTUAL_NODES
     variance = mean * (1 - mean) / (points + 1) + mean * (1 - mean) / streams
     return mean, DEVIATIONS * math.sqrt(variance)
