@@ -23,12 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rt.bench.processes import ProcessTable
-from rt.errors import RtError
+from rt.errors import RtError, Timeout
 from rt.log.check.compare import Comparison, CopyDifference
 from rt.log.check.status import LogStatus
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.message_batch import MessageBatch
+from sequencer.demo import run as demo_run
 from sequencer.demo.checks import Verdict, check_logs, check_messages
 from sequencer.demo.cli import demo, summary
 from sequencer.demo.figures import Burst, DeliveryTimes, Latency, longest_pause_s
@@ -315,6 +316,21 @@ def test_a_nodes_log_shows_whether_it_leads(tmp_path: Path) -> None:
     log.start()
     assert (log.term, log.leads, log.has_failed) == (5, 0, False)
     assert log.last_words(1).endswith("error='x'")
+
+
+def test_a_wait_without_progress_names_what_it_waited_for_and_where_the_logs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_run, "STILL_S_MAX", 0.0)
+    monkeypatch.setattr(Demo, "_ask_progress", lambda _: (3, 2, 1))
+    monkeypatch.setattr(Demo, "_describe", lambda _: "3 published")
+    run = Demo(tmp_path, DemoPlan(1, 1, "builtin", is_leader_killed=False), lambda _: None)
+    with pytest.raises(Timeout) as caught:
+        run._until(lambda: False, "the subscriber to catch up")
+    assert str(caught.value) == (
+        f"no progress for 0 s while waiting for the subscriber to catch up (at {tmp_path}): got 3 published. "
+        "Run it again with --keep DIR, and look at the logs in that directory."
+    )
 
 
 # With real nodes

@@ -33,7 +33,11 @@ from rt.log.scan.scanner import MergedScanner, SessionScanner
 from rt.log.write.segment_repair import synced_end
 from rt.net.grpc_errors import NothingMergedYet, Unreachable
 
-_COMPARE = "`rt log compare` shows where two copies part; move a wrong copy away and pull again."
+_COMPARE = "`rt log compare` shows where two copies begin to differ."
+_COPY_AGAIN = (
+    "This happens, for example, after a restore. Note your acknowledged position. Then move the copy away "
+    "and start again: it is copied from the nodes."
+)
 
 
 class PullPlan(NamedTuple):
@@ -332,6 +336,8 @@ def _nothing_merged(where: str) -> NothingMergedYet:
 
 
 def _diverged(wanted: PullMerged | PullSession, here: str) -> Diverged:
-    end = f", position {wanted.end}" if isinstance(wanted, PullMerged) else ""
+    end, hint = "", _COMPARE
+    if isinstance(wanted, PullMerged):
+        end, hint = f", position {wanted.end}", f"{_COPY_AGAIN} {_COMPARE}"
     got = f"{wanted.offset}{end}, checksum {wanted.chain:#010x}"
-    return Diverged("the receiver's copy is not this log", got=got, expected=here, hint=_COMPARE)
+    return Diverged("the receiver's copy differs from the nodes' log", got=got, expected=here, hint=hint)

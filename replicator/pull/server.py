@@ -46,7 +46,7 @@ from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtEr
 from rt.log.disk import REAL, Disk
 from rt.net.grpc_auth import STREAMS_PER_IDENTITY_MAX, caller
 from rt.net.grpc_errors import MembersChanged, NothingMergedYet
-from rt.net.identity import Identity
+from rt.net.identity import STREAM_HINT, Identity
 
 logger = logging.getLogger("replicator")
 
@@ -77,7 +77,7 @@ def check_puller(identity: Identity, hello: PullHello, stream: str) -> None:
     """`rt.CertificateError` or `rt.ClusterMismatch` unless the certificate may pull that."""
     if hello.stream != stream or identity.stream != stream:
         got = f"{hello.stream} by a certificate of {identity.stream}"
-        raise ClusterMismatch("another stream is served here", got=got, expected=stream)
+        raise ClusterMismatch("another stream is served here", got=got, expected=stream, hint=STREAM_HINT)
     wanted = hello.log
     roles = ("node",) if isinstance(wanted, PullSession) else ("subscriber", "node", "operator")
     if identity.role not in roles:

@@ -36,7 +36,7 @@ from rt.errors import CertificateError, Closed, ClusterMismatch, Overloaded, Pro
 from rt.names import dedup_owner, session_owner
 from rt.net.grpc_auth import caller
 from rt.net.grpc_errors import MembersChanged
-from rt.net.identity import Identity
+from rt.net.identity import STREAM_HINT, Identity
 
 logger = logging.getLogger("replicator")
 
@@ -88,7 +88,7 @@ def check_publisher(identity: Identity, hello: PushHello, stream: str) -> None:
         raise CertificateError("only a publisher can push", got=identity.uri, expected="role publisher")
     if hello.stream != stream or identity.stream != stream:
         got = f"{hello.stream} by a certificate of {identity.stream}"
-        raise ClusterMismatch("another stream is served here", got=got, expected=stream)
+        raise ClusterMismatch("another stream is served here", got=got, expected=stream, hint=STREAM_HINT)
     if session_owner(hello.session) != identity.name:
         raise CertificateError(
             "the session does not belong to the certificate's name",
@@ -163,6 +163,8 @@ class PushServicer:
                 "the session was pushed to another cluster before",
                 got=self._stores.cluster.hex(),
                 expected=hello.cluster.hex(),
+                hint="Check `endpoints`. If the earlier cluster no longer exists: stop the publisher, remove "
+                "`.cluster` and `.progress` in its session directory, then start it.",
             )
         stream = _Stream(context)
         older = self._register(hello.session, identity, stream)

@@ -38,7 +38,7 @@ from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
 from rt.log.whole_files import write_whole
-from rt.sidecar.progress_file import ProgressFile, PushState
+from rt.sidecar.progress_file import PROGRESS_FILE, ProgressFile, PushState
 
 logger = logging.getLogger("replicator")
 
@@ -151,7 +151,8 @@ class SessionSource:
                 where=self.path,
                 got=start.cluster.hex(),
                 expected=cluster.hex(),
-                hint=f"If that cluster no longer exists, remove {CLUSTER_FILE}.",
+                hint="Check `endpoints`. If the earlier cluster no longer exists: stop the publisher, remove "
+                f"{os.path.join(self.path, CLUSTER_FILE)} and {PROGRESS_FILE}, then start it.",
             )
         if not cluster:
             self.hello = replace(self.hello, cluster=start.cluster)

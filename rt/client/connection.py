@@ -31,6 +31,10 @@ PROFILE: Final = "default"
 _SCHEME: Final = "rt://"
 _URL_FORM: Final = "rt://HOST:PORT,HOST:PORT/STREAM?tls_dir=DIR"
 _FILES: Final = ("ca", "cert", "key")
+_NAMED_BY: Final[Mapping[Role, str]] = {
+    "publisher": "`client.publisher(NAME)`, or `rt pub --name NAME`",
+    "subscriber": "`client.subscriber(NAME)`, or `rt sub --name NAME`",
+}
 PATHS: Final = ("path", "tls_dir", *_FILES)
 _KEYS: Final = ("endpoints", "stream", *PATHS)
 
@@ -76,6 +80,7 @@ class CertificateSource(Struct, frozen=True):
                 where=self.tls_dir,
                 got=", ".join(sorted(one.identity.name for one in found)),
                 expected="a name",
+                hint=_name_hint(self.tls_dir, role),
             )
         if not found:
             raise CertificateError(
@@ -84,6 +89,14 @@ class CertificateSource(Struct, frozen=True):
                 hint=f"`rt certs issue {self.tls_dir} --role {role}` makes one.",
             )
         return found[0]
+
+
+def _name_hint(tls_dir: str, role: Role) -> str:
+    ca, cert, key = (os.path.join(tls_dir, file) for file in ("ca.crt", "NAME.crt", "NAME.key"))
+    files = f"`--ca {ca} --cert {cert} --key {key}`"
+    if role not in _NAMED_BY:
+        return f"Name one: {files}."
+    return f"Name one: {_NAMED_BY[role]}. For other commands: {files}."
 
 
 class ConnectionSettings(Struct, frozen=True):

@@ -292,15 +292,15 @@ REAL: Disk = RealDisk()
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+OPEN_AGAIN = "Open the publisher or reader again, or restart the node."
 
 
 def storage_error(error: OSError, path: str, doing: str) -> StorageError:
     """Convert the system's `error` to one of rt's, with `path` and what was being done."""
     got = f"{errno.errorcode.get(error.errno or 0, error.errno)} {error.strerror}"
     if error.errno in _FULL:
-        return DiskFull(
-            f"disk full while {doing}", where=path, got=got, hint="Free space; written messages are safe."
-        )
+        hint = "Free space, then try again. Written messages are safe."
+        return DiskFull(f"disk full while {doing}", where=path, got=got, hint=hint)
     if error.errno in _NO_DESCRIPTOR:
         hint = "Nothing is lost: try again. `ulimit -n` says how many files a process may have open."
         return TooManyFiles(f"no file descriptor left while {doing}", where=path, got=got, hint=hint)
@@ -312,7 +312,7 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
     if isinstance(error, PermissionError):
         hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
         return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)
-    hint = "Repair the disk, then open it again. Flushed messages are safe."
+    hint = f"Repair the disk. {OPEN_AGAIN} Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
 
 

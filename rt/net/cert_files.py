@@ -80,13 +80,13 @@ def state_of(certificate: x509.Certificate, now: datetime) -> State:
 
 def _check_time(leaf: x509.Certificate, now: datetime, *, where: str) -> None:
     if (state := state_of(leaf, now)) != "valid":
-        late = state == "expired"
+        renewal = "Renew it where the CA is: `rt certs renew DIR NAME`. Then replace both files."
         raise CertificateError(
             f"the certificate is {state}",
             where=where,
             got=f"{leaf.not_valid_before_utc:%FT%TZ} to {leaf.not_valid_after_utc:%FT%TZ}",
             expected=f"{now:%FT%TZ} within",
-            hint="Renew it: `rt certs issue --renew`." if late else "Is this machine's clock right?",
+            hint=renewal if state == "expired" else "Is this machine's clock right?",
         )
 
 

@@ -41,7 +41,8 @@ def check_valid(end_s: float, where: str) -> None:
         raise Unreachable(
             "the certificate of this connection has expired",
             where=where,
-            hint="Each connection reads the certificate from disk: `rt certs show` prints when it expires.",
+            hint="Put a new certificate and key in the place of the files. Each connection reads them from "
+            "disk. `rt certs show` prints when a certificate expires.",
         )
 
 

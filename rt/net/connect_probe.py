@@ -20,6 +20,9 @@ from rt.net.tls import TLS
 
 PROBE_SECONDS: Final = 3.0
 _HTTP2: Final = "h2"
+_NOT_YET_VALID: Final = 9
+_EXPIRED: Final = 10
+"""Verify codes of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 async def probe_endpoint(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SECONDS) -> RtError | None:
@@ -37,12 +40,7 @@ async def probe_endpoint(endpoint: str, tls: TLS, *, timeout_s: float = PROBE_SE
     except RtError as error:
         return error
     except ssl.SSLCertVerificationError as error:
-        return CertificateError(
-            "the node's certificate is not of our CA, or not of that host",
-            where=endpoint,
-            got=error.verify_message,
-            hint="Name the node as its certificate does, and check the CA file.",
-        )
+        return _rejected(error, endpoint)
     except ssl.SSLError as error:
         return _meaning_of(error, endpoint)
     except socket.gaierror as error:
@@ -98,6 +96,26 @@ async def _connect(endpoint: str, context: ssl.SSLContext) -> RtError | None:
         return None if is_accepted else _refused(endpoint, "the end of the connection")
     finally:
         writer.transport.abort()
+
+
+def _rejected(error: ssl.SSLCertVerificationError, endpoint: str) -> CertificateError:
+    """This machine does not accept the node's certificate."""
+    if error.verify_code == _EXPIRED:
+        return CertificateError(
+            "the node's certificate has expired",
+            where=endpoint,
+            hint="Renew it where its CA is: `rt certs renew DIR NAME`. Then replace both files on the node. "
+            "No restart is needed.",
+        )
+    if error.verify_code == _NOT_YET_VALID:
+        hint = "Check the clocks of this machine and of the node."
+        return CertificateError("the node's certificate is not valid yet", where=endpoint, hint=hint)
+    return CertificateError(
+        "the node's certificate is not of our CA, or not of that host",
+        where=endpoint,
+        got=error.verify_message,
+        hint="Name the node as its certificate does, and check the CA file.",
+    )
 
 
 def _meaning_of(error: ssl.SSLError, endpoint: str) -> RtError:

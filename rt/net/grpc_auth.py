@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from rt.errors import CertificateError, Overloaded, ProtocolViolation, RtError
 from rt.net.cert_validity import check_valid, end_of, while_valid
 from rt.net.grpc_errors import answering
-from rt.net.identity import Identity, Role, identity_from_uris
+from rt.net.identity import STREAM_HINT, Identity, Role, identity_from_uris
 from rt.net.open_calls import OpenCall, OpenCalls, WatchedContext
 from rt.net.tls import TLS
 
@@ -156,7 +156,10 @@ class GrpcAuthenticator(grpc.aio.ServerInterceptor):
         identity = self._insecure_as() if self._insecure_as else peer_identity(context)
         if self._tls and identity.stream != self._tls.identity.stream:
             raise CertificateError(
-                "a certificate of another stream", got=identity.uri, expected=self._tls.identity.stream
+                "a certificate of another stream",
+                got=identity.uri,
+                expected=self._tls.identity.stream,
+                hint=STREAM_HINT,
             )
         allowed = self._roles.get(method, frozenset())
         if identity.role not in allowed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -26,6 +26,8 @@ _GRANTS = {"dedup": "dedup id", "lease": "group of leases"}
 """Words in place of the role in URIs that grant rights."""
 
 _URI = re.compile(r"rt://([^/]*)/([^/]*)/([^/]*)")
+STREAM_HINT: Final = "Correct `stream`, the endpoints or the certificate. `rt certs show` names its stream."
+"""For a certificate, a client and a node that do not belong to one stream."""
 UNREADABLE = (
     ValueError,
     TypeError,

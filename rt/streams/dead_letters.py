@@ -15,13 +15,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from rt.errors import MessageTooLarge
+from rt.errors import InvalidOption, MessageTooLarge
 from rt.log.format.constants import TOPIC_BYTES_MAX
+from rt.serializers import Serializer
 from rt.streams.core.errors import NotWritable
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.observer import DeadLetter
@@ -37,6 +38,18 @@ def stream_of_letters(stream: StreamId) -> StreamId:
     """The stream for the dead letters of `stream`. `-` for a namespace that is empty or too long for it."""
     made = StreamId(NAMESPACE, stream.namespace or "-")
     return made if len(made.topic.encode()) <= TOPIC_BYTES_MAX else StreamId(NAMESPACE, "-")
+
+
+def checked_serializers(serializers: Mapping[str, Serializer[Any]]) -> dict[str, Serializer[Any]]:
+    """A copy. `rt.InvalidOption` if one is for dead letters."""
+    if NAMESPACE in serializers:
+        raise InvalidOption(
+            "dead letters have a format of their own",
+            where="serializers",
+            got=NAMESPACE,
+            hint=f"Remove the serializer of the namespace `{NAMESPACE}`.",
+        )
+    return dict(serializers)
 
 
 class StoredLetter(Struct, frozen=True):

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rt.errors import Closed, InvalidOption, Timeout
+from rt.errors import InvalidOption, Timeout
 from rt.exposition import exposition
 from rt.log.format.headers import HeadersInput, checked_headers
 from rt.log.read.start_position import StartTime
@@ -22,10 +22,10 @@ from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
 from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy
-from rt.streams.core.errors import NotWritable, OwnerTimeout, QueueElsewhere, StreamMisplaced
+from rt.streams.core.errors import NotWritable, OwnerTimeout, QueueElsewhere, StreamMisplaced, wrong_state
 from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.dead_letters import NAMESPACE, publish_letter
+from rt.streams.dead_letters import checked_serializers, publish_letter
 from rt.streams.delivery.options import StreamOptions
 from rt.streams.delivery.served_queue import ServedQueue
 from rt.streams.observer import DeadLetters, ObserverFactory, StreamObserver
@@ -86,9 +86,7 @@ class StreamProvider:
         self._dead_letters = dead_letters or partial(publish_letter, self.publish)
         self._has_letters = dead_letters is not None
         self._tracing = tracing
-        self._serializers = dict(serializers or {})
-        if NAMESPACE in self._serializers:
-            raise InvalidOption("dead letters have a format of their own", where="serializers", got=NAMESPACE)
+        self._serializers = checked_serializers(serializers or {})
         self._needs_letters = self.options.on_poison == "dead-letter"
         self._draw = draw or random.Random()
         self._consumers = ConsumerFactories()
@@ -144,7 +142,7 @@ class StreamProvider:
         known, and `start` does not count. With a `start`, call before `start()`.
         """
         if start is not None:
-            self._require_not_started("implicit with a start")
+            self._require_not_started("implicit(start=...)")
         self.check_letters(on_poison)
         delivery = DeliveryOptions(on_poison, where, batch_size, batch_within_s)
         self._consumers.add_pattern(name, pattern, factory, delivery, start)
@@ -228,7 +226,8 @@ class StreamProvider:
         """Append events to the queue that carries the stream, whichever host serves it."""
         adapter = self._require_adapter()
         if adapter.direction is StreamDirection.READ_ONLY:
-            raise NotWritable("the queues of this provider are read-only", where=self.name, got=stream)
+            what, hint = "the queues of this provider are read-only", "Give each Cluster a writer."
+            raise NotWritable(what, where=self.name, got=stream, hint=hint)
         if (serializer := self._serializers.get(stream.namespace)) is not None:
             events = [serializer.dumps(event) for event in events]
         own = checked_headers(headers) if headers else ()
@@ -390,11 +389,9 @@ class StreamProvider:
 
     def _require_adapter(self) -> QueueAdapter:
         if self._adapter is None or self._is_closed:
-            raise Closed("the provider is not started or is closed", where=self.name)
+            raise wrong_state(self.name, is_closed=self._is_closed)
         return self._adapter
 
     def _require_not_started(self, what: str) -> None:
         if self._adapter is not None or self._is_closed:
-            raise Closed(
-                f"cannot call {what}: the provider was already started or is closed", where=self.name
-            )
+            raise wrong_state(self.name, what, is_closed=self._is_closed)

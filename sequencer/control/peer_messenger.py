@@ -133,5 +133,6 @@ def _diverged(differs: pb.Differs) -> Diverged:
         where=f"instruction {differs.instruction}",
         got=f"chain {differs.got:#010x}",
         expected=f"chain {differs.wanted:#010x}",
-        hint="Keep the files for analysis, then empty the node's directory: it copies it from peers.",
+        hint="Keep the files for analysis. If only this node says this, empty its directory: it copies it "
+        "from its peers. If more than one node says this, empty none.",
     )

@@ -16,7 +16,7 @@ from archiver.policy import reached_ns
 from rt.errors import Timeout
 from rt.net.grpc_errors import Unreachable
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.ipc.state_follower import StateFollower
+from sequencer.ipc.state_follower import NO_LEADER_HINT, StateFollower
 from sequencer.state.apply_result import CommandRejected, NotWaiting, Outcome, RequestLapsed
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import Command, DecideRequest, Operation, SubmitRequest
@@ -72,7 +72,7 @@ class CommandClient:
         """Propose an operation as one request until it is decided; `left_s` of `timeout_s` are left."""
         state = self._follower.joined_state
         if not self._follower.standing.leader:
-            raise Unreachable("this node knows no leader", hint="Try again, or another node.")
+            raise Unreachable("this node knows no leader", hint=NO_LEADER_HINT)
         until_ns = clock_ns(self._follower.standing, state) + int(left_s * 1e9)
         ask = SubmitRequest(os.urandom(REQUEST_BYTES), until_ns, operation)
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

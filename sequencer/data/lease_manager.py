@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from rt.errors import Overloaded, Timeout
 from rt.net.grpc_errors import Unreachable
-from sequencer.ipc.state_follower import StateFollower
+from sequencer.ipc.state_follower import NO_LEADER_HINT, StateFollower
 from sequencer.state.apply_result import (
     CommandRejected,
     LeasesGranted,
@@ -63,7 +63,7 @@ class LeaseManager:
         """The applied state; `Unreachable` unless this node gets what is committed."""
         state = self._follower.joined_state
         if not (self._is_up() and self._follower.standing.leader and self._follower.is_caught_up):
-            raise Unreachable("this node knows no leader", hint="Try again, or another node.")
+            raise Unreachable("this node knows no leader", hint=NO_LEADER_HINT)
         return state
 
     async def run(self, command: LeaseCommand) -> LeasesGranted:

@@ -37,7 +37,7 @@ STILL_S_MAX: Final = 120.0
 SETTLE_S_MAX: Final = 10.0
 """How long to wait, before latency counts, for messages from before the first merge to be read."""
 SETTLED_MESSAGES: Final = RATE_HZ // 10
-"""Messages that may be unread then."""
+"""Latency counts once at most this many published messages are unread."""
 AFTERMATH_S: Final = 1.5
 """Time from when messages flow again until the killed node is started."""
 _POLL_S: Final = 0.1
@@ -146,7 +146,10 @@ class Demo:
         self._until(lambda: self._all_merged(0), "the first message of each publisher to be merged")
         self._say(f"publishing {RATE_HZ:,} messages/s for {self._plan.steady_s:g} s, for latency")
         settled_s = time.monotonic() + SETTLE_S_MAX
-        self._until(lambda: self._unread() <= SETTLED_MESSAGES or time.monotonic() > settled_s, "rest")
+        self._until(
+            lambda: self._unread() <= SETTLED_MESSAGES or time.monotonic() > settled_s,
+            "the subscriber to catch up",
+        )
         start_ns, (before, _, _) = time.time_ns(), self._ask_progress()
         with progress("steady", total=int(self._plan.steady_s * RATE_HZ), unit="msg") as bar:
             self._hold(self._plan.steady_s, bar)
@@ -258,7 +261,12 @@ class Demo:
             if now[1:] != before[1:]:
                 moved_s = time.monotonic()
             elif time.monotonic() - moved_s > STILL_S_MAX:
-                raise Timeout(f"waited for {what}", got=self._describe(), expected=f"{STILL_S_MAX:g} s")
+                raise Timeout(
+                    f"no progress for {STILL_S_MAX:g} s while waiting for {what}",
+                    where=self._root,
+                    got=self._describe(),
+                    hint="Run it again with --keep DIR, and look at the logs in that directory.",
+                )
             before = now
 
     def _describe(self) -> str:

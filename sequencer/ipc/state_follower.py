@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from replicator.protocol.known_nodes import NO_NODES, KnownNode, KnownNodes
 from rt.endpoints import parse_endpoint
@@ -24,6 +25,10 @@ from sequencer.state.state_codec import decode_state
 from sequencer.state.write_plan import WritePlan, decode_write_plan
 
 logger = logging.getLogger("sequencer")
+
+NO_LEADER_HINT: Final = (
+    "Try again, or another node. If it lasts, see `rt status`: a majority of the nodes must run."
+)
 
 
 class StateFollower:

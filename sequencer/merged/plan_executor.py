@@ -117,7 +117,8 @@ class PlanExecutor:
             where=f"{self._output.path}, instruction {plan.instruction}",
             got=got,
             expected=expected,
-            hint="Keep the files for analysis, then empty the node's directory: it copies it from peers.",
+            hint="Keep the files for analysis. If only this node says this, empty its directory: it copies "
+            "it from its peers. If more than one node says this, empty none.",
         )
 
 

@@ -45,8 +45,8 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     for role in ("control", "data")
 }
 DIVERGED_HINT: Final = (
-    "This replica differs from the others. Keep its directory for analysis. Start the node with an empty "
-    "directory: it rejoins."
+    "This replica differs from the others. Keep its directory for analysis. If only this node says this, "
+    "start it with an empty directory: it rejoins. If more than one node says this, empty none."
 )
 
 logger = logging.getLogger("sequencer.node.supervisor")

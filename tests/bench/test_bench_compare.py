@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,10 @@ from nodes_bench import wait_until
 from rt.bench.measure import Figure
 from rt.bench.processes import read_stat
 from rt.cli.commands.bench import bench
-from rt.errors import RtError
+from rt.errors import RtError, Timeout
 from sequencer.bench.compare import bench as compare_bench
 from sequencer.bench.compare import nats_jetstream, rabbitmq_streams, redis_streams
+from sequencer.bench.compare import programs as programs_module
 from sequencer.bench.compare.programs import Programs, version_of
 from sequencer.bench.compare.redis_streams import RedisPublisher
 from sequencer.bench.compare.system import (
@@ -38,6 +40,7 @@ from sequencer.bench.compare.system import (
 )
 from sequencer.bench.compare.table import Compared, table
 from sequencer.bench.compare.traffic import HEAD_BYTES, SequenceCheck, make_values, read_heads
+from sequencer.localcluster.loopback import free_port
 from sequencer.localcluster.processes import ProcessEnded
 
 PAIR = ("/pki/ca.crt", "/pki/n1.crt", "/pki/n1.key")
@@ -321,6 +324,15 @@ def test_a_program_that_ends_by_itself_is_reported_with_its_log(tmp_path: Path) 
         programs.start("one", ["sh", "-c", "echo bad setting >&2; exit 3"])
         programs.wait_listening([1])
     assert "status 3" in str(error.value)
+
+
+def test_ports_on_which_no_program_listens_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_module, "_WAIT_S", 0.0)
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as server, Programs(tmp_path) as programs:
+        programs.start("one", ["sh", "-c", "exec sleep 1000"])
+        with pytest.raises(Timeout, match=rf"do not listen in time \(at port {port}\).*within 0 s"):
+            programs.wait_listening([server.getsockname()[1], port])
 
 
 # Real runs

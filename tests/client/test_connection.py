@@ -160,6 +160,11 @@ def test_the_only_certificate_of_a_role_is_used(pki: Path) -> None:
     certificate(pki, "publisher", "feed2")
     with pytest.raises(InvalidOption, match=r"several certificates have the role publisher.*feed1, feed2"):
         found.find("publisher")
+    with pytest.raises(InvalidOption, match=r"`rt pub --name NAME`\. For other commands: `--ca .*NAME\.key`"):
+        found.find("publisher")
+    certificate(pki, "operator", "alice")
+    with pytest.raises(InvalidOption, match=rf"expected a name\. Name one: `--ca {pki}/ca\.crt --cert "):
+        found.find("operator")
     with pytest.raises(CertificateError, match=r"nobody.crt"):
         found.find("publisher", "nobody")
     with pytest.raises(InvalidName):

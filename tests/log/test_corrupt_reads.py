@@ -56,7 +56,8 @@ def test_a_sealed_segment_that_is_gone_is_damage_and_never_the_end(
         publisher.publish_many(values(40))
     got: list[int] = []
     spoil(Path(publisher.directory) / segment, is_emptied=is_emptied)
-    with rt.LogReader(publisher.directory, follow=follow) as reader, pytest.raises(rt.Corrupt):
+    hint = "No pull can repair the log of a session"
+    with rt.LogReader(publisher.directory, follow=follow) as reader, pytest.raises(rt.Corrupt, match=hint):
         while messages := reader.poll(1000, timeout=DEADLINE_SECONDS):
             got += [m.number for m in messages]
     assert got == list(range(whole))

@@ -90,6 +90,13 @@ def test_a_missing_permission_is_not_called_a_failed_disk(code: int) -> None:
     assert "Repair the disk" not in str(found)
 
 
+def test_a_failed_disk_says_what_to_open_again_and_a_full_one_that_the_call_works_again() -> None:
+    failed = storage_error(OSError(errno.EIO, os.strerror(errno.EIO)), "/a", "writing")
+    assert "Repair the disk. Open the publisher or reader again, or restart the node." in str(failed)
+    full = storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "/a", "writing")
+    assert str(full).endswith("Free space, then try again. Written messages are safe.")
+
+
 def grow(writer: LogWriter) -> None:
     """Roll and trim: every kind of file of a log directory is made, replaced or removed."""
     roll = writer.end + 1

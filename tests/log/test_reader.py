@@ -14,6 +14,7 @@ from rt.events import BadTail, Event, SkipForward
 from rt.log.format.index import ENTRY_BYTES
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
+from rt.log.read.segment_cursor import EventSink
 from rt.log.scan.directory import session_directory
 
 LONG_MS = 60_000
@@ -301,7 +302,32 @@ def test_a_reader_without_a_handler_is_stopped_at_a_gap_and_may_continue_behind_
             with pytest.raises(rt.Gap) as caught:
                 numbers(reader)
             assert caught.value.event == SkipForward(2, first, "disk")
+            assert str(caught.value) == (
+                f"messages 2 to {first - 1} were trimmed (reason: disk) before they were read (at "
+                f"{publisher.directory}). Reading again continues at {first}. With on_event, a reader "
+                "receives an event instead of this error."
+            )
             assert numbers(reader) == list(range(first, 20))
+
+
+@pytest.mark.parametrize(
+    ("reason", "what", "is_held_back"),
+    [
+        ("time", "messages 2 to 8 were trimmed (reason: time) before they were read", True),
+        ("followed", "messages 2 to 8 were trimmed (reason: followed) before they were read", True),
+        ("disk", "messages 2 to 8 were trimmed (reason: disk) before they were read", False),
+        ("merged", "messages 2 to 8 were trimmed (reason: merged) before they were read", False),
+        ("lost", "messages 2 to 8 are not in the log any more, and why is not known", False),
+    ],
+)
+def test_a_gap_names_a_hold_only_where_one_would_have_helped(
+    reason: str, what: str, is_held_back: bool
+) -> None:
+    with pytest.raises(rt.Gap) as caught:
+        EventSink("/log", None).emit(SkipForward(2, 9, reason))
+    assert caught.value.what == what
+    assert "Reading again continues at 9." in str(caught.value)
+    assert ("not acknowledged, within their hold_bytes_max" in str(caught.value)) is is_held_back
 
 
 def test_a_trim_under_the_reader_is_told_and_never_waited_for(tmp_path: Path) -> None:

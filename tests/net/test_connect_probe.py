@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,34 @@ def test_a_node_of_another_ca_is_named(pki: Path, foreign: Path) -> None:
             why = await probe_endpoint(endpoint, tls_of(foreign, "feed"))
             assert isinstance(why, rt.CertificateError)
             assert "not of our CA" in str(why)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("offset", "what", "hint"),
+    [
+        (timedelta(days=-9), "the node's certificate has expired", "`rt certs renew DIR NAME`"),
+        (timedelta(days=9), "the node's certificate is not valid yet", "Check the clocks"),
+    ],
+)
+def test_a_node_whose_certificate_is_not_valid_now_is_told_apart(
+    tmp_path: Path, offset: timedelta, what: str, hint: str
+) -> None:
+    now = datetime.now(UTC)
+    init_ca(tmp_path, now=now - timedelta(days=30))
+    issue(tmp_path, Identity("s", "publisher", "feed"))
+    node = issue(tmp_path, Identity("s", "node", "n1"), loopback=True, days=1, now=now + offset)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(node.cert, node.key)
+
+    async def run() -> None:
+        async with plain_server(context, b"") as endpoint:
+            why = await probe_endpoint(endpoint, tls_of(tmp_path, "feed"))
+            assert isinstance(why, rt.CertificateError)
+            assert (why.what, why.where) == (what, endpoint)
+            assert hint in str(why.hint)
+            assert "our CA" not in str(why)
 
     asyncio.run(run())
 

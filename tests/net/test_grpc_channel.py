@@ -322,7 +322,7 @@ def test_a_peer_without_a_good_certificate_reaches_no_handler(pki: Path, tmp_pat
         (["rt://s/subscriber/s1"], "Ask", "this role may not call this method"),
         (["rt://s/operator/o"], "Ask", "this role may not call this method"),
         (["rt://s/publisher/f1"], "Forgotten", "role of none"),
-        (["rt://other/publisher/f1"], "Ask", "a certificate of another stream"),
+        (["rt://other/publisher/f1"], "Ask", "a certificate of another stream.*`rt certs show` names"),
         (["rt://s/publisher/f1", "rt://s/publisher/f2"], "Ask", "must name one identity .*got 2 URI SANs"),
         (["https://s/publisher/f1"], "Ask", "must name one identity .*got 0 URI SANs"),
         (["rt://s/publisher/..%2f"], "Ask", "identity is not valid"),
@@ -690,7 +690,10 @@ def test_calls_end_with_the_certificate_of_their_connection_and_continue_with_a_
 
             clock_s += 2 * 3600
             for ended in (call, other):
-                with pytest.raises(Unreachable, match="has expired"), asking("the server"):
+                with (
+                    pytest.raises(Unreachable, match=r"has expired.*Put a new certificate and key"),
+                    asking("the server"),
+                ):
                     await asyncio.wait_for(ended.read(), WAIT_S)
             await until(lambda: talk.inside == 0)
             with pytest.raises(Unreachable, match="has expired"):

@@ -175,7 +175,7 @@ def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grow
         {"offset": place._replace(offset=place.offset - 8)},
         {"offset": LogOffset(0, 1, 64), "chain": 5, "end": 5},
     ):
-        with pytest.raises(Diverged):
+        with pytest.raises(Diverged, match=r"copy differs from .*: got .*, expected .*Note your"):
             plan_merged(disk, MERGED, known(receiver, **changes))
     for changes in ({"offset": place._replace(offset=place.offset + 800)}, {"offset": LogOffset(0, 9, 64)}):
         with pytest.raises(Unreachable):
@@ -276,7 +276,7 @@ def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
     ):
         with pytest.raises(CertificateError):
             check_puller(identity, PullHello("s", log), "s")
-    with pytest.raises(ClusterMismatch):
+    with pytest.raises(ClusterMismatch, match="`rt certs show` names its stream"):
         check_puller(sub, PullHello("t", PullMerged()), "s")
 
 

@@ -376,13 +376,20 @@ def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
                 await until(lambda: made[0].holds(publisher.directory))
             async with nodes(1, members=1, cluster=bytes(16)) as others:
                 client = PushClient(publisher.directory, "s", [others[0].endpoint], insecure=True)
-                with pytest.raises(rt.ClusterMismatch, match=r"remove \.cluster"):
+                cluster_file = Path(publisher.directory, ".cluster")
+                with pytest.raises(
+                    rt.ClusterMismatch, match=f"`endpoints`.*remove {cluster_file} and .progress"
+                ):
                     await client.run()
                 assert not others[0].segments
                 assert others[0].hellos[0].cluster == CLUSTER
-            record = read_progress(publisher.directory)
-            assert record is not None
-            assert record.state is PushState.REFUSED
+                record = read_progress(publisher.directory)
+                assert record is not None
+                assert record.state is PushState.REFUSED
+
+                cluster_file.unlink()
+                async with pushing(publisher.directory, others):
+                    await until(lambda: others[0].holds(publisher.directory))
 
     run(test())
 

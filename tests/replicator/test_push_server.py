@@ -347,7 +347,7 @@ def test_names_with_a_suffix_belong_to_the_certificate() -> None:
     for session in ("feed2", "fee", "other~feed"):
         with pytest.raises(CertificateError):
             check_publisher(identity, PushHello("s", session, bytes(16)), "s")
-    with pytest.raises(ClusterMismatch):
+    with pytest.raises(ClusterMismatch, match="`rt certs show` names its stream"):
         check_publisher(identity, PushHello("t", "feed", bytes(16)), "s")
 
 

@@ -173,7 +173,9 @@ def test_a_member_that_stopped_says_why() -> None:
     told.nodes[2].summary.merged.stopped = "chain 0x1, expected 0x2"
 
     assert found(healthy(standing=told)) == [("member-halted", "critical")]
-    assert "n2 has stopped merging: chain 0x1, expected 0x2." in the_text(healthy(standing=told))
+    text = the_text(healthy(standing=told))
+    assert "n2 has stopped merging: chain 0x1, expected 0x2." in text
+    assert "If more than one node has stopped, empty none." in text
 
 
 def test_a_node_that_failed_says_so_once() -> None:

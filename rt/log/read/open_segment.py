@@ -8,13 +8,23 @@ from msgspec import Struct
 
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
-from rt.log.format.segment import SegmentId
+from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.scan.catalog import ReadableSegment, read_catalog, scanner_at, segment_path
 from rt.log.scan.directory import read_header
 from rt.log.scan.scanner import Scanner
 
-RESTORE: Final = "Repair a copy with `rt pull DIR --repair`. `rt log verify` lists all corrupt files."
+_LISTS: Final = "`rt log verify DIR` lists all corrupt files."
+
+
+def restore_hint(kind: LogKind) -> str:
+    """What helps if a log of that kind is corrupt. A pull copies merged logs only."""
+    if kind is LogKind.SESSION:
+        return (
+            "No pull can repair the log of a session: restore the file from a backup. If its messages are "
+            f"merged, move the directory away and start with an empty one. {_LISTS}"
+        )
+    return f"Repair a copy with `rt pull DIR --repair`. {_LISTS}"
 
 
 class OpenSegment(Struct, frozen=True):
@@ -39,7 +49,8 @@ def open_segment(
     opened = open_visible(disk, directory, identity, kept, position)
     if opened is None and any(again == kept for again in read_catalog(disk, directory).kept):
         path = segment_path(directory, kept.id)
-        raise Corrupt("a segment is missing that was not trimmed", path=path, offset=0, hint=RESTORE)
+        hint = restore_hint(identity.kind)
+        raise Corrupt("a segment is missing that was not trimmed", path=path, offset=0, hint=hint)
     return opened
 
 

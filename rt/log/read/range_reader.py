@@ -25,7 +25,7 @@ from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.batch import BATCH_HEADER_BYTES, BadBatch
 from rt.log.format.constants import padded
 from rt.log.format.segment import LogKind
-from rt.log.read.open_segment import RESTORE, open_visible
+from rt.log.read.open_segment import open_visible, restore_hint
 from rt.log.read.projection import EVERYTHING, ProjectingScanner, Projection
 from rt.log.scan.batch_decoder import UndecodableBatch, decode_each, decode_runs
 from rt.log.scan.batch_group import Bytes
@@ -175,7 +175,7 @@ class RangeReader:
             problem or "the segment ends before its last message",
             path=segment_path(self.path, kept.id),
             offset=scanner.boundary,
-            hint=RESTORE,
+            hint=restore_hint(self.identity.kind),
         )
 
     def _lose(self, reason: str) -> None:

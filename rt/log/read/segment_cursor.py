@@ -20,9 +20,9 @@ from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.durable_end import DurableEnd
 from rt.log.format.segment import LogKind, SegmentId
-from rt.log.format.segment_table import LogIdentity
+from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.read.gaps import read_skips, reason_of
-from rt.log.read.open_segment import RESTORE, OpenSegment, open_segment
+from rt.log.read.open_segment import OpenSegment, open_segment, restore_hint
 from rt.log.read.start_position import Place, find_place
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
 from rt.log.scan.directory import READ_BYTES, read_durable_end, read_frames
@@ -32,6 +32,12 @@ logger = logging.getLogger("rt.log")
 
 LOOK_AGAIN_SECONDS: Final = 1.0
 """A follower lists the directory this often even without a wake-up."""
+
+_UNKNOWN: Final = TrimReason.LOST.name.lower()
+_HELD_BACK: Final = frozenset(
+    reason.name.lower() for reason in (TrimReason.TIME, TrimReason.SIZE, TrimReason.FOLLOWED)
+)
+"""The nodes do not trim for these reasons what a subscriber holds. A full disk overrides holds."""
 
 
 EventHandler: TypeAlias = Callable[[Event], None]
@@ -65,20 +71,38 @@ class EventSink:
                 where=f"{event.path}, offset {event.offset}",
                 hint="No disk is at fault: they were published so. Set on_event to receive an event.",
             )
+        elif isinstance(event, SkipForward):
+            raise _gap(event, self._path)
         else:
-            raise Gap(
-                "messages are missing",
-                event=event,
-                where=self._path,
-                got=event,
-                hint="Set on_event to receive an event instead.",
-            )
+            what, hint = "messages are missing", "Set on_event to receive an event instead."
+            raise Gap(what, event=event, where=self._path, got=event, hint=hint)
 
     def emit_bad_tail(self, tail: BadTail) -> None:
         """Report that the log ends with an incomplete batch; once, however often the end is read."""
         if tail != self._told_tail:
             self._told_tail = tail
             self.emit(tail)
+
+
+def _gap(skip: SkipForward, path: str) -> Gap:
+    """The error for an event. The reader has moved its position already."""
+    messages = f"messages {skip.wanted} to {skip.resumed - 1}"
+    what = f"{messages} were trimmed (reason: {skip.reason}) before they were read"
+    if skip.reason == _UNKNOWN:
+        what = f"{messages} are not in the log any more, and why is not known"
+    hold = ""
+    if skip.reason in _HELD_BACK:
+        hold = (
+            " For a subscriber with a name the nodes keep what it has not acknowledged, within their "
+            "hold_bytes_max."
+        )
+    return Gap(
+        what,
+        event=skip,
+        where=path,
+        hint=f"Reading again continues at {skip.resumed}.{hold} With on_event, a reader receives an event "
+        "instead of this error.",
+    )
 
 
 class SegmentCursor:
@@ -176,7 +200,8 @@ class SegmentCursor:
         later = self._later(segment.id, is_last_poll=is_newer or not self._waits)
         if later is None and is_newer and durable is not None:
             path = segment_path(self._directory, durable.id)
-            raise Corrupt("a segment is missing that was synced", path=path, offset=0, hint=RESTORE)
+            hint = restore_hint(self._identity.kind)
+            raise Corrupt("a segment is missing that was synced", path=path, offset=0, hint=hint)
         known = durable.offset if durable is not None and durable.id == segment.id else 0
         if self._grew(segment, scan, got):
             return True
@@ -195,7 +220,7 @@ class SegmentCursor:
             scan.problem or "the segment ends inside a batch",
             path=segment.path,
             offset=scanner.boundary,
-            hint=RESTORE,
+            hint=restore_hint(self._identity.kind),
         )
 
     def _complete(self, durable: DurableEnd) -> None:

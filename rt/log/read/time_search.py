@@ -21,8 +21,9 @@ import numpy as np
 from rt.errors import Corrupt
 from rt.log.disk import Disk
 from rt.log.format.index import EntryKind
+from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
-from rt.log.read.open_segment import RESTORE, OpenSegment, open_segment
+from rt.log.read.open_segment import OpenSegment, open_segment, restore_hint
 from rt.log.scan.batch_decoder import UndecodableBatch, decode_each
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog
 from rt.log.scan.directory import durable_offset, read_frames, read_header, read_index
@@ -69,7 +70,7 @@ def search_time(disk: Disk, path: str, identity: LogIdentity, timestamp_ns: int)
                 return at
             if segment.file.size() == 0 or not segment.file.is_linked():
                 continue
-            damage = _damage(catalog, segment, synced)
+            damage = _damage(catalog, segment, identity.kind, synced)
             end = max(kept.first, _reached(segment.scanner))
             found = FoundTime(end, run=segment.id.run, damage=damage)
         finally:
@@ -124,7 +125,7 @@ def _reached(scanner: Scanner) -> int:
     return scanner.reached if isinstance(scanner, MergedScanner) else scanner.next
 
 
-def _damage(catalog: SegmentCatalog, segment: OpenSegment, synced: int) -> Corrupt | None:
+def _damage(catalog: SegmentCatalog, segment: OpenSegment, kind: LogKind, synced: int) -> Corrupt | None:
     """Why the scan ended before the known end of the segment; None if it is the end at present.
 
     A segment that others follow ends with its file, and not before the size in the table. Of another one,
@@ -141,5 +142,5 @@ def _damage(catalog: SegmentCatalog, segment: OpenSegment, synced: int) -> Corru
         "the segment ends inside a batch, or its next frame does not verify",
         path=segment.path,
         offset=scanner.boundary,
-        hint=RESTORE,
+        hint=restore_hint(kind),
     )

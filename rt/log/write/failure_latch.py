@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 
 from rt.errors import DiskFull, RtError, StorageError, StorageFailed
-from rt.log.disk import storage_error
+from rt.log.disk import OPEN_AGAIN, storage_error
 
 
 class FailureLatch:
@@ -43,7 +43,7 @@ class FailureLatch:
                 f"interrupted while {doing}",
                 where=os.path.join(self._path, name),
                 got=type(error).__name__,
-                hint="Open it again. Flushed messages are safe.",
+                hint=f"{OPEN_AGAIN} Flushed messages are safe.",
             )
             raise
 
@@ -53,6 +53,6 @@ class FailureLatch:
         if isinstance(found, DiskFull) and not is_final:
             return found
         if not isinstance(found, StorageFailed):
-            found = StorageFailed(found.what, where=found.where, got=found.got, hint="Open it again.")
+            found = StorageFailed(found.what, where=found.where, got=found.got, hint=OPEN_AGAIN)
         self._failure = found
         return found

@@ -11,13 +11,19 @@ from rt.errors import DiskFull, RtError, StorageError, StorageFailed
 from rt.objects.core.errors import StateDamaged, StoreUnavailable
 from rt.objects.postgres.address import ServerAddress
 
-RESTORE: Final = "Restore the schema from a backup (pg_dump). It was not changed."
-_MISSING: Final = f"If a pooler such as PgBouncer is not in session mode, correct that. Otherwise: {RESTORE}"
+RESTORE: Final = "rt has changed nothing. Restore the schema from a backup (pg_dump)."
+_MISSING: Final = (
+    "rt has changed nothing. If a pooler such as PgBouncer is used, set it to session mode. Otherwise: "
+    "restore the schema from a backup (pg_dump)."
+)
 
 _REFUSED: Final = re.compile(
-    r"password|authentication|pg_hba|does not exist|certificate|SSL|root\.crt|role .* not permitted"
+    r"password|(?<!canceling )authentication|pg_hba|does not exist|certificate|root\.crt"
+    r"|role .* not permitted|does not support SSL|SSL error: (?!unexpected eof)"
 )
-"""In the text of a failed connection, which has no SQLSTATE: trying again does not help."""
+"""In the reason of a failed connection, which has no SQLSTATE: trying again does not help."""
+_NAMES: Final = re.compile(r"""connection to server .*? failed: |"[^"]*"|host(?: name)?:? '[^']*'""")
+"""Names in that text, such as of the host. They are not the reason."""
 
 _UNAVAILABLE: Final = {
     "08P01": "Try again. A pooler such as PgBouncer must be in session mode.",
@@ -29,6 +35,7 @@ _UNAVAILABLE: Final = {
     "57014": "The statement took longer than timeout_s: raise it, or find out why the server is slow.",
 }
 _TRY_AGAIN: Final = "Try again when the server answers. Committed data is safe."
+_CONFLICT: Final = "Another transaction came in between. Try again."
 
 
 def translate(error: psycopg.Error, address: ServerAddress, doing: str) -> RtError:
@@ -37,25 +44,29 @@ def translate(error: psycopg.Error, address: ServerAddress, doing: str) -> RtErr
     if code == "53100":
         hint = "Free space on the server. Committed data is safe."
         return DiskFull(f"the server's disk is full while {doing}", where=where, got=got, hint=hint)
-    if code in _UNAVAILABLE:
-        return StoreUnavailable(f"no answer while {doing}", where=where, got=got, hint=_UNAVAILABLE[code])
+    if code in _UNAVAILABLE or code[:2] in {"08", "40", "53", "57"}:
+        hint = _UNAVAILABLE.get(code) or (_CONFLICT if code[:2] == "40" else _TRY_AGAIN)
+        what = f"the server did not complete the request while {doing}"
+        return StoreUnavailable(what, where=where, got=got, hint=hint)
     if code in {"XX001", "XX002"}:
         return StateDamaged(f"damage found while {doing}", where=where, got=got, hint=RESTORE)
     if code in {"42P01", "42703"}:
-        return StateDamaged(f"a table is missing while {doing}", where=where, got=got, hint=_MISSING)
+        what = f"a table or a column is missing while {doing}"
+        return StateDamaged(what, where=where, got=got, hint=_MISSING)
     if code.startswith("28") or code in {"3D000", "42501"}:
         hint = "Correct the user, the password or the user's rights on the schema."
         return StorageError(f"the server refuses access while {doing}", where=where, got=got, hint=hint)
-    is_lost = not code and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    if is_lost or code[:2] in {"08", "40", "53", "57"}:
+    if not code and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return StoreUnavailable(f"no answer while {doing}", where=where, got=got, hint=_TRY_AGAIN)
     hint = "Repair the server, then open the store again. Committed data is safe."
     return StorageFailed(f"the server failed while {doing}", where=where, got=got, hint=hint)
 
 
 def translate_connecting(error: psycopg.Error, address: ServerAddress) -> RtError:
+    if error.sqlstate:
+        return translate(error, address, "connecting")
     where, got = address.label, text_of(error, address)
-    if _REFUSED.search(got):
+    if _REFUSED.search(_NAMES.sub("", got)):
         hint = "Correct the URL: user, password, database, sslmode and sslrootcert. Nothing was changed."
         return StorageError("cannot connect to the server of the store", where=where, got=got, hint=hint)
     return StoreUnavailable(

@@ -18,7 +18,7 @@ A full queue raises `rt.Overloaded`. An owner that was replaced gets `rt.Fenced`
 
 from __future__ import annotations
 
-from rt.errors import RtError, Timeout
+from rt.errors import Closed, RtError, Timeout
 
 
 class StreamError(RtError):
@@ -76,3 +76,15 @@ class NotWritable(StreamError):
 
 class ConsumerGone(StreamError):
     """Raise it in a consumer to end its subscription. The consumer is not called again for an event."""
+
+
+def wrong_state(provider: str, call: str = "", *, is_closed: bool) -> Closed:
+    """The error of a provider that is closed, was started before `call`, or was not started (no `call`)."""
+    prefix = f"cannot call {call}: " if call else ""
+    if is_closed:
+        return Closed(f"{prefix}the provider is closed", where=provider)
+    if not call:
+        hint = "Use it in `async with`, or await `start()` first."
+        return Closed("the provider is not started", where=provider, hint=hint)
+    hint = "Call it once." if call == "start" else "Register consumers before `start()`."
+    return Closed(f"{prefix}the provider was already started", where=provider, hint=hint)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _WAIT_S: Final = 60.0
 _POLL_S: Final = 0.02
-_WORDS: Final = 2000
+_LOG_TAIL_BYTES: Final = 2000
 _MODULE: Final = "sequencer.bench.compare.programs"
 
 
@@ -47,7 +47,7 @@ class Programs:
                 process.kill()
 
     def hold(self, servers: AbstractContextManager[T]) -> T:
-        """Enter servers that end themselves when they are left."""
+        """Enter a context manager. It is left together with this one."""
         return self._held.enter_context(servers)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -64,28 +64,33 @@ class Programs:
     def wait_listening(self, ports: Sequence[int]) -> None:
         """Wait until all ports are listened on. `ProcessEnded`: a program ended; `rt.Timeout`."""
         deadline = time.monotonic() + _WAIT_S
-        while not all(map(listens, ports)):
+        while missing := [port for port in ports if not listens(port)]:
             self.check_alive()
             if time.monotonic() > deadline:
-                raise Timeout("servers do not listen", got=self._last_words(), expected=f"{_WAIT_S:g} s")
+                raise Timeout(
+                    "servers do not listen in time",
+                    where=f"port {', '.join(map(str, missing))}",
+                    got=self._log_tails(),
+                    expected=f"within {_WAIT_S:g} s",
+                )
             time.sleep(_POLL_S)
 
     def check_alive(self) -> None:
         """Raise `ProcessEnded` if a program has ended."""
         for name, process in self._running.items():
             if process.status is not None:
-                words = f"status {process.status}: {self._words(name)}"
-                raise ProcessEnded("a program ended by itself", where=name, got=words)
+                got = f"status {process.status}: {self._log_tail(name)}"
+                raise ProcessEnded("a program ended by itself", where=name, got=got)
 
     def _log(self, name: str) -> Path:
         return self._root / f"{name}.log"
 
-    def _words(self, name: str) -> str:
+    def _log_tail(self, name: str) -> str:
         """The end of a program's log."""
-        return self._log(name).read_bytes()[-_WORDS:].decode(errors="replace")
+        return self._log(name).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
 
-    def _last_words(self) -> str:
-        return "\n".join(f"{name}: {self._words(name)}" for name in self._running)
+    def _log_tails(self) -> str:
+        return "\n".join(f"{name}: {self._log_tail(name)}" for name in self._running)
 
 
 def version_of(command: Sequence[str]) -> str:

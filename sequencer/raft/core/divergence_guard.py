@@ -48,7 +48,8 @@ class DivergenceGuard(Struct):
             where=f"Raft index {self.refused.applied}",
             got=f"checksum {state.chain:08x} at {state.applied.index}",
             expected=f"{self.refused.chain:08x} at {self.refused.applied}, reported by {leader}",
-            hint="Keep a copy of this node's directory for analysis, then empty it: the node rejoins.",
+            hint="Keep a copy of this node's directory for analysis. If only this node says this, empty it: "
+            "the node rejoins. If more than one node says this, empty none.",
         )
 
     def on_applied(self, state: ClusterState, now: float) -> None:

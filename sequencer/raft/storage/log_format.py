@@ -75,6 +75,7 @@ from rt.errors import Corrupt, UnknownVersion
 from rt.log.format.checksum import around, crc32c, sealed
 from rt.log.format.constants import NEWER_HINT, VERSION, Buffer, padded
 from sequencer.raft.model.messages import ID_BYTES, LogIndex
+from sequencer.raft.storage.sealed_head import WIPE_HINT
 
 SEGMENT_HEADER_BYTES: Final = 384
 GROUP_HEADER_BYTES: Final = 48
@@ -83,7 +84,6 @@ SYNCED_END_FILE: Final = "log.durable"
 GROUP_MAGIC: Final = b"RTRAFTGP"
 VOTE_BYTES_MAX: Final = 255
 """Above the length of any name."""
-REPAIR_HINT: Final = "Move this node's directory away, then start the node: it rejoins."
 
 _SEGMENT_MAGIC = b"RTRAFTLG"
 _SYNCED_END_MAGIC = b"RTRAFTDE"
@@ -188,7 +188,7 @@ def decode_segment_header(data: Buffer, *, path: str, number: int) -> RaftSegmen
 
 def _bad_header(path: str, *, got: object, expected: object) -> Corrupt:
     what = "the header of a Raft log segment does not verify"
-    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=REPAIR_HINT)
+    return Corrupt(what, path=path, offset=0, got=got, expected=expected, hint=WIPE_HINT)
 
 
 def _unknown(what: str, where: str, version: int) -> UnknownVersion:

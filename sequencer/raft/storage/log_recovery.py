@@ -30,7 +30,6 @@ from sequencer.raft.model.messages import LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries
 from sequencer.raft.storage.log_format import (
     GROUP_MAGIC,
-    REPAIR_HINT,
     SEGMENT_HEADER_BYTES,
     SYNCED_END_BYTES,
     SYNCED_END_FILE,
@@ -49,6 +48,7 @@ from sequencer.raft.storage.log_format import (
     verify_records,
 )
 from sequencer.raft.storage.preallocation import write_zeros
+from sequencer.raft.storage.sealed_head import WIPE_HINT
 
 _ZEROS = bytes(1 << 16)
 _COPY_BYTES = 1 << 20
@@ -205,7 +205,7 @@ def _check_synced_end(replay: Replay, synced: SyncedEnd, path: str, problem: str
 
 
 def _corrupt(what: str, path: str, offset: int, got: object = None, expected: object = None) -> Corrupt:
-    return Corrupt(what, path=path, offset=offset, got=got, expected=expected, hint=REPAIR_HINT)
+    return Corrupt(what, path=path, offset=offset, got=got, expected=expected, hint=WIPE_HINT)
 
 
 def _apply(replay: Replay, record: LogRecord) -> None:
@@ -267,7 +267,7 @@ def segment_numbers(disk: Disk, directory: str) -> list[int]:
 
 def _create(disk: Disk, directory: str, create_at: LogIndex | None, new_id: Callable[[], bytes]) -> int:
     if create_at is None:
-        hint = "A node that had a log has lost its vote. Move its directory away, then start it: it rejoins."
+        hint = f"A node that had a log has lost its vote. {WIPE_HINT}"
         raise LogNotFound("no Raft log", where=directory, hint=hint)
     disk.make_directory(directory)
     header = RaftSegmentHeader(1, new_id(), create_at, create_at.term, None, 1)

@@ -10,7 +10,8 @@ from rt.log.format.checksum import around
 from rt.log.format.constants import NEWER_HINT, VERSION
 
 WIPE_HINT: Final = (
-    "Stop the node, empty the directory, start the node: it rejoins if the other nodes are a majority."
+    "If a majority of the cluster works without this node: stop it, move its directory away, start it. It "
+    "rejoins. A cluster of one has no other copy: keep the directory."
 )
 
 _HEAD = struct.Struct("<8sHHI")

@@ -2,8 +2,8 @@
 
 Invariants:
 - Once a snapshot was durable, every crash leaves a complete one, and `open` uses the newest.
-- A corrupt snapshot stops the node. An older one is never used instead, because the log between the two is
-  gone.
+- A corrupt snapshot stops the node. An older one is never used instead, because the log entries between the
+  two were compacted.
 - After a failed sync the store writes nothing more.
 
 `write` and receiving may run on helper threads. `newest`, `read` and `open_newest` may be used on any other
@@ -50,7 +50,7 @@ class SnapshotStore:
         self._directory = directory
         self._disk = disk
         self._numbers = itertools.count()
-        self._switch = threading.Lock()
+        self._install_lock = threading.Lock()
         self._older: list[str] = []
         self._incoming: SnapshotReceiver | None = None
         self._failure: BaseException | None = None
@@ -135,7 +135,13 @@ class SnapshotStore:
         """
         self._require_writable()
         if meta.length > SNAPSHOT_BYTES_MAX:
-            raise FormatError("the snapshot is too large", got=meta.length, expected=SNAPSHOT_BYTES_MAX)
+            raise FormatError(
+                "the announced snapshot is too large",
+                where=meta.place,
+                got=f"{meta.length:,} bytes",
+                expected=f"at most {SNAPSHOT_BYTES_MAX:,} bytes",
+                hint="Check that the leader runs the same version of rt.",
+            )
         self._require_above(meta)
         if self._incoming is not None:
             self._incoming.abandon()
@@ -143,6 +149,10 @@ class SnapshotStore:
             pending = PendingSnapshot(self._disk, self._pending_path(meta), meta)
         self._incoming = SnapshotReceiver(pending, self._changing, self._install)
         return self._incoming
+
+    def fail(self, error: BaseException) -> None:
+        """Reject further writes, and make the running ones fail. Any thread may call this."""
+        self._failure = self._failure or error
 
     def close(self) -> None:
         """Drop the transfer in progress. Open readers stay usable. Idempotent."""
@@ -153,7 +163,7 @@ class SnapshotStore:
     def _install(self, pending: PendingSnapshot) -> SnapshotMeta:
         """Rename a synced file, unless a newer snapshot exists. Returns the newest."""
         path = self._path(pending.meta)
-        with self._switch, pending.discarded_on_error(), self._changing(path, "naming a snapshot"):
+        with self._install_lock, pending.discarded_on_error(), self._changing(path, "naming a snapshot"):
             self._require_writable()
             older = self.newest
             if older is not None and older.place.index >= pending.meta.place.index:
@@ -196,10 +206,6 @@ class SnapshotStore:
     def _require_open(self) -> None:
         if self._is_closed:
             raise Closed("the snapshots are closed", where=self._directory)
-
-    def fail(self, error: BaseException) -> None:
-        """Reject further writes, and make the running ones fail. Any thread may call this."""
-        self._failure = self._failure or error
 
     def _require_writable(self) -> None:
         self._require_open()

@@ -133,7 +133,8 @@ def _of_members(node: NodeSnapshot) -> Iterator[Alarm]:
                 "member-halted",
                 "critical",
                 f"{one.name} has stopped merging: {one.summary.merged.stopped}. Keep its directory for "
-                "analysis, then start it with an empty one.",
+                "analysis. If only one node has stopped, start it with an empty directory. If more than one "
+                "node has stopped, empty none.",
             )
         yield from _of_disk(node, one)
 

@@ -147,7 +147,9 @@ def test_a_directory_of_another_node_is_refused_and_says_both(owner: dict[str, s
 def test_a_lost_identity_is_not_made_again_beside_the_files_of_a_node(name: str) -> None:
     disk = disk_with(None)
     disk.write(f"{DIRECTORY}/{name}", b"")
-    with pytest.raises(rt.Corrupt, match=f"identity file is missing.*{name}.*empty the directory") as caught:
+    with pytest.raises(
+        rt.Corrupt, match=f"identity file is missing.*{name}.*move its directory away.*A cluster of one"
+    ) as caught:
         open_on(disk)
     assert caught.value.path == PATH
     assert disk.paths() == [f"{DIRECTORY}/{name}"]

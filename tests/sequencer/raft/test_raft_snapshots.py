@@ -444,7 +444,8 @@ def test_a_snapshot_is_not_named_once_another_has_failed() -> None:
 def test_a_snapshot_above_the_limit_is_not_begun() -> None:
     disk = disk_with(10)
     meta = SnapshotMeta(CLUSTER, 3, LogIndex(20, 2), SNAPSHOT_BYTES_MAX + 1, bytes(32))
-    with pytest.raises(rt.FormatError, match=f"got {SNAPSHOT_BYTES_MAX + 1}, expected {SNAPSHOT_BYTES_MAX}"):
+    words = r"too large .*index=20.*: got 8,589,934,593 bytes, expected at most 8,589,934,592 bytes\. Check"
+    with pytest.raises(rt.FormatError, match=words):
         store_on(disk).receive(meta)
     assert disk.paths() == [path_of(10)]
 
