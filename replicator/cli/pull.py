@@ -120,7 +120,7 @@ def pull(
     if position is not None and since is not None:
         raise click.UsageError("--position excludes --since.")
     with _reported() if attached else contextlib.nullcontext():
-        endpoints, tls = nodes.parse()
+        endpoints, tls = nodes.parse(name)
         copy = SidecarCopy(
             directory,
             stream,

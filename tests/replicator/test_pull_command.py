@@ -16,9 +16,12 @@ from receiving import files_of, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, silent_endpoint, tls_of, until
 
 from replicator.cli.pull import pull
-from rt.errors import RtError
+from rt.errors import InvalidOption, RtError
 from rt.log.disk import REAL
+from rt.net.dev_pki import init_ca, issue
+from rt.net.identity import Identity
 from rt.testing.merged import MergedLogBuilder
+from sequencer.localcluster.loopback import free_port
 
 RT = """import sys
 from rt.cli.main import cli, main
@@ -56,6 +59,22 @@ def test_without_tls_it_stays_on_this_machine(tmp_path: Path) -> None:
     arguments = [str(tmp_path / "c"), "--stream", "s", "--endpoints", "far.example:5002", "--insecure"]
     result = CliRunner().invoke(pull, arguments)
     assert isinstance(result.exception, ValueError)
+
+
+def test_the_name_chooses_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init_ca(tmp_path / "pki")
+    for name in ("reader1", "reader2"):
+        issue(tmp_path / "pki", Identity("s", "subscriber", name))
+    url = f"rt://127.0.0.1:{free_port()}/s?tls_dir={tmp_path / 'pki'}&path={tmp_path}"
+    monkeypatch.setenv("RT_URL", url)
+    arguments = [str(tmp_path / "c"), "--stream", "s", "--repair", "--connect-timeout", "0.1"]
+    several = CliRunner().invoke(pull, arguments).exception
+    assert isinstance(several, InvalidOption)
+    assert "reader1, reader2" in str(several)
+    (tmp_path / "c").mkdir()
+    MergedLogBuilder(tmp_path / "c", cluster_id=CLUSTER, stream="s").close()
+    named = CliRunner().invoke(pull, [*arguments, "--name", "reader2"])
+    assert named.exit_code == 0, named.output
 
 
 @pytest.mark.slow
