@@ -531,7 +531,7 @@ PROGRAM = """
 import sys
 import rt
 root, endpoint, *files = sys.argv[1:]
-with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub", retention="own") as subscriber:
+with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub") as subscriber:
     for message in subscriber:
         subscriber.ack(message.position + 1)
         print(message.value.decode(), subscriber._copy._pulling._process.pid, flush=True)
@@ -687,7 +687,8 @@ def hold_locks():
         is_held.set()
         is_forked.wait()
 
-with rt.Subscriber(root, "s", endpoints=[endpoint], tls=rt.TLS(*files), name="sub", retention="own") as subscriber:
+options = {"tls": rt.TLS(*files), "name": "sub", "retention": "own"}
+with rt.Subscriber(root, "s", endpoints=[endpoint], **options) as subscriber:
     assert [message.value for message in subscriber.poll(timeout=60)] == [b"one"]
     is_held, is_forked = threading.Event(), threading.Event()
     threading.Thread(target=hold_locks).start()
