@@ -14,6 +14,9 @@ import rt
 
 pytestmark = pytest.mark.slow
 
+PAUSE_S = 0.05
+"""Between two messages."""
+
 
 class Traffic:
     """A publisher that publishes one message after the other, each once the one before is merged."""
@@ -34,7 +37,7 @@ class Traffic:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.wait(PAUSE_S):
                 number = self._publisher.publish(b"%d" % self.count)
                 self._publisher.wait(number, timeout=120)
                 self.count = number + 1

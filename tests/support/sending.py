@@ -26,6 +26,8 @@ import rt
 
 STREAM = "s"
 _tags = itertools.count(1)
+_PAUSE_S = 0.1
+"""Between two bursts of messages of a sender."""
 
 
 def value_of(tag: int, number: int) -> bytes:
@@ -197,7 +199,7 @@ def main() -> None:
 
 
 def _publish(publisher: rt.Publisher, draw: random.Random, tag: int) -> None:
-    while not select.select([0], [], [], 0.03)[0]:
+    while not select.select([0], [], [], _PAUSE_S)[0]:
         first = publisher.next_number
         for number in range(first, first + draw.randrange(1, 4)):
             publisher.publish(value_of(tag, number), topic=f"t{number % 3}")

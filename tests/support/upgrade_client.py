@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import rt
 from rt.child_process import die_with_stdin
 
 WAIT_S = 300.0
+PAUSE_S = 0.1
 BATCH = 50
 
 
@@ -26,7 +28,9 @@ def note(state: Path, progress: dict[str, int]) -> None:
 
 
 def publish(settings: dict[str, Any], state: Path, **common: Any) -> None:
-    """Publish 0, 1, 2, ... Each batch waits until the one before is merged."""
+    """Publish 0, 1, 2, ... Each batch waits until the one before is merged, and a little longer: the load of
+    a machine on which the nodes start, too.
+    """
     count, name = 0, settings["name"]
     with rt.Publisher(settings["root"], settings["stream"], publisher_id=name, **common) as publisher:
         while not (state / "stop").exists():
@@ -34,6 +38,7 @@ def publish(settings: dict[str, Any], state: Path, **common: Any) -> None:
             publisher.wait(numbers[-1], "merged", timeout=WAIT_S)
             count += BATCH
             note(state, {name: count})
+            time.sleep(PAUSE_S)
 
 
 def subscribe(settings: dict[str, Any], state: Path, **common: Any) -> None:
