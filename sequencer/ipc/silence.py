@@ -10,11 +10,14 @@ _STEP_S_MAX: Final = 2.0
 """A longer step was a pause of the listener, which did not read what arrived meanwhile."""
 
 
-def next_step(process: str, place: str) -> str:
-    """What to do about a hung process of a node at `place`."""
+def next_step(process: str, place: str, pid: int = 0) -> str:
+    """What to do about a hung process of a node at `place`. `pid`: its id, if that is known."""
+    found = "" if pid else f"find its PID with `pgrep -af 'child_main {process}'`, then look at "
+    number = pid or "PID"
     return (
-        f"On {place}, look for it: `pgrep -af 'child_main {process}'`. State T in `ps`: `kill -CONT PID`. "
-        "Otherwise `kill -9 PID`: the node starts it again, and nothing acknowledged is lost."
+        f"On {place}: {found}`grep State /proc/{number}/status`. If that is T (stopped): "
+        f"`kill -CONT {number}`. Otherwise `kill -9 {number}`: the node starts it again, and nothing "
+        "acknowledged is lost."
     )
 
 

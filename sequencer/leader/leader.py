@@ -149,7 +149,8 @@ class Leader:
         if found is not None and one.session_id not in self._reported:
             self._reported.add(one.session_id)
             logger.error(
-                "session_stopped session=%s id=%d at=log.%d.%d offset=%d node=%s got=%s others=%s wanted=%s",
+                "session_stopped session=%s id=%d at=log.%d.%d offset=%d node=%s "
+                "got=%s others=%s expected=%s",
                 *(session.name, session.id, found.key.run, found.key.roll, found.offset),
                 *(found.node, found.got, ",".join(found.others), found.wanted),
             )

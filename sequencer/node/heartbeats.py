@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sequencer.ipc.silence import HUNG_S, SilenceDetector
+from sequencer.ipc.silence import HUNG_S, SilenceDetector, next_step
 
 START_S_MAX: Final = 900.0
 """A process that starts for longer counts as hung. The startup probe of the chart allows the same."""
@@ -72,11 +72,7 @@ class ChildState(Struct):
     @property
     def next_step(self) -> str:
         """The commands that help if it is hung."""
-        return (
-            f"On its machine or in its container: `grep State /proc/{self.pid}/status`. If that is T "
-            f"(stopped): `kill -CONT {self.pid}`. Otherwise `kill -9 {self.pid}`: the node starts it again, "
-            "and nothing acknowledged is lost."
-        )
+        return next_step(self.name, "its machine or in its container", self.pid)
 
 
 class Heartbeats:
