@@ -40,7 +40,7 @@ from replicator.protocol.handshake import (
 from replicator.protocol.messages import CHUNK_BYTES_MAX, PULLED_CHUNK_BYTES_MAX, Chunk, Item, Run
 from replicator.protocol.run_in_thread import run_to_end
 from replicator.pull.memory_budget import READ_BYTES_MAX, BudgetHold, PullBudget
-from replicator.pull.source import LogProvider, PullSource, SourceOpener
+from replicator.pull.source import LogProvider, PullSource, SourceOpener, check_cluster
 from replicator.send.directory_watch import WatchedDirectory, WatchHub
 from rt.errors import CertificateError, ClusterMismatch, ProtocolViolation, RtError
 from rt.log.disk import REAL, Disk
@@ -192,10 +192,11 @@ class PullServicer:
         self._next_id = key = self._next_id + 1
         self.pulls[key] = pull
         try:
-            if isinstance(hello.log, PullMerged) and (said := hello.log.acknowledged) is not None:
+            if isinstance(hello.log, PullMerged) and hello.log.range and (said := hello.log.acknowledged):
+                # Who reads ranges keeps no copy: the nodes must hold them.
+                check_cluster(hello.log, self._logs.cluster)
                 self._on_acknowledged(said.name, said.position)
-                if hello.log.range is not None:  # Who reads ranges keeps no copy: the nodes must hold them.
-                    await self._confirm_hold(said.name)
+                await self._confirm_hold(said.name)
             await self._send(context, pull, hold, hello.version)
         finally:
             del self.pulls[key]
@@ -207,6 +208,7 @@ class PullServicer:
         try:
             with self._hub.watching(source.sender.path) as watched:
                 self._record_overtaken(pull, source)
+                self._hold_for_copy(pull.wanted)
                 if source.end_offset is not None:
                     # It reports no progress: it is where it began, or at the end without bytes.
                     pull.progress = PullProgress(source.start.end if source.is_at_end else source.start.first)
@@ -219,6 +221,13 @@ class PullServicer:
                 )
         finally:
             source.sender.close()
+
+    def _hold_for_copy(self, wanted: PullMerged | PullSession) -> None:
+        """Take the position that a copy has acknowledged. The log was compared: in a copy of another cluster,
+        or of a line that a forced reset ended, it is of other messages, and a hold never moves back.
+        """
+        if isinstance(wanted, PullMerged) and wanted.range is None and (said := wanted.acknowledged):
+            self._on_acknowledged(said.name, said.position)
 
     def _start(self, start: PullStart, pull: Pull, version: int) -> PullStart:
         """The start with the version of the protocol and, for a client, the members."""

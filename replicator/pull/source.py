@@ -189,14 +189,8 @@ class SourceOpener:
             ) from error
 
     def _open_merged(self, path: str, wanted: PullMerged) -> PullSource:
-        cluster, disk = self._logs.cluster, self._disk
-        if wanted.cluster not in {b"", cluster}:
-            raise ClusterMismatch(
-                "the copy is of another cluster",
-                got=wanted.cluster.hex(),
-                expected=cluster.hex(),
-                hint="Pull into another directory.",
-            )
+        disk = self._disk
+        check_cluster(wanted, self._logs.cluster)
         if isinstance(wanted.position, StartTime):
             found = find_time(disk, path, wanted, wanted.position.timestamp_ns)
             source = self._open_merged(path, replace(wanted, position=found.position))
@@ -267,6 +261,17 @@ class SourceOpener:
     def _merged_start(self, path: str, place: LogOffset, first: int) -> PullStart:
         logs = self._logs
         return PullStart(logs.cluster, logs.epoch, logs.node, place, first, end=log_end(self._disk, path))
+
+
+def check_cluster(wanted: PullMerged, cluster: bytes) -> None:
+    """`rt.ClusterMismatch` if the copy, or the position, is of another cluster."""
+    if wanted.cluster not in {b"", cluster}:
+        raise ClusterMismatch(
+            "the copy is of another cluster",
+            got=wanted.cluster.hex(),
+            expected=cluster.hex(),
+            hint="Pull into another directory.",
+        )
 
 
 def _before(end: LogOffset, items: list[Item]) -> list[Item]:

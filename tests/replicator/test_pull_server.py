@@ -661,6 +661,37 @@ def test_a_subscriber_acknowledges_with_its_hello_and_later_in_its_own_name_alon
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "copy",
+    [
+        PullMerged(cluster=bytes(16), offset=LogOffset(0, 0, 64)),
+        PullMerged(cluster=CLUSTER, offset=LogOffset(0, 0, 64), end=7),
+        PullMerged(cluster=CLUSTER, offset=LogOffset(7, 0, 64)),
+        PullMerged(cluster=bytes(16), position=0, range=PullRange(9)),
+    ],
+    ids=["another cluster", "other messages", "a later line", "a range of another cluster"],
+)
+def test_what_was_acknowledged_of_another_log_moves_no_hold(
+    tmp_path: Path, pki: Path, copy: PullMerged
+) -> None:
+    async def main() -> None:
+        node = FakeNode(tmp_path / "node")
+        grown = Grown(REAL, str(tmp_path / "source"), node.merged)
+        grown.grow(10, 10)
+        async with node.serving(tls_of(pki, "n1")) as endpoint:
+            async with puller_of(endpoint, pki) as puller:
+                await puller.ask(replace(copy, name="sub", acknowledged=Acknowledged("sub", 1000)))
+                await puller.failure()
+            assert node.acknowledged == []
+            async with puller_of(endpoint, pki) as puller:
+                await puller.ask(PullMerged(name="sub", acknowledged=Acknowledged("sub", 0)))
+                await puller.hear()
+            assert node.acknowledged == [("sub", 0)]
+        grown.log.close()
+
+    asyncio.run(main())
+
+
 def test_many_streams_share_one_watch_and_all_hear_of_a_change(tmp_path: Path, pki: Path) -> None:
     async def main() -> None:
         node = FakeNode(tmp_path / "node")
@@ -696,8 +727,9 @@ def test_a_pull_that_is_cancelled_before_its_hold_is_confirmed_leaves_nothing() 
             await asyncio.Event().wait()
 
         reader = Identity("s", "subscriber", "u")
+        logs = SimpleNamespace(cluster=CLUSTER)
         servicer = server_module.PullServicer(
-            *(SimpleNamespace(), "s", ThreadPoolExecutor(1)), identify=lambda: reader, confirm_hold=confirm
+            *(logs, "s", ThreadPoolExecutor(1)), identify=lambda: reader, confirm_hold=confirm
         )
         log = PullMerged(name="u", acknowledged=Acknowledged("u", 5), position=5, range=PullRange(9))
         context = Context(encode_pull_request(PullHello("s", log)))
