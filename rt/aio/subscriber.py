@@ -200,6 +200,8 @@ class Subscriber:
         if self._is_closed:
             return
         self._is_closed = True
+        if not self._thread.is_own:
+            return  # Only the parent may close it.
         self._running.set()
         self._position = self.position  # What was read ahead is not delivered any more.
         self._messages = iter(())
@@ -240,6 +242,7 @@ class Subscriber:
         There is no await between the wait and the return, so a cancellation loses no message.
         """
         loop = asyncio.get_running_loop()
+        self._thread.require_own()
         try:
             subscriber = await self._opened()
         except Closed:
@@ -322,9 +325,24 @@ class _Thread:
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._pid = 0
+        """The process that has the thread; 0 if it was not started."""
+
+    @property
+    def is_own(self) -> bool:
+        """False in a forked child, which does not have the thread."""
+        return self._pid in {0, os.getpid()}
+
+    def require_own(self) -> None:
+        if not self.is_own:
+            raise Closed(
+                "the subscriber belongs to the parent process",
+                hint="Open one in the child, or start processes by spawn.",
+            )
 
     def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
         """Run `act` in the thread; returns a future of the running loop."""
+        self.require_own()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         future.add_done_callback(_looked_at)
@@ -340,6 +358,7 @@ class _Thread:
                 loop.call_soon_threadsafe(_settle, future, settle, result)
 
         if self._thread is None:
+            self._pid = os.getpid()
             self._thread = threading.Thread(target=self._run, name="rt-aio", daemon=True)
             self._thread.start()
         self._jobs.put(job)

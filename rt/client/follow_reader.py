@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
 
 from msgspec import Struct
@@ -237,18 +237,19 @@ def seconds_left(deadline: float) -> float | None:
 class DeliveryGate:
     """Whether a subscriber delivers: not while it is paused. Another thread may also end its wait.
 
-    `wake` is called after each change, to end the waits of the reader. Thread-safe. In a forked child,
-    `disowned` is why it delivers nothing, and each use raises a copy of it: a thread that the child does not
-    have may hold the locks of the gate and of the reader.
+    `wake` is called after each change, to end the waits of the reader. Thread-safe. In a forked child each
+    use raises `rt.Closed`: a thread that the child does not have may hold the locks of the gate and of the
+    reader, and an acknowledgement there would be of what the parent has not done.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.is_paused = False
         self.is_closed = False
-        self.disowned: RtError | None = None
+        self.is_disowned = False
         self._is_called_off = False
         self._changed = threading.Condition()
         self._wake = wake
+        _gates.add(self)
 
     def change(
         self,
@@ -271,12 +272,12 @@ class DeliveryGate:
         """Neither paused nor closed."""
         return not (self.is_paused or self.is_closed)
 
-    def disown(self, error: RtError) -> None:
-        self.disowned = error
-
     def raise_if_disowned(self) -> None:
-        if self.disowned is not None:
-            raise copy.copy(self.disowned)
+        if self.is_disowned:
+            raise Closed(
+                "the subscriber belongs to the parent process",
+                hint="Open one in the child, or start processes by spawn.",
+            )
 
     def raise_if_closed(self, where: str) -> None:
         self.raise_if_disowned()
@@ -310,3 +311,15 @@ class DeliveryGate:
 
     def _may_go_on(self) -> bool:
         return not self.is_paused or self.is_closed or self._is_called_off
+
+
+_gates: weakref.WeakSet[DeliveryGate] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for gate in list(_gates):
+        gate.is_disowned = True
+    _gates.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)

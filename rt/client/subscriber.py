@@ -261,7 +261,7 @@ class Subscriber:
 
         With endpoints it returns when the pull client has ended, unless other subscribers need it.
         """
-        if self._gate.disowned is not None:
+        if self._gate.is_disowned:
             return  # Only the parent may close it.
         self._gate.change(is_closed=True)
         if self._reader is not None:
@@ -315,8 +315,7 @@ class Subscriber:
             self._cursor.record_start(0 if start == "earliest" else start)
         self._watch = DirectoryWatch(self.directory)
         try:
-            gate = self._gate
-            pulling = PullSidecar(self.directory, settings, on_change=gate.change, on_disowned=gate.disown)
+            pulling = PullSidecar(self.directory, settings, on_change=self._gate.change)
         except BaseException:
             self.close()
             raise

@@ -99,7 +99,7 @@ class WaitHandle:
                     PushRequested(0, directory, stream, tuple(endpoints), *map(os.fspath, files)), self
                 )
             except BaseException:
-                os.close(self._fd)
+                self.release()  # The thread of the pool may read it already.
                 raise
         on_progress(self._record)
 
@@ -284,7 +284,8 @@ class WaitHandle:
     def release(self) -> None:
         with self._reading:
             fd, self._fd = self._fd, -1
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def _note(self, record: ProgressRecord | None) -> bool:
         """Record the progress, if it is of this incarnation. Returns whether it is."""

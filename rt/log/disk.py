@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -183,19 +184,37 @@ class _RealFile:
 
 class _RealLock(_RealFile):
     """`close` unlocks at once, even if a child process that another thread is starting still has a copy of
-    the descriptor. A forked child that closes its own copy does not unlock the parent's.
+    the descriptor. A forked child closes its copy, which does not unlock the parent's: a lock must not
+    outlive the process that has taken it.
     """
 
-    __slots__ = ("_pid",)
+    __slots__ = ("__weakref__",)
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        self._pid = os.getpid()
+        _locks.add(self)
 
     def close(self) -> None:
-        if self._fd >= 0 and os.getpid() == self._pid:
+        if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         super().close()
+
+    def disown(self) -> None:
+        """In a forked child."""
+        super().close()
+
+
+_locks: weakref.WeakSet[_RealLock] = weakref.WeakSet()
+
+
+def _disown_locks() -> None:
+    for lock in list(_locks):
+        with contextlib.suppress(OSError):  # Another thread of the parent was closing it.
+            lock.disown()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_disown_locks)
 
 
 class RealDisk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -68,6 +69,7 @@ class ClientInstruments:
         self._publishers = weakref.WeakSet[Any]()
         self._subscribers = weakref.WeakSet[Any]()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         meter = provider.get_meter("rt")
         for clients, instruments in (
             (self._publishers, OF_PUBLISHERS),
@@ -88,6 +90,8 @@ class ClientInstruments:
     def _observe(
         self, clients: weakref.WeakSet[Any], field: str, _: metrics.CallbackOptions
     ) -> Iterator[metrics.Observation]:
+        if os.getpid() != self._pid:
+            return  # A forked child, whose clients are the parent's. It may have copied a lock that is held.
         with self._lock:
             found = list(clients)
         for client in found:

@@ -26,7 +26,7 @@ from rt.child_process import (
     child_environment,
     poll_timeout_ms,
 )
-from rt.errors import Closed, DirectoryLocked, DiskFull, RtError
+from rt.errors import DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
@@ -58,18 +58,10 @@ class PullSidecar:
     """Starts and supervises the pull client of `directory` (created if missing); `stop` ends it.
 
     `on_change` is called in the supervising thread after a change of `failure`, `log_end`, `found`,
-    `is_shared`, `refused` or `corrupt`. In a forked child `on_disowned` gets the error of each further use.
-    Thread-safe.
+    `is_shared`, `refused` or `corrupt`. Thread-safe.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        settings: PullSettings,
-        *,
-        on_change: Callable[[], None],
-        on_disowned: Callable[[RtError], None],
-    ) -> None:
+    def __init__(self, directory: str, settings: PullSettings, *, on_change: Callable[[], None]) -> None:
         self.failure: RtError | None = None
         """The permanent error, after which the copy does not grow."""
         self.log_end: int | None = None
@@ -84,9 +76,9 @@ class PullSidecar:
         """The nodes hold back no data for this subscriber; set until the reader takes it."""
         self.corrupt: CorruptPositions | None = None
         """No node has valid bytes for the next positions; set until the reader takes it."""
-        self._directory = directory
+        self.directory = directory
         self._settings = settings
-        self._on_change, self._on_disowned = on_change, on_disowned
+        self._on_change = on_change
         self._stopping = threading.Event()
         self._process: ChildProcess | None = None
         self._lock_fd = -1
@@ -99,8 +91,8 @@ class PullSidecar:
         self._thread = threading.Thread(
             target=self._run, name=f"rt-pulling-{os.path.basename(directory)}", daemon=True
         )
-        self._thread.start()
         _pullings.add(self)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the client and wait for it. Calling it twice is allowed."""
@@ -115,12 +107,6 @@ class PullSidecar:
         """In a forked child: the client belongs to the parent, and must see the end of the parent only."""
         self._closing = threading.Lock()
         self._stopping.set()
-        self.failure = Closed(
-            "the subscriber belongs to the parent process",
-            where=self._directory,
-            hint="Open one in the child, or start processes by spawn.",
-        )
-        self._on_disowned(self.failure)
         process, self._process = self._process, None
         if process is not None:
             process.disown()
@@ -135,7 +121,7 @@ class PullSidecar:
                 self._pause(pause)
                 pause = self._try_once()
             except Exception as error:
-                logger.exception("pull_failed path=%s", self._directory)
+                logger.exception("pull_failed path=%s", self.directory)
                 self._end_process()
                 pause = RESTART_SECONDS_MAX
                 if isinstance(error, RtError):
@@ -151,7 +137,7 @@ class PullSidecar:
             return _LOCK_SECONDS
         self._restarts.record_start(time.monotonic())
         process = self._process = ChildProcess(
-            self._settings.command(self._directory),
+            self._settings.command(self.directory),
             is_logged=True,
             is_session=True,
             env=child_environment("pull"),
@@ -161,7 +147,7 @@ class PullSidecar:
         status = self._end_process()
         if self._stopping.is_set():
             return 0.0
-        logger.warning("pull_client_ended path=%s exit_status=%s", self._directory, status)
+        logger.warning("pull_client_ended path=%s exit_status=%s", self.directory, status)
         if self._fail(lasting(status, failed, process.last_line)):
             return 0.0
         self._share(is_shared=isinstance(failed, DirectoryLocked))
@@ -169,7 +155,7 @@ class PullSidecar:
 
     def _lock(self) -> bool:
         """Take the lock. The client inherits it, so the next client starts only when this one has ended."""
-        path = os.path.join(self._directory, LOCK_FILE)
+        path = os.path.join(self.directory, LOCK_FILE)
         with storage_errors(path, "locking a copy"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -236,10 +222,10 @@ class PullSidecar:
 
     def _release(self) -> None:
         with self._closing:
-            for fd in (self._lock_fd, self._wake_fd):
+            fds, self._lock_fd, self._wake_fd = (self._lock_fd, self._wake_fd), -1, -1
+            for fd in fds:
                 if fd >= 0:
                     os.close(fd)
-            self._lock_fd = self._wake_fd = -1
 
 
 def lasting(exit_status: int, failed: RtError | None, last_line: str = "") -> RtError | None:
@@ -256,7 +242,10 @@ def lasting(exit_status: int, failed: RtError | None, last_line: str = "") -> Rt
 
 def _disown_all() -> None:
     for pulling in list(_pullings):
-        pulling.disown()
+        try:
+            pulling.disown()
+        except BaseException as error:  # noqa: BLE001 - the others must be released too
+            logger.error("ownership_release_failed path=%s reason=%r", pulling.directory, error)
     _pullings.clear()
 
 

@@ -310,3 +310,69 @@ def test_it_pulls_from_a_node(tmp_path: Path) -> None:
                     await anext(subscriber)
 
         run(main)
+
+
+FORKED = """
+import asyncio, os, sys
+import rt
+import rt.aio
+
+
+def is_refusal(error):
+    return isinstance(error, rt.Closed) and "parent process" in str(error)
+
+
+async def refused(use):
+    try:
+        await asyncio.wait_for(use(), 30)
+    except rt.RtError as error:
+        return is_refusal(error)
+    except TimeoutError:
+        pass
+    return False
+
+
+async def child(subscriber):
+    uses = [
+        lambda: subscriber.poll(timeout=1),
+        subscriber.next_batch,
+        subscriber.__anext__,
+        lambda: subscriber.ack(1),
+        lambda: subscriber.trim(1),
+        lambda: subscriber.seek(0),
+    ]
+    found = [await refused(use) for use in uses]
+    await subscriber.close()
+    return all(found)
+
+
+async def main():
+    plain = rt.Subscriber(sys.argv[1], "s")
+    assert len(plain.poll(10, 60)) == 10
+    async with rt.aio.Subscriber(sys.argv[1], "s", name="a") as subscriber:
+        assert len(await subscriber.poll(10, 60)) == 10
+        reading = asyncio.ensure_future(subscriber.next_batch())  # The thread waits, with its locks.
+        while subscriber._reading is None:
+            await asyncio.sleep(0)
+        if os.fork() == 0:
+            asyncio._set_running_loop(None)
+            is_right = asyncio.run(child(subscriber))
+            try:
+                plain.poll(timeout=60)
+                is_right = False
+            except rt.Closed as error:
+                is_right = is_right and is_refusal(error)
+            plain.close()
+            os._exit(7 if is_right else 1)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+        await subscriber.ack(5)
+        reading.cancel()
+    plain.close()
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_forked_child_is_refused_each_use_and_waits_for_nothing(publisher: rt.Publisher) -> None:
+    subprocess.run([sys.executable, "-c", FORKED, publisher.directory], check=True, timeout=WAIT_SECONDS)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +17,7 @@ from publishing import on_files, on_memory, pull_the_plug, read
 import rt
 from rt.client.fork_safety import open_publishers
 from rt.log.disk import REAL
+from rt.objects import SqliteStore
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +48,31 @@ def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         for descriptor in (ready, say_ready, wait_for_end):
             os.close(descriptor)
+
+
+def test_no_lock_outlives_the_process_that_took_it_in_a_forked_child(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+from rt.objects import SqliteStore
+store = SqliteStore(sys.argv[1])
+if os.fork() == 0:
+    store.close()  # Closes nothing: the store is the parent's.
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+os.wait()
+"""
+    path = str(tmp_path / "store.db")
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as opener:
+        assert opener.stdout is not None
+        child = int(opener.stdout.readline())
+        try:
+            with pytest.raises(rt.DirectoryLocked):
+                SqliteStore(path)
+            opener.kill()
+            opener.wait()
+            SqliteStore(path).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
