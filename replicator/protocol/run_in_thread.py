@@ -1,4 +1,4 @@
-"""Runs a function in a thread from an event loop, to its end, even if the waiting task is cancelled."""
+"""Runs something to its end, such as a function in a thread, even if the waiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ async def run_to_end(pool: Executor, act: Callable[[], _Result]) -> _Result:
 
     If cancelled, it waits for `act` first: what `act` uses is never closed or used meanwhile.
     """
-    running = asyncio.get_running_loop().run_in_executor(pool, act)
+    return await to_end(asyncio.get_running_loop().run_in_executor(pool, act))
+
+
+async def to_end(running: asyncio.Future[_Result]) -> _Result:
+    """Return the result of `running`, or raise its error. If cancelled, wait for its end first."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -88,18 +88,22 @@ class MergedReceiver(Receiver[MergedScanner]):
             resume=True,
             scanner_for=lambda header: MergedScanner(header, chain=chain),
         )
-        walk = None if writer.is_sealed else writer.recovered.resumed
-        receiver = cls(writer, disk, frame_bytes_max=frame_bytes_max)
-        receiver._is_trimming = follows_trims
-        receiver._chain = chain
-        if walk is not None:
-            assert isinstance(walk.scanner, MergedScanner)
-            receiver._scanner = receiver._rewind(walk.scanner)
-            receiver._scanner.next = writer.end  # Filtered: it may be complete beyond its last block.
-            receiver._finish_skip(walk.header)
-        if (place := receiver.next_offset) is not None:
-            receiver._became_durable(place, receiver.end)
-        return receiver
+        try:
+            walk = None if writer.is_sealed else writer.recovered.resumed
+            receiver = cls(writer, disk, frame_bytes_max=frame_bytes_max)
+            receiver._is_trimming = follows_trims
+            receiver._chain = chain
+            if walk is not None:
+                assert isinstance(walk.scanner, MergedScanner)
+                receiver._scanner = receiver._rewind(walk.scanner)
+                receiver._scanner.next = writer.end  # Filtered: it may be complete beyond its last block.
+                receiver._finish_skip(walk.header)
+            if (place := receiver.next_offset) is not None:
+                receiver._became_durable(place, receiver.end)
+            return receiver
+        except BaseException:
+            writer.close()  # It holds the lock.
+            raise
 
     @property
     def chain(self) -> int:

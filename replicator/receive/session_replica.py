@@ -205,6 +205,16 @@ class SessionReplicaWriter:
         self._check()
         return self._progress
 
+    async def wait_durable(self, place: LogOffset) -> None:
+        """Return when everything before `place` is durable. Raises the refusal, once there is one.
+
+        What ends the present stream does not end this wait.
+        """
+        while self._refusal is None and self._progress.durable < place:
+            await self._changed.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
     async def append(self, item: Chunk | SegmentSealed) -> None:
         """Store it; the receiver's errors. `next_progress` reports later what is durable."""
         receiver = self.receiver

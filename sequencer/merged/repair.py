@@ -60,7 +60,12 @@ class RepairService:
         beside = os.path.dirname(self._merged)
         self._kept = os.path.join(beside, "damaged")
         self.repairer = Repairer(
-            os.path.join(beside, "mending"), pool, self._fetch, on_failed=on_failed, give_up=self._give_up
+            os.path.join(beside, "mending"),
+            pool,
+            self._fetch,
+            on_failed=on_failed,
+            give_up=self._give_up,
+            on_repaired=self._on_repaired,
         )
         self.scrubber = Scrubber(self._targets, self.repairer.on_corrupt, pool)
         self.disk = VerifiedDisk(self.repairer.corrupt_files)
@@ -142,6 +147,11 @@ class RepairService:
         opened, peers = Run(known.run, known.run_id), (self._config.stream, self._peers.all(), self._tls)
         line = line_of(self._follower.epoch)
         await fetch_replica(self._replicas, aside, session, opened, segment, end, *peers, line)
+
+    async def _on_repaired(self, directory: str, segment: SegmentId) -> None:
+        """Report what a replica was opened without, because the segment did not verify then."""
+        if os.path.dirname(directory) == self._sessions:
+            await self._replicas.read_again(int(os.path.basename(directory)), segment)
 
     def _give_up(self, directory: str, tries: int) -> bool:
         """Move a session replica aside that no peer can repair: publisher and peers send what is not merged.

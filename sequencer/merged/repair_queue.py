@@ -153,6 +153,7 @@ class Repairer:
 
     `aside` is a directory for this repairer alone. `on_failed` gets the error that must end the process.
     `give_up(directory, tries)` returns True if the directory was moved aside, so that no repair is needed.
+    `on_repaired(directory, segment)` is awaited after a repair.
     """
 
     def __init__(
@@ -163,13 +164,14 @@ class Repairer:
         *,
         on_failed: Callable[[RtError], None],
         give_up: Callable[[str, int], bool] = lambda *_: False,
+        on_repaired: Callable[[str, SegmentId], Awaitable[None]] | None = None,
         again_s: float = AGAIN_S_MIN,
         disk: Disk = REAL,
     ) -> None:
         self._again_s = again_s
         self.corrupt_files = CorruptFiles()
         self._aside, self._pool, self._fetch, self._disk = aside, pool, fetch, disk
-        self._on_failed, self._give_up = on_failed, give_up
+        self._on_failed, self._give_up, self._on_repaired = on_failed, give_up, on_repaired
         self._pending: dict[str, _CorruptFile] = {}
         self._changed = asyncio.Event()
         self.found = self.repaired = 0
@@ -257,6 +259,8 @@ class Repairer:
                 raise Corrupt("the good bytes of the peers end too early", path=path, offset=valid)
             self.repaired += 1
             logger.warning("segment_repaired path=%s changed_bytes=%d", path, changed)
+            if self._on_repaired is not None:
+                await self._on_repaired(directory, segment)
         return True
 
     def _find_corruption(self, directory: str, segment: SegmentId) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import Final
 
 from replicator.protocol.handshake import PushHello, PushProgress, PushStart, PushStatus, SilenceLimit
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed, WholeRun
+from replicator.protocol.run_in_thread import to_end
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError
 from rt.net.grpc_errors import Unreachable
@@ -387,7 +388,8 @@ class IngestStream:
             self._replica.has_stream = False
             with self._replica.in_use(), contextlib.suppress(RtError):
                 # The stream has already reported errors of the replica.
-                await self._replica.store.restart()
+                # To its end: else the unfinished bytes of a publisher that does not return stay in memory.
+                await to_end(asyncio.ensure_future(self._replica.store.restart()))
 
 
 async def _changed_or_due(changed: asyncio.Event) -> None:

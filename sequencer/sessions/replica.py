@@ -86,6 +86,15 @@ class SessionReplica:
         for segment_id, marks in recovered.items():
             self.add(segment_id, marks)
 
+    def read_again(self, segment: SegmentId) -> list[ChecksummedBoundary]:
+        """Read the boundaries of a sealed segment. Adds and returns those after the last known one."""
+        known = self._marks.get(segment)
+        table = self.receiver.writer.table
+        if known is None or not any(one.id == segment and not one.is_trimmed for one in table.segments):
+            return []  # It is merged, or all of it was known when it was written.
+        marks = read_marks(self._disk, self.receiver.path, segment)
+        return self.add(segment, [one for one in marks if one.offset > known.end])
+
     def add(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> list[ChecksummedBoundary]:
         """Add durable boundaries. Returns them, after the segment's start if that was not known."""
         known = self._marks.get(segment)

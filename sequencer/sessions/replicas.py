@@ -259,9 +259,8 @@ class SessionReplicas:
             await replica.store.call_alone(lambda: None)
             end = replica.end_of(run)
             place = LogOffset(run, end.roll, end.offset)
-            progress = replica.store.progress
-            while progress.durable < place and end.number:
-                progress = await replica.store.next_progress(progress)
+            if end.number:
+                await replica.store.wait_durable(place)
             replica.finals[run] = end
             self._on_report(replica.report(SegmentId(run, end.roll), []))
 
@@ -274,6 +273,16 @@ class SessionReplicas:
                 await replica.store.call_alone(replica.receiver.trim, place.segment, TrimReason.MERGED)
             if replica.receiver.uncacheable_bytes(place):
                 await asyncio.get_running_loop().run_in_executor(self._pool, replica.receiver.uncache, place)
+
+    async def read_again(self, session_id: int, segment: SegmentId) -> None:
+        """Report what was not known of a repaired segment. A closed replica reads it when it opens."""
+        replica = self._replicas.get(session_id)
+        if replica is None:
+            return
+        loop = asyncio.get_running_loop()
+        if new := await loop.run_in_executor(self._pool, replica.read_again, segment):
+            self._on_report(replica.report(segment, new))
+            self._on_durable()
 
     def _on_marks(self, session_id: int, marked: list[SegmentBoundaries]) -> None:
         replica = self._replicas.get(session_id)

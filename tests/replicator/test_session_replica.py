@@ -11,9 +11,12 @@ from disks import MemoryDisk
 from receiving import SESSION, items_of, publish, session_copy
 
 from replicator.protocol.messages import Chunk, LogOffset, Run, SegmentSealed
+from replicator.protocol.run_in_thread import to_end
 from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_replica import SessionReplicaWriter
+from rt.errors import Closed
+from rt.net.grpc_errors import Overloaded
 
 
 def test_what_another_thread_seals_while_a_sync_is_reported_is_not_answered_before_its_batches_are_reported(
@@ -66,3 +69,55 @@ def test_what_another_thread_seals_while_a_sync_is_reported_is_not_answered_befo
     asyncio.run(main())
     assert all(durable <= told for durable, told in answered), answered
     assert answered[-1][0] == sealed.end_offset
+
+
+def test_what_ends_a_stream_does_not_end_the_wait_for_a_sync() -> None:
+    disk = MemoryDisk()
+    publish(disk, *[100] * 10)
+    run, whole = items_of(disk, SESSION)[:2]
+    assert isinstance(run, Run)
+    assert isinstance(whole, Chunk)
+    receiver = session_copy(disk)
+
+    async def main() -> None:
+        sync, pool = GroupCommit(), ThreadPoolExecutor(1)
+        replica = SessionReplicaWriter(receiver, sync, pool, on_marks=lambda _: None, on_failed=pytest.fail)
+        await replica.start_run(run)
+        await replica.append(whole)
+        end = receiver.next_offset
+        assert end is not None
+        replica._interrupt(Overloaded("memory is short"))
+        with pytest.raises(Overloaded):
+            await replica.next_progress(replica.progress)
+        await asyncio.wait_for(replica.wait_durable(end), 60)
+        waiting = asyncio.ensure_future(replica.wait_durable(end._replace(offset=end.offset + 1)))
+        await asyncio.sleep(0)
+        await replica.close()
+        with pytest.raises(Closed):
+            await waiting
+        await sync.close()
+        pool.shutdown()
+
+    asyncio.run(main())
+
+
+def test_what_runs_to_its_end_does_so_although_its_caller_is_cancelled() -> None:
+    async def main() -> None:
+        lock, done = asyncio.Lock(), []
+
+        async def act() -> None:
+            async with lock:
+                done.append(1)
+
+        await lock.acquire()
+        calling = asyncio.ensure_future(to_end(asyncio.ensure_future(act())))
+        await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.sleep(0)
+        assert not calling.done()
+        lock.release()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        assert done == [1]
+
+    asyncio.run(main())

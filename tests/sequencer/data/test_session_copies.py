@@ -52,6 +52,33 @@ def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(conf
     asyncio.run(play())
 
 
+def test_after_the_repair_of_a_sealed_segment_the_rest_of_it_is_reported_and_merged(config, tmp_path):
+    lagging = Lagging(config, tmp_path / "publisher")
+    assert len(lagging.segments) > 1
+    path = lagging.copy_path / "log.0.0"
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))[-1].offset - 9] ^= 1
+    path.write_bytes(bad)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await played.until(lambda: data.replicas.get(1) and data.merger.missing is not None)
+            replica = data.replicas.get(1)
+            await data.replicas.read_again(1, SegmentId(0, 0))
+            assert replica.read_again(SegmentId(0, 0)) == [], "it was not repaired"
+            await data.replicas.read_again(99, SegmentId(0, 0))
+            path.write_bytes(good)
+            await data.replicas.read_again(1, SegmentId(0, 0))
+            await played.until(lambda: data.merger.position == lagging.count)
+            newest = SegmentId(0, lagging.end.roll)
+            assert replica.read_again(newest) == [], "it is not sealed"
+
+    asyncio.run(play())
+
+
 def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     assert len(lagging.plans) >= 3

@@ -116,9 +116,15 @@ def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
     async def main() -> None:
         logs = Logs(tmp_path)
         error = logs.damaged(segment, at)
-        async with logs.repairer(tmp_path, pki) as repairer:
+        repaired: list[tuple[str, SegmentId]] = []
+
+        async def on_repaired(*found: Any) -> None:
+            repaired.append(found)  # type: ignore[arg-type]
+
+        async with logs.repairer(tmp_path, pki, on_repaired=on_repaired) as repairer:
             assert repairer.on_corrupt(error)
             await until(is_sound(repairer))
+            assert repaired == [(str(logs.path), segment)]
             assert (repairer.found, repairer.repaired) == (1, 1)
             assert repairer.last[0] == f"{error.path} at offset {error.offset}"
         assert files_of(REAL, str(logs.path)) == logs.good
