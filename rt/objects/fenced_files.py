@@ -39,7 +39,11 @@ def open_fenced(directory: str | os.PathLike[str], name: str, fence: int) -> Sql
     if not os.path.exists(files.path):
         files.take_over()
     store = SqliteStore(files.path, fence=files)
-    files.remove_earlier()
+    try:
+        files.remove_earlier()
+    except BaseException:
+        store.close()  # The next try needs its lock.
+        raise
     return store
 
 

@@ -10,6 +10,7 @@ Used by the consensus thread only. Invariants:
 
 from __future__ import annotations
 
+import secrets
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -73,7 +74,8 @@ class DurableEnds:
         self._news: dict[SegmentKey, None] = {}
         self._connected: list[int] = []
         """Sessions whose publishers are connected; empty after it was reported."""
-        self._sequence = 0
+        # Random: a control process that starts again must not continue the reports of the one before.
+        self._sequence = secrets.randbits(62)
         self._is_full = True
         self._joins = 0
 

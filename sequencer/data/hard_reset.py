@@ -73,7 +73,11 @@ class HardResetter:
         cleared = state.cleared
         assert cleared is not None
         if self.done.epoch < cleared.epoch:
-            self._record(HardResetRecord(cleared.epoch, False, tuple(self._unmerged(state, cleared))))
+            found = {(one.session_id, one.run): one for one in self._unmerged(state, cleared)}
+            # What an earlier reset that did not end here has deleted, too.
+            before = () if self.done.is_done else self.done.dropped
+            both = {(one.session_id, one.run): one for one in before} | found
+            self._record(HardResetRecord(cleared.epoch, False, tuple(both.values())))
         for dropped in self.done.dropped:
             logger.warning(
                 "reset_dropped session=%s id=%d run=%d first=%d end=%d",

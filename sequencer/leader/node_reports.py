@@ -13,6 +13,8 @@ from archiver.policy import DiskUse
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.leader.retention_planner import NodeUsage
 
+ASK_AGAIN_NS: Final = 10**9
+"""When to request a full report again: the request may be lost."""
 FRESH_NS: Final = 3 * 10**9
 """How long a clock in a report counts."""
 
@@ -25,6 +27,7 @@ class NodeReport:
         """The tracker has everything that was durable there when this number of disks had joined."""
         self.is_asked = False
         """Some of its reports are missing, until it sends a full one."""
+        self.asked_ns = 0
         self.merged = pb.MergedReport()
         self.clock_ns = 0
         self.disk = DiskUse(0, 0)
@@ -51,11 +54,14 @@ class NodeReports:
         node.sequence = report.sequence
         node.clock_ns, node.heard_ns = report.clock_ns, self._now_ns()
         node.disk = DiskUse(report.disk_bytes, report.disk_free_bytes)
+        if node.is_asked and node.heard_ns - node.asked_ns >= ASK_AGAIN_NS:
+            self.request_full(name)
         return node
 
     def request_full(self, name: str) -> None:
         """Request a full report: something in this one cannot be used."""
-        self._nodes[name].is_asked = True
+        node = self._nodes[name]
+        node.is_asked, node.asked_ns = True, self._now_ns()
         self._ask_again(name)
 
     def forget_disk(self, name: str) -> None:

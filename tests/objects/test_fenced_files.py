@@ -14,7 +14,7 @@ import pytest
 
 import rt
 from rt.objects import CheckpointKind, CommitUnknown, SqliteStore, fenced_files
-from rt.objects.fenced_files import open_fenced
+from rt.objects.fenced_files import FencedFiles, open_fenced
 
 DIFFERENTIAL = CheckpointKind.DIFFERENTIAL
 
@@ -49,6 +49,16 @@ def test_the_next_owner_has_the_rows_and_the_id_and_the_one_before_is_refused(tm
         open_fenced(tmp_path, "q", 8)
     with pytest.raises(rt.Fenced, match="balancer without leases"):
         open_fenced(tmp_path, "q", 0)
+
+
+def test_an_opening_that_fails_at_its_end_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(FencedFiles, "remove_earlier", lambda _: os.listdir(tmp_path / "missing"))
+        with pytest.raises(FileNotFoundError):
+            open_fenced(tmp_path, "q", 7)
+    open_fenced(tmp_path, "q", 7).close()
 
 
 def test_a_commit_under_way_is_refused_when_the_next_owner_has_come(tmp_path: Path) -> None:
@@ -126,7 +136,7 @@ def test_an_owner_that_died_while_it_took_over_left_what_the_next_one_needs(
 CHILD = """
 import sys
 from rt.objects import CheckpointKind
-from rt.objects.fenced_files import open_fenced
+from rt.objects.fenced_files import FencedFiles, open_fenced
 
 store = open_fenced(sys.argv[1], "q", 1)
 writer = store.begin(CheckpointKind.DIFFERENTIAL)

@@ -58,6 +58,27 @@ def test_a_report_that_does_not_follow_is_asked_for_again(bench):
     assert bench.outcomes == []
 
 
+def test_a_full_report_that_does_not_come_is_asked_for_each_second(bench):
+    do_open(bench.state)
+    bench.report("b")
+    bad = pb.Report(boot=b"b", sequence=1)
+    bad.segments.add(session_id=1, boundaries=b"short")
+    bench.leader.on_report("b", bad)
+    bench.sequences["b"] += 1
+    bench.report("b")
+    assert bench.asked == ["b"]
+    for count in (2, 3):
+        bench.now_ns += SECOND_NS
+        bench.report("b")
+        bench.report("b")
+        assert bench.asked == ["b"] * count
+    del bench.sequences["b"]
+    bench.report("b")  # A full one.
+    bench.now_ns += SECOND_NS
+    bench.report("b")
+    assert len(bench.asked) == 3
+
+
 def test_a_report_that_cannot_be_read_is_asked_for_again_and_harms_nothing(bench):
     do_open(bench.state)
     bench.report("a", marks_of(writing(3)))
