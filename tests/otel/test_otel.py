@@ -321,6 +321,31 @@ def test_what_clients_count_becomes_metrics(tmp_path: Path) -> None:
     provider.shutdown()
 
 
+FORKED = """
+import os, sys
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+import rt, rt.otel
+
+reader = InMemoryMetricReader()
+provider = MeterProvider([reader], shutdown_on_exit=False)
+with rt.Publisher(sys.argv[1], "s", publisher_id="one") as publisher:
+    rt.otel.observe(publisher, meter_provider=provider)
+    publisher.publish(b"x")
+    if os.fork() == 0:
+        data = reader.get_metrics_data()
+        resources = data.resource_metrics if data else []
+        metrics = [one for each in resources for scope in each.scope_metrics for one in scope.metrics]
+        os._exit(7 if not any(one.data.data_points for one in metrics) else 1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    assert reader.get_metrics_data() is not None
+"""
+
+
+def test_a_forked_child_does_not_report_what_its_parent_counts(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKED, tmp_path], check=True, timeout=120)
+
+
 def test_rt_does_not_import_opentelemetry_and_without_it_the_extra_is_named() -> None:
     code = (
         "import sys, rt, rt.aio; rt.Publisher, rt.Subscriber; "

@@ -208,3 +208,12 @@ def test_what_becomes_durable_while_a_process_begins_to_tell_all_hides_nothing_o
     while holdings.has_news:
         assert leader.hear(holdings.report(0))
     assert all(leader.tracker.boundary_at(KEYS[0], mark.offset) for mark in marks)
+
+
+def test_reports_of_a_process_that_starts_again_do_not_continue_those_before() -> None:
+    """The first report of the second process, a full one, is lost. The data process is the same."""
+    leader = DumbLeader()
+    assert leader.hear(DurableEnds(b"boot").report(1))
+    again = DurableEnds(b"boot")
+    assert again.report(2).is_full
+    assert not leader.hear(again.report(3))

@@ -154,6 +154,28 @@ def test_a_crash_on_the_way_leaves_nothing_undone_and_forgets_nothing(
     assert kept.is_trimmed()
 
 
+def test_what_a_reset_that_did_not_end_has_deleted_is_in_the_record_of_the_next_one(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset(kept.state)
+    delete = shutil.rmtree
+
+    def crash_after_the_first(path: str) -> None:
+        if path.endswith("2"):
+            raise KeyboardInterrupt
+        delete(path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", crash_after_the_first)
+        kept.hard_resetter().clear(kept.state)
+    assert kept.replicas == ["2", "3"]
+    reset(kept.state, 3)
+    found = kept.hard_resetter()
+    found.clear(kept.state)
+    assert kept.replicas == []
+    assert [(one.session_id, one.end) for one in found.done.dropped] == [(1, 30), (2, 30), (3, 30)]
+
+
 def test_a_node_that_was_away_for_two_resets_does_both_at_once(kept: Kept) -> None:
     reset(kept.state)
     do_open(kept.state, "feed1", run=1)
