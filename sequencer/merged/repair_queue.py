@@ -153,7 +153,7 @@ class Repairer:
 
     `aside` is a directory for this repairer alone. `on_failed` gets the error that must end the process.
     `give_up(directory, tries)` returns True if the directory was moved aside, so that no repair is needed.
-    `on_repaired(directory, segment)` is awaited after a repair.
+    `on_repaired(directory, segment)` is awaited when a segment is found sound, until it raises nothing.
     """
 
     def __init__(
@@ -259,8 +259,8 @@ class Repairer:
                 raise Corrupt("the good bytes of the peers end too early", path=path, offset=valid)
             self.repaired += 1
             logger.warning("segment_repaired path=%s changed_bytes=%d", path, changed)
-            if self._on_repaired is not None:
-                await self._on_repaired(directory, segment)
+        if self._on_repaired is not None:
+            await self._on_repaired(directory, segment)
         return True
 
     def _find_corruption(self, directory: str, segment: SegmentId) -> tuple[int, int]:

@@ -93,7 +93,8 @@ class SessionReplica:
         if known is None or not any(one.id == segment and not one.is_trimmed for one in table.segments):
             return []  # It is merged, or all of it was known when it was written.
         marks = read_marks(self._disk, self.receiver.path, segment)
-        return self.add(segment, [one for one in marks if one.offset > known.end])
+        new = [one for one in marks if one.offset > known.end]
+        return self.add(segment, new) if new and segment in self._marks else []  # Or it is merged by now.
 
     def add(self, segment: SegmentId, marks: list[ChecksummedBoundary]) -> list[ChecksummedBoundary]:
         """Add durable boundaries. Returns them, after the segment's start if that was not known."""

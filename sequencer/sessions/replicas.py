@@ -276,11 +276,13 @@ class SessionReplicas:
 
     async def read_again(self, session_id: int, segment: SegmentId) -> None:
         """Report what was not known of a repaired segment. A closed replica reads it when it opens."""
-        replica = self._replicas.get(session_id)
-        if replica is None:
+        if (opening := self._openings.get(session_id)) is not None:
+            await asyncio.wait([opening])  # It may have read the segment before the repair.
+        if (replica := self._replicas.get(session_id)) is None:
             return
-        loop = asyncio.get_running_loop()
-        if new := await loop.run_in_executor(self._pool, replica.read_again, segment):
+        with replica.in_use():
+            new = await asyncio.get_running_loop().run_in_executor(self._pool, replica.read_again, segment)
+        if new:
             self._on_report(replica.report(segment, new))
             self._on_durable()
 

@@ -79,6 +79,39 @@ def test_after_the_repair_of_a_sealed_segment_the_rest_of_it_is_reported_and_mer
     asyncio.run(play())
 
 
+def test_a_repair_while_a_replica_is_opened_is_not_overlooked(config, tmp_path, monkeypatch):
+    """The opening has read the damaged segment when the repair ends."""
+    lagging = Lagging(config, tmp_path / "publisher")
+    path = lagging.copy_path / "log.0.0"
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[read_marks(REAL, str(lagging.copy_path), SegmentId(0, 0))[-1].offset - 9] ^= 1
+    path.write_bytes(bad)
+    has_read, is_repaired = threading.Event(), threading.Event()
+
+    def read_slowly(*arguments):
+        marks = read_marks(*arguments)
+        has_read.set()
+        assert is_repaired.wait(60)
+        return marks
+
+    monkeypatch.setattr(replica_module, "read_marks", read_slowly)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            played.say(lagging.snapshot())
+            await asyncio.to_thread(has_read.wait, 60)
+            path.write_bytes(good)
+            reading = asyncio.ensure_future(data.replicas.read_again(1, SegmentId(0, 0)))
+            await asyncio.sleep(0)
+            is_repaired.set()
+            await reading
+            await played.until(lambda: data.merger.position == lagging.count)
+
+    asyncio.run(play())
+
+
 def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(config, tmp_path):
     lagging = Lagging(config, tmp_path / "publisher")
     assert len(lagging.plans) >= 3

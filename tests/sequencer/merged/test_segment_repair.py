@@ -17,7 +17,7 @@ from replicator.protocol.messages import Run
 from replicator.pull.server import PullServicer
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.group_commit import GroupCommit
-from rt.errors import Corrupt, LogNotFound, RtError
+from rt.errors import Corrupt, LogNotFound, RtError, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
 from rt.log.scan.catalog import segment_path
@@ -118,13 +118,15 @@ def test_a_flipped_bit_is_mended_to_the_bytes_of_the_others(
         error = logs.damaged(segment, at)
         repaired: list[tuple[str, SegmentId]] = []
 
-        async def on_repaired(*found: Any) -> None:
-            repaired.append(found)  # type: ignore[arg-type]
+        async def on_repaired(directory: str, segment: SegmentId) -> None:
+            repaired.append((directory, segment))
+            if len(repaired) == 1:
+                raise TooManyFiles("no more open files")
 
         async with logs.repairer(tmp_path, pki, on_repaired=on_repaired) as repairer:
             assert repairer.on_corrupt(error)
             await until(is_sound(repairer))
-            assert repaired == [(str(logs.path), segment)]
+            assert repaired == [(str(logs.path), segment)] * 2, "what raised is tried again"
             assert (repairer.found, repairer.repaired) == (1, 1)
             assert repairer.last[0] == f"{error.path} at offset {error.offset}"
         assert files_of(REAL, str(logs.path)) == logs.good
