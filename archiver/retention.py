@@ -41,7 +41,7 @@ class TrimPlan(Struct, frozen=True):
     segments: int
     size_bytes: int
     overridden: tuple[str, ...] = ()
-    """Names of the holds that need data of this plan. Their data is too large, or the disks are too full."""
+    """Names of the holds that need this data: they hold too much, or the disks are too full."""
 
 
 class ExpiryPlan(NamedTuple):

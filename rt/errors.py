@@ -142,6 +142,12 @@ class Closed(RtError):
     grpc_status = "FAILED_PRECONDITION"
 
 
+def closed_in_child(what: str, where: str | None = None) -> Closed:
+    """The error of an object of the parent that a forked child uses."""
+    hint = "Open one in the child, or start processes by spawn."
+    return Closed(f"{what} belongs to the parent process", where=where, hint=hint)
+
+
 class Fenced(RtError):
     """A newer run or incarnation of this session took over, or a newer owner of this store.
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 import rt.client.subscriber
 from rt.client.follow_reader import DeliveryCounter, SubscriberStats
 from rt.endpoints import check_endpoints
-from rt.errors import Closed, InvalidOption
+from rt.errors import Closed, InvalidOption, closed_in_child
 from rt.log.read.reader import EventHandler, Place
 from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.start_position import CheckedPlace, check_place
@@ -335,10 +335,7 @@ class _Thread:
 
     def require_own(self) -> None:
         if not self.is_own:
-            raise Closed(
-                "the subscriber belongs to the parent process",
-                hint="Open one in the child, or start processes by spawn.",
-            )
+            raise closed_in_child("the subscriber")
 
     def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
         """Run `act` in the thread; returns a future of the running loop."""

@@ -18,7 +18,7 @@ from typing import Final
 
 from rt.client.session_log import SessionLog
 from rt.client.settings import PublisherSettings
-from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed
+from rt.errors import Closed, DiskFull, InvalidOption, RtError, StorageFailed, closed_in_child
 from rt.log.format.batch import BatchDraft
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.headers import Headers
@@ -204,11 +204,7 @@ class BatchWriter:
     def disown(self, lock: threading.Lock) -> None:
         """In a forked child: accept nothing. Another thread of the parent may hold its lock."""
         self._lock = lock
-        self.pending_error = Closed(
-            "the publisher belongs to the parent process",
-            where=self._log.writer.path,
-            hint="Open one in the child, or start processes by spawn.",
-        )
+        self.pending_error = closed_in_child("the publisher", where=self._log.writer.path)
 
     def _drop_written(self) -> None:
         """Drop from memory what the writer has: a call may have been interrupted just after its write."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from rt.errors import Closed, Corrupt, LogNotFound, RtError
+from rt.errors import Closed, Corrupt, LogNotFound, RtError, closed_in_child
 from rt.events import BadMessage, CorruptPositions, Event, SkipForward
 from rt.log.disk import REAL, Disk
 from rt.log.read.reader import EventHandler, LogReader, Place
@@ -274,10 +274,7 @@ class DeliveryGate:
 
     def raise_if_disowned(self) -> None:
         if self.is_disowned:
-            raise Closed(
-                "the subscriber belongs to the parent process",
-                hint="Open one in the child, or start processes by spawn.",
-            )
+            raise closed_in_child("the subscriber")
 
     def raise_if_closed(self, where: str) -> None:
         self.raise_if_disowned()

@@ -52,13 +52,13 @@ def test_a_forked_child_gives_the_lock_up(tmp_path: Path) -> None:
 
 def test_no_lock_outlives_the_process_that_took_it_in_a_forked_child(tmp_path: Path) -> None:
     program = """
-import os, sys, time
+import os, signal, sys
 from rt.objects import SqliteStore
 store = SqliteStore(sys.argv[1])
 if os.fork() == 0:
     store.close()  # Closes nothing: the store is the parent's.
     print(os.getpid(), flush=True)
-    time.sleep(600)
+    signal.pause()
 os.wait()
 """
     path = str(tmp_path / "store.db")
