@@ -22,6 +22,7 @@ from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity
 from rt.log.write.writer import BatchFrames, LogWriter
 from rt.objects import SqliteStore
+from rt.sidecar.cluster_file import PushedCluster, write_cluster
 from rt.sidecar.progress_file import PROGRESS_BYTES, Level, ProgressFile, read_progress
 from rt.sidecar.silence_file import WrittenLimit, read_silence_limit, write_silence_limit
 from sequencer.raft.model.cluster_state import encode_state, initial_state
@@ -55,7 +56,7 @@ def make_session(path: str) -> None:
             writer.sync()
             if not roll:
                 writer.seal()
-    with closing(ProgressFile(path, IDENTITY.origin)) as progress:
+    with closing(ProgressFile(path, IDENTITY.origin, b"")) as progress:
         progress.write(replicated=Level(0, 1), merged=Level(0, 1))
     write_silence_limit(REAL, path, WrittenLimit(0, 1000))
 
@@ -77,11 +78,8 @@ def push(path: str) -> None:
 
 
 def pushed(path: str) -> None:
-    async def open_source() -> None:
-        SessionSource(path, "s")._save_cluster(b"C" * 16)
-
     make_session(path)
-    asyncio.run(open_source())
+    write_cluster(path, PushedCluster(b"C" * 16, 1))
 
 
 def open_raft(path: str) -> None:

@@ -27,7 +27,8 @@ def check_epoch(known: int, epoch: int, node: str) -> bool:
             where=node,
             got=f"epoch {name_of(epoch)}",
             expected=f"epoch {name_of(known)}",
-            hint="Two forced resets made two clusters: empty the nodes of one, or use a new directory.",
+            hint="Two forced resets made two clusters: empty the nodes of one. To follow the other one, read "
+            "into a new directory, or remove `.cluster` of a publisher's session.",
         )
     if not is_later(known, epoch):
         raise Unreachable(

@@ -4,11 +4,10 @@ Invariants:
 - Bytes that were read and verified for one stream serve the others. Streams look for more in rounds
   (`replicator.push.send_pacer`).
 - What the nodes report is counted, and written to `.progress`.
-- The cluster that accepted the first byte is stored in `.cluster`, and no other cluster gets any.
+- The cluster that accepted the first byte is stored in `.cluster`, and no other cluster gets any. Its latest
+  epoch is stored there, too: a restart does not go back to nodes of an earlier one.
 - Only reports of one line of the cluster's epochs are counted together: nodes that were forced apart are no
   majority.
-
-    `.cluster`:  0  8  magic "RTCLUSTR" | 8  2  version | 10  2  0 | 12  4  checksum | 16  16  cluster id
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import struct
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -30,22 +28,15 @@ from replicator.push.send_pacer import SendPacer
 from replicator.push.silence_promise import SilencePromise
 from replicator.send.read_cache import ReadCache
 from rt.cluster_epoch import line_of
-from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError, UnknownVersion
+from rt.errors import ClusterMismatch, InvalidName, RtError, StorageError
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.format.checksum import around, sealed
-from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, LogKind, SegmentId
 from rt.log.scan.catalog import segment_path
-from rt.log.scan.directory import list_segments, read_file, read_identity, read_table
-from rt.log.whole_files import write_whole
-from rt.sidecar.progress_file import PROGRESS_FILE, ProgressFile, PushState
+from rt.log.scan.directory import list_segments, read_identity, read_table
+from rt.sidecar.cluster_file import CLUSTER_FILE, PushedCluster, read_cluster, write_cluster
+from rt.sidecar.progress_file import ProgressFile, PushState
 
 logger = logging.getLogger("replicator")
-
-CLUSTER_FILE = ".cluster"
-
-_CLUSTER = struct.Struct("<8sHHI16s")
-_MAGIC = b"RTCLUSTR"
 
 
 class SessionSource:
@@ -69,7 +60,8 @@ class SessionSource:
             raise InvalidName(
                 "only a session can be pushed", where=path, got=identity.kind.name, expected="SESSION"
             )
-        cluster = _read_cluster(disk, path)
+        cluster, self._epoch = read_cluster(path, disk=disk)
+        """The latest epoch of a node (`rt.cluster_epoch`); 0: none."""
         self.hello = PushHello(stream, identity.name, identity.origin, identity.dedup_id, cluster)
         self.read_cache = ReadCache()
         self.silence = SilencePromise(disk, path)
@@ -85,11 +77,10 @@ class SessionSource:
         )
         self._changed: list[asyncio.Event] = []
         self._sent: dict[str, LogOffset] = {}  # Up to where each running stream has sent, by its node.
-        self._epoch = 0  # The latest epoch of a node: see `rt.cluster_epoch`.
         self._epochs: dict[str, int] = {}  # The epoch of each connected node when it accepted us.
         self._persisted_run = -1
         self._has_warned = False
-        self._progress = ProgressFile(path, identity.origin, disk=disk)
+        self._progress = ProgressFile(path, identity.origin, cluster, disk=disk)
         self._write_progress(PushState.RUNNING)
 
     @property
@@ -152,12 +143,15 @@ class SessionSource:
                 got=start.cluster.hex(),
                 expected=cluster.hex(),
                 hint="Check `endpoints`. If the earlier cluster no longer exists: stop the publisher, remove "
-                f"{os.path.join(self.path, CLUSTER_FILE)} and {PROGRESS_FILE}, then start it.",
+                f"{os.path.join(self.path, CLUSTER_FILE)}, then start it.",
             )
+        is_later = check_epoch(self._epoch, start.epoch, start.node)
+        if not cluster or is_later:
+            self._save_cluster(start)
         if not cluster:
             self.hello = replace(self.hello, cluster=start.cluster)
-            self._save_cluster(start.cluster)
-        if check_epoch(self._epoch, start.epoch, start.node):
+            self._progress.set_cluster(start.cluster)
+        if is_later:
             if line_of(start.epoch) != line_of(self._epoch):
                 for node in self._epochs:
                     self.quorum.remove(node)
@@ -243,11 +237,9 @@ class SessionSource:
         except StorageError as error:
             self._warn(error)
 
-    def _save_cluster(self, cluster: bytes) -> None:
+    def _save_cluster(self, start: PushStart) -> None:
         try:
-            with storage_errors(self.path, "remembering the cluster"):
-                content = sealed(_CLUSTER.pack(_MAGIC, VERSION, 0, 0, cluster))
-                write_whole(self.disk, os.path.join(self.path, CLUSTER_FILE), content)
+            write_cluster(self.path, PushedCluster(start.cluster, start.epoch), disk=self.disk)
         except StorageError as error:
             self._warn(error)
 
@@ -255,21 +247,3 @@ class SessionSource:
         if not self._has_warned:
             self._has_warned = True
             logger.warning("progress_not_written path=%s reason=%s", self.path, error)
-
-
-def _read_cluster(disk: Disk, path: str) -> bytes:
-    """The stored cluster; empty if none is stored or it cannot be read: then the nodes judge.
-
-    `rt.UnknownVersion` if a newer rt stored it.
-    """
-    file_path = os.path.join(path, CLUSTER_FILE)
-    data = read_file(disk, file_path, _CLUSTER.size, doing="reading the cluster of a session")
-    if data is None or len(data) < _CLUSTER.size:
-        return b""
-    magic, version, _, checksum, cluster = _CLUSTER.unpack(data)
-    if (magic, checksum) != (_MAGIC, around(data)):
-        return b""
-    if version != VERSION:
-        what = "unknown version of the cluster of a session"
-        raise UnknownVersion(what, where=file_path, got=version, expected=VERSION, hint=NEWER_HINT)
-    return bytes(cluster)

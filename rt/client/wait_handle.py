@@ -20,6 +20,7 @@ from rt.client.replication_problem import ReplicationProblem
 from rt.errors import Closed, Fenced, RtError, Timeout, UnknownVersion
 from rt.log.disk import storage_errors
 from rt.sidecar import push_pool
+from rt.sidecar.cluster_file import read_cluster
 from rt.sidecar.progress_file import (
     NO_LEVEL,
     PROGRESS_BYTES,
@@ -93,7 +94,7 @@ class WaitHandle:
         with storage_errors(path, "watching progress"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                self._note(read_progress(directory))
+                self._read_first()
                 self._pushing = push_pool.shared()
                 self._number = self._pushing.start(
                     PushRequested(0, directory, stream, tuple(endpoints), *map(os.fspath, files)), self
@@ -250,6 +251,13 @@ class WaitHandle:
         """Read `.progress`. Returns whether it changed. In any thread."""
         with self._reading:
             return self._fd >= 0 and self._poll()
+
+    def _read_first(self) -> None:
+        """What is there already counts only if it is of the cluster that the session is pushed to."""
+        self._data = os.pread(self._fd, PROGRESS_BYTES, 0)
+        record = read_progress(self.directory)
+        if record is not None and record.cluster == read_cluster(self.directory).id:
+            self._note(record)
 
     def _poll(self) -> bool:
         data = os.pread(self._fd, PROGRESS_BYTES, 0)

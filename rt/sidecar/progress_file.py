@@ -1,13 +1,13 @@
 """Replication progress of a session: the file `.progress` in its directory.
 
-One 64-byte record, overwritten by the session's push client with pwrite and read by its publisher with pread.
+One 80-byte record, overwritten by the session's push client with pwrite and read by its publisher with pread.
 Not synced: a lost or torn record is written again from the nodes' answers.
 
     offset  bytes  field
          0      8  magic "RTPRGRSS"
          8      2  version
         10      2  state
-        12      4  checksum: CRC-32C of bytes 0-11 and 16-63
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-79
         16     16  incarnation
         32      4  sequence, one higher at each write; starts again after 2**32 - 1
         36      4  X (run number) of `replicated`
@@ -15,9 +15,10 @@ Not synced: a lost or torn record is written again from the nodes' answers.
         48      8  merged: one past the last number whose merge is committed
         56      4  X (run number) of `merged`
         60      4  lacking: messages below `merged` that some node has not received yet
+        64     16  cluster whose nodes reported the levels; zeros before the first is known
 
 Invariants:
-- A level counts only for its incarnation and X. Levels are ordered by X, then number.
+- A level counts only for its cluster, incarnation and X. Levels are ordered by X, then number.
 - A level in the file never goes back.
 """
 
@@ -37,9 +38,9 @@ from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import NEWER_HINT, NUMBER_MAX, VERSION
 
 PROGRESS_FILE: Final = ".progress"
-PROGRESS_BYTES: Final = 64
+PROGRESS_BYTES: Final = 80
 
-_RECORD = struct.Struct("<8sHHI16sIIQQII")
+_RECORD = struct.Struct("<8sHHI16sIIQQII16s")
 _MAGIC = b"RTPRGRSS"
 LACKING_MAX: Final = 2**32 - 1
 
@@ -66,6 +67,7 @@ class Level(NamedTuple):
 
 
 NO_LEVEL: Final = Level(0, 0)
+_NO_CLUSTER: Final = bytes(16)
 
 
 class ProgressRecord(Struct, frozen=True):
@@ -77,10 +79,14 @@ class ProgressRecord(Struct, frozen=True):
     state: PushState = PushState.RUNNING
     sequence: int = 0
     lacking: int = 0
+    cluster: bytes = b""
+    """16 bytes; empty: not known yet."""
 
     def __post_init__(self) -> None:
         if len(self.incarnation) != 16:
             raise ValueError(f"incarnation of {len(self.incarnation)} bytes: 16")
+        if len(self.cluster) not in (0, 16):
+            raise ValueError(f"cluster of {len(self.cluster)} bytes: 16, or none")
         for level in (self.replicated, self.merged):
             if not (0 <= level.run < 2**32 and 0 <= level.number <= NUMBER_MAX):
                 raise ValueError(f"level out of range: {level}")
@@ -106,7 +112,8 @@ def encode_progress(record: ProgressRecord) -> bytes:
     run, replicated = record.replicated
     merged_run, merged = record.merged
     levels = (run, replicated, merged, merged_run, record.lacking)
-    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels)
+    cluster = record.cluster or _NO_CLUSTER
+    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels, cluster)
     return sealed(_RECORD.pack(_MAGIC, *fields))
 
 
@@ -125,7 +132,7 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             expected=VERSION,
             hint=NEWER_HINT,
         )
-    incarnation, sequence, run, replicated, merged, merged_run, lacking = fields
+    incarnation, sequence, run, replicated, merged, merged_run, lacking, cluster = fields
     try:
         return ProgressRecord(
             incarnation,
@@ -134,6 +141,7 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             PushState(state),
             sequence,
             lacking,
+            b"" if cluster == _NO_CLUSTER else cluster,
         )
     except ValueError:
         return None
@@ -160,19 +168,26 @@ def read_progress(path: str, *, disk: Disk = REAL) -> ProgressRecord | None:
 
 
 class ProgressFile:
-    """The only writer of a `.progress`; it must hold the push client's lock. Creates the file if missing."""
+    """The only writer of a `.progress`; it must hold the push client's lock. Creates the file if missing.
 
-    def __init__(self, path: str, incarnation: bytes, *, disk: Disk = REAL) -> None:
+    It continues the record of the same incarnation and `cluster` (empty: not known yet), or begins a new one.
+    """
+
+    def __init__(self, path: str, incarnation: bytes, cluster: bytes, *, disk: Disk = REAL) -> None:
         self._name = os.path.join(path, PROGRESS_FILE)
-        self.record = ProgressRecord(incarnation)
+        self.record = ProgressRecord(incarnation, cluster=cluster)
         known = read_progress(path, disk=disk)
-        if known is not None and known.incarnation == incarnation:
+        if known is not None and (known.incarnation, known.cluster) == (incarnation, cluster):
             self.record = known
         with storage_errors(self._name, "opening progress"):
             try:
                 self._file: File = disk.open(self._name, write=True)
             except FileNotFoundError:
                 self._file = disk.create(self._name)
+
+    def set_cluster(self, cluster: bytes) -> None:
+        """The first node has accepted the session: what follows is reported by its cluster."""
+        self.record = replace(self.record, cluster=cluster)
 
     def write(
         self, *, replicated: Level, merged: Level, state: PushState = PushState.RUNNING, lacking: int = 0
@@ -186,6 +201,7 @@ class ProgressFile:
             state,
             last.sequence + 1,
             min(lacking, LACKING_MAX),
+            last.cluster,
         )
         if replace(now, sequence=last.sequence) == last:
             return

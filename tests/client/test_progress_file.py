@@ -25,6 +25,7 @@ from rt.sidecar.progress_file import (
 )
 
 INCARNATION = bytes(range(16))
+CLUSTER = bytes(range(16, 32))
 words = st.integers(0, 2**32 - 1)
 levels = st.builds(Level, words, st.integers(0, NUMBER_MAX))
 records = st.builds(
@@ -58,10 +59,12 @@ def test_garbage_is_none(data: bytes) -> None:
 
 
 def test_the_bytes_stand_where_the_diagram_says() -> None:
-    data = encode_progress(ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9, 5))
+    data = encode_progress(
+        ProgressRecord(INCARNATION, Level(3, 77), Level(2, 66), PushState.FENCED, 9, 5, CLUSTER)
+    )
     assert data[:8] == b"RTPRGRSS"
     assert [int.from_bytes(data[at : at + 2], "little") for at in (8, 10)] == [1, 1]
-    assert data[16:32] == INCARNATION
+    assert (len(data), data[16:32], data[64:80]) == (80, INCARNATION, CLUSTER)
     assert [int.from_bytes(data[at : at + 4], "little") for at in (32, 36, 56, 60)] == [9, 3, 2, 5]
     assert [int.from_bytes(data[at : at + 8], "little") for at in (40, 48)] == [77, 66]
 
@@ -94,36 +97,52 @@ def test_where_there_is_no_file_nothing_is_known(tmp_path: Path) -> None:
 def test_levels_do_not_go_back_not_even_over_a_restart_of_the_writer() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
-    file = ProgressFile("/s", INCARNATION, disk=disk)
+    file = ProgressFile("/s", INCARNATION, CLUSTER, disk=disk)
     file.write(replicated=Level(1, 50), merged=Level(1, 20))
     file.write(replicated=Level(1, 40), merged=Level(0, 90))
     file.close()
-    file = ProgressFile("/s", INCARNATION, disk=disk)
+    file = ProgressFile("/s", INCARNATION, CLUSTER, disk=disk)
     file.write(replicated=Level(2, 51), merged=NO_LEVEL, state=PushState.FENCED)
     assert read_progress("/s", disk=disk) == ProgressRecord(
-        INCARNATION, Level(2, 51), Level(1, 20), PushState.FENCED, 2
+        INCARNATION, Level(2, 51), Level(1, 20), PushState.FENCED, 2, 0, CLUSTER
     )
 
 
 def test_another_incarnation_starts_from_nothing() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
-    ProgressFile("/s", INCARNATION, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
-    ProgressFile("/s", bytes(16), disk=disk).write(replicated=Level(0, 1), merged=NO_LEVEL)
-    assert read_progress("/s", disk=disk) == ProgressRecord(bytes(16), Level(0, 1), NO_LEVEL, sequence=1)
+    ProgressFile("/s", INCARNATION, CLUSTER, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
+    ProgressFile("/s", bytes(16), CLUSTER, disk=disk).write(replicated=Level(0, 1), merged=NO_LEVEL)
+    assert read_progress("/s", disk=disk) == ProgressRecord(
+        bytes(16), Level(0, 1), NO_LEVEL, sequence=1, cluster=CLUSTER
+    )
+
+
+@pytest.mark.parametrize("cluster", [b"", b"another cluster!"])
+def test_another_cluster_starts_from_nothing(cluster: bytes) -> None:
+    disk = MemoryDisk()
+    disk.make_directory("/s")
+    ProgressFile("/s", INCARNATION, CLUSTER, disk=disk).write(replicated=Level(1, 50), merged=Level(1, 20))
+    file = ProgressFile("/s", INCARNATION, cluster, disk=disk)
+    if not cluster:
+        file.set_cluster(b"another cluster!")
+    file.write(replicated=Level(0, 1), merged=NO_LEVEL)
+    assert read_progress("/s", disk=disk) == ProgressRecord(
+        INCARNATION, Level(0, 1), NO_LEVEL, sequence=1, cluster=b"another cluster!"
+    )
 
 
 def test_what_has_not_changed_is_not_written() -> None:
     disk = MemoryDisk()
     disk.make_directory("/s")
-    file = ProgressFile("/s", INCARNATION, disk=disk)
+    file = ProgressFile("/s", INCARNATION, CLUSTER, disk=disk)
     for _ in range(3):
         file.write(replicated=Level(0, 5), merged=NO_LEVEL)
     assert file.record.sequence == 1
 
 
 def test_a_reader_beside_a_writer_never_reads_half_a_record(tmp_path: Path) -> None:
-    file = ProgressFile(str(tmp_path), INCARNATION)
+    file = ProgressFile(str(tmp_path), INCARNATION, CLUSTER)
     file.write(replicated=Level(0, 1), merged=Level(0, 1))
 
     def write() -> None:

@@ -494,7 +494,7 @@ def test_a_push_process_that_outlives_its_program_adds_to_the_file_of_each_sessi
 def test_a_state_that_an_earlier_push_client_left_does_not_count(tmp_path: Path, pki: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         origin, directory = publisher._log.writer.identity.origin, publisher.directory
-    file = ProgressFile(directory, origin)
+    file = ProgressFile(directory, origin, b"")
     file.write(replicated=Level(0, 0), merged=Level(0, 0), state=PushState.FENCED)
     file.close()
     with three_nodes(pki) as nodes:

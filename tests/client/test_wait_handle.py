@@ -18,10 +18,12 @@ from rt.client.replication_problem import ReplicationProblem
 from rt.client.wait_handle import WaitHandle
 from rt.net.tls import TLS
 from rt.sidecar import push_pool
+from rt.sidecar.cluster_file import PushedCluster, write_cluster
 from rt.sidecar.progress_file import NO_LEVEL, Level, ProgressFile, ProgressRecord
 from rt.sidecar.protocol import PushRequested
 
 INCARNATION = bytes(range(16))
+CLUSTER = bytes(range(16, 32))
 SOON_SECONDS = 60
 
 
@@ -41,21 +43,27 @@ def records() -> list[ProgressRecord]:
     return []
 
 
-@pytest.fixture
-def handle(
-    tmp_path: Path, records: list[ProgressRecord], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[WaitHandle]:
-    pool = IdlePool()
-    monkeypatch.setattr(push_pool, "shared", lambda: pool)
-    made = WaitHandle(
-        str(tmp_path),
+@pytest.fixture(autouse=True)
+def pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = IdlePool()
+    monkeypatch.setattr(push_pool, "shared", lambda: idle)
+
+
+def handle_of(directory: Path, records: list[ProgressRecord]) -> WaitHandle:
+    return WaitHandle(
+        str(directory),
         "s",
         ["localhost:1"],
         cast(TLS, SimpleNamespace(ca="ca", cert="cert", key="key")),
         incarnation=INCARNATION,
         on_progress=records.append,
-        problem=ReplicationProblem(str(tmp_path), None),
+        problem=ReplicationProblem(str(directory), None),
     )
+
+
+@pytest.fixture
+def handle(tmp_path: Path, records: list[ProgressRecord]) -> Iterator[WaitHandle]:
+    made = handle_of(tmp_path, records)
     yield made
     if made._fd >= 0:
         made.release()
@@ -63,7 +71,7 @@ def handle(
 
 @pytest.fixture
 def file(handle: WaitHandle) -> Iterator[ProgressFile]:
-    made = ProgressFile(handle.directory, INCARNATION)
+    made = ProgressFile(handle.directory, INCARNATION, CLUSTER)
     yield made
     made.close()
 
@@ -75,6 +83,34 @@ def test_what_was_written_is_read_on_demand_and_told_once(
     assert (handle.poll(), handle.poll()) == (True, False)
     assert (handle.replicated, handle.merged) == (Level(0, 7), Level(0, 5))
     assert [record.merged for record in records] == [NO_LEVEL, Level(0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("followed", "counts"),
+    [(CLUSTER, True), (b"another cluster!", False), (b"", False)],
+    ids=["the same cluster", "another cluster", "no cluster: its file was removed"],
+)
+def test_what_another_cluster_merged_does_not_count(
+    tmp_path: Path, records: list[ProgressRecord], followed: bytes, *, counts: bool
+) -> None:
+    """The publisher would delete what only the lost cluster had."""
+    file = ProgressFile(str(tmp_path), INCARNATION, CLUSTER)
+    file.write(replicated=Level(0, 7), merged=Level(0, 5))
+    file.close()
+    if followed:
+        write_cluster(str(tmp_path), PushedCluster(followed, 1))
+    handle = handle_of(tmp_path, records)
+    assert not handle.poll()
+    assert handle.merged == records[-1].deletable == (Level(0, 5) if counts else NO_LEVEL)
+
+    file = ProgressFile(str(tmp_path), INCARNATION, followed)
+    if not followed:
+        file.set_cluster(b"another cluster!")
+    file.write(replicated=Level(0, 8), merged=Level(0, 1))
+    file.close()
+    assert handle.poll()
+    assert handle.merged == records[-1].merged == Level(0, 5 if counts else 1)
+    handle.release()
 
 
 def test_threads_that_read_at_once_never_see_a_level_go_back(

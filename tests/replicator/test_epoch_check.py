@@ -125,6 +125,23 @@ def test_what_was_said_in_two_lines_is_never_counted_together(tmp_path: Path) ->
     asyncio.run(play())
 
 
+def test_a_push_never_goes_back_also_when_it_is_started_again(tmp_path: Path) -> None:
+    directory = publish(REAL, 10, root=str(tmp_path))
+
+    async def play(follows: int, refused: dict[int, type[RtError]]) -> None:
+        log = SessionSource(directory, "s")
+        for epoch, error in refused.items():
+            with pytest.raises(error):
+                log.start(PushStart(CLUSTER, epoch, 3, "n2"))
+        log.start(PushStart(CLUSTER, follows, 3, "n1"))
+        log.close()
+
+    asyncio.run(play(1, {}))
+    asyncio.run(play(FORCED, {}))
+    asyncio.run(play(FORCED + 1, {1: Unreachable, RIVAL: ClusterMismatch}))
+    asyncio.run(play(FORCED_AGAIN, {FORCED: Unreachable}))
+
+
 def test_what_was_merged_before_a_force_is_sent_to_its_end_to_who_lacks_it_behind_one(tmp_path: Path) -> None:
     end = LogOffset(0, 0, 128)
     merged = PushProgress(end, 10, merged=end, merged_run=0, merged_number=10)

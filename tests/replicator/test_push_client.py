@@ -29,7 +29,7 @@ from replicator.push.quorum_progress import NEAR_SEGMENTS, QuorumProgress, major
 from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
-from rt.sidecar.progress_file import NO_LEVEL, Level, PushState, read_progress
+from rt.sidecar.progress_file import NO_LEVEL, Level, ProgressRecord, PushState, read_progress
 
 WAIT_SECONDS = 120
 
@@ -96,6 +96,12 @@ def test_what_is_published_comes_to_every_node_byte_for_byte(tmp_path: Path) -> 
                 await until(lambda: (len(shared._reads), len(shared._encoded)) == (0, 0))
 
     run(test())
+
+
+def progress_of(publisher: rt.Publisher) -> ProgressRecord:
+    record = read_progress(publisher.directory)
+    assert record is not None
+    return record
 
 
 def published_levels(publisher: rt.Publisher) -> list[Level]:
@@ -297,8 +303,7 @@ def test_one_node_that_refuses_is_asked_again_and_all_of_them_end_the_client(tmp
                     await node.start()
                 with pytest.raises(rt.Fenced, match="newer incarnation"):
                     await task
-                record = read_progress(publisher.directory)
-                assert record is not None
+                record = progress_of(publisher)
                 assert (record.state, record.replicated) == (PushState.FENCED, Level(0, 1))
 
     run(test())
@@ -317,9 +322,7 @@ def test_a_run_that_the_cluster_closed_is_fenced_and_the_next_run_goes_on(tmp_pa
                     await client.run()
                 assert client._source is not None
                 assert not client._source._epochs  # Of no node that it left does it keep anything.
-                record = read_progress(publisher.directory)
-                assert record is not None
-                assert record.state is PushState.FENCED
+                assert progress_of(publisher).state is PushState.FENCED
             with publisher_in(tmp_path) as publisher:
                 async with pushing(publisher.directory, made):
                     number = publisher.publish(b"kept")
@@ -374,22 +377,23 @@ def test_nodes_of_another_cluster_get_nothing(tmp_path: Path) -> None:
             publisher.flush()
             async with nodes(1, members=1) as made, pushing(publisher.directory, made):
                 await until(lambda: made[0].holds(publisher.directory))
-            async with nodes(1, members=1, cluster=bytes(16)) as others:
+            async with nodes(1, members=1, cluster=b"another cluster!") as others:
                 client = PushClient(publisher.directory, "s", [others[0].endpoint], insecure=True)
                 cluster_file = Path(publisher.directory, ".cluster")
                 with pytest.raises(
-                    rt.ClusterMismatch, match=f"`endpoints`.*remove {cluster_file} and .progress"
+                    rt.ClusterMismatch, match=f"`endpoints`.*remove {cluster_file}, then start it"
                 ):
                     await client.run()
                 assert not others[0].segments
                 assert others[0].hellos[0].cluster == CLUSTER
-                record = read_progress(publisher.directory)
-                assert record is not None
-                assert record.state is PushState.REFUSED
+                assert progress_of(publisher).state is PushState.REFUSED
 
                 cluster_file.unlink()
+                others[0].merges = False
                 async with pushing(publisher.directory, others):
                     await until(lambda: others[0].holds(publisher.directory))
+                    await until(lambda: others[0].cluster == progress_of(publisher).cluster)
+                assert progress_of(publisher).merged == NO_LEVEL  # It was merged in the other one.
 
     run(test())
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from rt.cli.formats.tables import count_of, escape, format_age, format_size, table
 from rt.errors import RtError
 from rt.log.check.status import LogStatus, read_status
+from rt.sidecar.cluster_file import read_cluster
 from rt.sidecar.progress_file import NO_LEVEL, Level, read_progress
 from rt.sidecar.push_control import PushSummary
 
@@ -42,9 +43,10 @@ def read_unsent(directory: str) -> Unsent | str:
     """What the session in `directory` still has to send; why that is not known if it cannot be read."""
     try:
         status, record = read_status(directory), read_progress(directory)
+        cluster = read_cluster(directory).id
     except (RtError, OSError) as error:
         return str(error)
-    if record is None or record.incarnation != status.identity.origin:
+    if record is None or (record.incarnation, record.cluster) != (status.identity.origin, cluster):
         return count_unsent(status, NO_LEVEL)
     return count_unsent(status, record.replicated)
 

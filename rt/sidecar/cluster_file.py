@@ -1,0 +1,62 @@
+"""The cluster that a session is pushed to: the file `.cluster` in its directory.
+
+    offset  bytes  field
+         0      8  magic "RTCLUSTR"
+         8      2  version
+        10      2  0
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-39
+        16     16  cluster id
+        32      8  the latest epoch of a node that accepted the session (`rt.cluster_epoch`)
+
+Invariant: no other cluster gets the session, nor a node in an earlier epoch, while the file is there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Final, NamedTuple
+
+from rt.errors import UnknownVersion
+from rt.log.disk import REAL, Disk, storage_errors
+from rt.log.format.checksum import around, sealed
+from rt.log.format.constants import NEWER_HINT, VERSION
+from rt.log.scan.directory import read_file
+from rt.log.whole_files import write_whole
+
+CLUSTER_FILE: Final = ".cluster"
+
+_RECORD = struct.Struct("<8sHHI16sQ")
+_MAGIC = b"RTCLUSTR"
+
+
+class PushedCluster(NamedTuple):
+    """`id` is empty, and `epoch` 0, if no cluster is known."""
+
+    id: bytes = b""
+    epoch: int = 0
+
+
+def read_cluster(path: str, *, disk: Disk = REAL) -> PushedCluster:
+    """That of session directory `path`. None is known if the file cannot be read: then the nodes judge.
+
+    `rt.UnknownVersion` if a newer rt wrote it.
+    """
+    name = os.path.join(path, CLUSTER_FILE)
+    data = read_file(disk, name, _RECORD.size, doing="reading the cluster of a session")
+    if data is None or len(data) < _RECORD.size:
+        return PushedCluster()
+    magic, version, _, checksum, cluster, epoch = _RECORD.unpack(data)
+    if (magic, checksum) != (_MAGIC, around(data)):
+        return PushedCluster()
+    if version != VERSION:
+        what = "unknown version of the cluster of a session"
+        raise UnknownVersion(what, where=name, got=version, expected=VERSION, hint=NEWER_HINT)
+    return PushedCluster(bytes(cluster), epoch)
+
+
+def write_cluster(path: str, cluster: PushedCluster, *, disk: Disk = REAL) -> None:
+    """Durable on return. `rt.StorageError` if it cannot be written."""
+    with storage_errors(path, "remembering the cluster"):
+        content = sealed(_RECORD.pack(_MAGIC, VERSION, 0, 0, cluster.id, cluster.epoch))
+        write_whole(disk, os.path.join(path, CLUSTER_FILE), content)
