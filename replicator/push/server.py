@@ -164,12 +164,12 @@ class PushServicer:
                 got=self._stores.cluster.hex(),
                 expected=hello.cluster.hex(),
                 hint="Check `endpoints`. If the earlier cluster no longer exists: stop the publisher, remove "
-                "`.cluster` and `.progress` in its session directory, then start it.",
+                "`.cluster` in its session directory, then start it.",
             )
         stream = _Stream(context)
-        older = self._register(hello.session, identity, stream)
+        self._register(hello.session, identity, stream)
         try:
-            await self._replace(older, stream)
+            await self._replace(stream)
             intake = await self._stores.accept(hello, identity)
             try:
                 await stream.run(intake, self._nodes(), hello.version)
@@ -177,32 +177,44 @@ class PushServicer:
                 await intake.close()
         finally:
             if self._streams.get(hello.session) is stream:
-                self._unregister(hello.session)
+                self._unregister(hello.session, stream)
             stream.has_ended.set()
 
-    def _register(self, session: str, identity: Identity, stream: _Stream) -> _Stream | None:
-        """Make `stream` the one of its session. Returns the older one, if there is any."""
+    def _register(self, session: str, identity: Identity, stream: _Stream) -> None:
+        """Make `stream` the one of its session."""
         older = self._streams.get(session)
         owned = self._owned[identity.name]
         if older is None and owned >= SESSIONS_MAX:
             raise Overloaded("too many sessions of one certificate", got=owned + 1, expected=SESSIONS_MAX)
         self._streams[session] = stream
+        stream.older = older
         self._owned[identity.name] += older is None
-        return older
 
-    def _unregister(self, session: str) -> None:
+    def _unregister(self, session: str, stream: _Stream) -> None:
+        older = _still_running(stream.older)
+        if older is not None:  # The stream was cancelled while it waited: the next one must wait, too.
+            self._streams[session] = older
+            return
         owner = session_owner(session)
         del self._streams[session]
         self._owned[owner] -= 1
         if not self._owned[owner]:
             del self._owned[owner]
 
-    async def _replace(self, older: _Stream | None, stream: _Stream) -> None:
-        """Return when the older stream has ended. Raises if a newer one came meanwhile."""
-        if older is not None:
+    async def _replace(self, stream: _Stream) -> None:
+        """Return when the older streams have ended. Raises if a newer one came meanwhile."""
+        while (older := _still_running(stream.older)) is not None:
             older.end(Closed("a newer stream of this session took over", hint=_ONE_CLIENT_HINT))
             await older.has_ended.wait()
+        stream.older = None
         stream.raise_if_ending()
+
+
+def _still_running(stream: _Stream | None) -> _Stream | None:
+    """It, or the one before it that it did not wait for until its end; None if all have ended."""
+    while stream is not None and stream.has_ended.is_set():
+        stream = stream.older
+    return stream
 
 
 _ONE_CLIENT_HINT: Final = "One push client a session directory."
@@ -215,6 +227,8 @@ class _Stream:
         self._ending = asyncio.Event()
         self._reason: RtError | None = None
         self.has_ended = asyncio.Event()
+        self.older: _Stream | None = None
+        """The stream of the session before this one, until that has ended."""
         self.told_version: int | None = None
         """Of the members that the client was told; None: of none yet."""
         self._context = context

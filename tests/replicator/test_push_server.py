@@ -21,7 +21,7 @@ import rt
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import OpenReply, PushHello, PushProgress, PushStart
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
-from replicator.push.server import _Stream, check_publisher
+from replicator.push.server import PushServicer, _Stream, check_publisher
 from replicator.receive import session_replica
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_replica import STALLED_SECONDS, STILL_SECONDS, UnfinishedBytes
@@ -620,6 +620,79 @@ def test_many_receivers_share_the_threads() -> None:
         await sync.wait_idle()
         assert set(map(id, told)) == set(map(id, receivers))
         await sync.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_cancelled_first", [True, False])
+def test_a_stream_whose_predecessor_was_cancelled_waits_for_the_one_before(
+    *, is_cancelled_first: bool
+) -> None:
+    """Two streams would write to one copy."""
+    hello = encode_push_request(PushHello("s", "feed", bytes(16), None))
+    accepted: list[str] = []
+    is_closing, may_close = asyncio.Event(), asyncio.Event()
+
+    class Context:
+        def __init__(self) -> None:
+            self._says = [hello]
+
+        async def read(self) -> bytes:
+            if not self._says:
+                await asyncio.Event().wait()
+            return self._says.pop()
+
+        async def write(self, answer: bytes) -> None: ...
+
+        def peer(self) -> str:
+            return "feed"
+
+    class Intake:
+        start = PushStart(CLUSTER, 1, 1, "n1")
+
+        async def next_progress(self, told: PushProgress | None) -> PushProgress:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def close(self) -> None:
+            is_closing.set()
+            await may_close.wait()
+
+    class Store:
+        cluster = CLUSTER
+
+        async def accept(self, hello: PushHello, identity: Identity) -> Intake:
+            accepted.append(hello.session)
+            return Intake()
+
+    async def main() -> None:
+        store: Any = Store()
+        servicer = PushServicer(store, "s", identify=lambda: Identity("s", "publisher", "feed"))
+
+        def begin() -> asyncio.Task[None]:
+            context: Any = Context()
+            return asyncio.ensure_future(servicer.push(None, context))
+
+        first = begin()
+        await until(lambda: len(accepted) == 1)
+        second = begin()
+        await is_closing.wait()
+        if is_cancelled_first:
+            second.cancel()
+            await asyncio.wait([second])
+            assert servicer.sessions == ["feed"]
+        third = begin()
+        second.cancel()
+        await asyncio.wait([second])
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(accepted) == 1
+        may_close.set()
+        await until(lambda: len(accepted) == 2)
+        third.cancel()
+        await asyncio.wait([first, third])
+        assert servicer.sessions == []
+        assert not servicer._owned
 
     run(main())
 
