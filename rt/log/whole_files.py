@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Sequence
@@ -14,9 +15,17 @@ def write_whole(disk: Disk, path: str, content: bytes) -> None:
 
     Writes a temporary file, syncs it, renames it, and syncs the directory.
     """
+    open_whole(disk, path, content).close()
+
+
+def open_whole(disk: Disk, path: str, content: bytes) -> File:
+    """As `write_whole`; returns the file, open for writing.
+
+    Opening it afterwards could fail for want of a descriptor, although the file has its name by then.
+    """
     directory = os.path.dirname(path) or "."
     with disk.hold_directory(directory):  # A new name must be syncable: take the descriptor first.
-        _write_whole(disk, directory, path, content)
+        return _open_whole(disk, directory, path, content)
 
 
 def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, bytes]]) -> None:
@@ -35,7 +44,8 @@ def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, by
                     disk.remove(aside)
                 file = disk.create(aside)
                 made.append(aside)
-                _fill(file, content)
+                with contextlib.closing(file):
+                    _fill(file, content)
             for at, (aside, name) in enumerate(zip(asides, names, strict=True)):
                 disk.rename(aside, name)
                 made[at] = name
@@ -47,13 +57,10 @@ def write_new_files(disk: Disk, directory: str, contents: Sequence[tuple[str, by
 
 
 def _fill(file: File, content: bytes) -> None:
-    """Write and sync a new file, and close it."""
-    try:
-        if file.pwritev([content], 0) != len(content):
-            raise OSError(errno.ENOSPC, "short write")
-        file.sync()
-    finally:
-        file.close()
+    """Write and sync a new file."""
+    if file.pwritev([content], 0) != len(content):
+        raise OSError(errno.ENOSPC, "short write")
+    file.sync()
 
 
 def _sync_names(disk: Disk, directory: str) -> None:
@@ -76,15 +83,20 @@ def remove_last_first(disk: Disk, paths: Sequence[str], why: OSError) -> None:
         raise OSError(errno.EIO, f"removing what did not fit: {error.strerror}") from why
 
 
-def _write_whole(disk: Disk, directory: str, path: str, content: bytes) -> None:
+def _open_whole(disk: Disk, directory: str, path: str, content: bytes) -> File:
     aside = os.path.join(directory, f".{os.path.basename(path)}.new")
     if disk.size(aside) is not None:
         disk.remove(aside)
     file = disk.create(aside)
     try:
-        _fill(file, content)
-    except OSError:
-        disk.remove(aside)  # On a full disk it would occupy the last free bytes.
+        try:
+            _fill(file, content)
+        except OSError:
+            disk.remove(aside)  # On a full disk it would occupy the last free bytes.
+            raise
+        disk.rename(aside, path)
+        _sync_names(disk, directory)
+    except BaseException:
+        file.close()
         raise
-    disk.rename(aside, path)
-    _sync_names(disk, directory)
+    return file

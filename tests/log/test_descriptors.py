@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,29 @@ def grow_again(writer: LogWriter) -> None:
         writer.append([BatchFrames([bytes(64)], 3, 1, 1)])
         writer.sync()
     writer.trim(SegmentId(0, 2), TrimReason.MERGED)
+
+
+def test_a_segment_that_could_not_be_started_has_no_file_and_another_may_follow() -> None:
+    step = 0
+    while True:
+        step += 1
+        memory = MemoryDisk()
+        disk = Descriptors(memory)
+        writer = LogWriter.open("/s", IDENTITY, disk=disk, resume=True)
+        writer.start(SegmentId(0, 0), first=0, created_ns=1)
+        disk.refused = disk.taken + step
+        try:
+            writer.start(SegmentId(0, 1), first=0, created_ns=1)
+            break
+        except TooManyFiles:
+            assert "/s/log.0.1" not in memory.paths()
+        disk.refused = None
+        writer.start(SegmentId(0, 2), first=0, created_ns=1)  # A copy whose source has trimmed the other one.
+        writer.seal()
+        writer.close()
+        with closing(LogWriter.open("/s", IDENTITY, disk=disk, resume=True)) as writer:
+            assert [one.id.roll for one in writer.table.segments] == [0, 2]
+    assert step > 3
 
 
 def test_an_opening_that_is_refused_succeeds_later() -> None:

@@ -37,7 +37,7 @@ from rt.log.format.segment_table import LogIdentity, SealedSegment, SegmentTable
 from rt.log.scan.directory import LOCK_FILE
 from rt.log.scan.placed_batches import TimeRange
 from rt.log.scan.scanner import Scanner, scanner_for
-from rt.log.whole_files import write_new_files, write_whole
+from rt.log.whole_files import open_whole, write_new_files
 from rt.log.write.active_segment import ActiveSegment, DurableFile, resume_segment, sealed_entry
 from rt.log.write.directory_recovery import DirectoryRecovery, RecoveredDirectory
 from rt.log.write.failure_latch import FailureLatch
@@ -203,8 +203,7 @@ class LogWriter:
                 expected = replace(header, run_id=copied.run_id, created_ns=copied.created_ns)
                 assert copied == expected, (copied, expected)
                 header = copied
-            write_whole(self._disk, path, header_bytes or encode_segment_header(header))
-            file = self._disk.open(path, write=True)
+            file = open_whole(self._disk, path, header_bytes or encode_segment_header(header))
             if self._active:
                 self._active.release()
             self._active = ActiveSegment(header, file, SEGMENT_HEADER_BYTES, first)

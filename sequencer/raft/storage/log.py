@@ -23,7 +23,7 @@ from typing import NamedTuple
 from rt.errors import Closed, DiskFull
 from rt.log.disk import REAL, Disk, File, storage_errors
 from rt.log.format.constants import Buffer
-from rt.log.whole_files import write_whole
+from rt.log.whole_files import open_whole
 from rt.log.write.failure_latch import FailureLatch
 from sequencer.raft.model.messages import ID_BYTES, NOWHERE, LogIndex, RaftEntry
 from sequencer.raft.storage.log_entries import Entries
@@ -304,12 +304,7 @@ class DurableLog(Entries):
         if spare is not None and spare.file is not None:
             self._spare = None
             return spare.promote(path, header)
-        write_whole(self._disk, path, header)
-        try:
-            return self._disk.open(path, write=True)
-        except OSError as error:
-            # It already has its name, so this cannot be tried again.
-            raise OSError(errno.EIO, f"opening it: {error.strerror}") from error
+        return open_whole(self._disk, path, header)
 
     def _remove_segments(self, first: int) -> None:
         for number in segment_numbers(self._disk, self.directory):

@@ -327,6 +327,18 @@ def test_a_log_continues_in_its_segment_while_there_is_no_room_for_the_next() ->
     assert opened(disk.after_power_cut("none")).last == (6, 1)
 
 
+@pytest.mark.parametrize("operation", ["create", "open"])
+def test_a_log_continues_while_there_is_no_descriptor_for_the_next_segment(operation: Operation) -> None:
+    disk = MemoryDisk()
+    log = opened(disk)
+    disk.fail(operation, error=errno.EMFILE)
+    for index in range(1, 12):
+        log.append(entry(index, size=290))
+        assert log.sync()
+    assert f"{DIRECTORY}/log.2" in disk.paths()
+    assert opened(disk.after_power_cut("none")).last == (11, 1)
+
+
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("operation", ["pwritev", "sync", "create", "rename", "sync_directory", "remove"])
 def test_any_other_failure_is_final_and_loses_nothing(operation: Operation, fill: int) -> None:
