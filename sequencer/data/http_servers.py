@@ -30,12 +30,11 @@ from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.ipc.client import ControlLink
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.merged.merger import Merger
+from sequencer.merged.repair import RepairService
 from sequencer.raft.transport.peer_auth import TlsContexts
 from sequencer.rest.base.admin_ports import AdminPorts, CommandPort, ResetPort
 from sequencer.rest.base.node_snapshot import (
     Counts,
-    DamageCounter,
-    DamagedSegment,
     LeaseCounter,
     MergeStatus,
     NodeSnapshot,
@@ -63,6 +62,7 @@ class DataView(Protocol):
     config: NodeConfig
     follower: StateFollower
     link: ControlLink
+    repair: RepairService
     trims: TrimCounter
     lease_counts: LeaseCounter
 
@@ -81,14 +81,6 @@ class DataView(Protocol):
     @property
     def merger(self) -> Merger | None:
         """None before the node has joined its cluster."""
-
-    @property
-    def damaged(self) -> tuple[DamagedSegment, ...]:
-        """The segments of the merged log that are corrupt and not trimmed."""
-
-    @property
-    def damage(self) -> DamageCounter:
-        """What was corrupt on this node's disk so far."""
 
     @property
     def failure(self) -> RtError | None:
@@ -211,7 +203,7 @@ class HttpServers:
             applied_index=data.follower.index,
             state=None if data.follower.state is None else _copy(data.follower.state),
             merging=None if data.merger is None else _merge_status(data.merger),
-            damaged=data.damaged,
+            damaged=data.repair.damaged_segments(),
             failure="" if data.failure is None else str(data.failure),
             reset=data.resets.status(),
             configured=frozenset(data.config.replicated),
@@ -249,7 +241,7 @@ class HttpServers:
             memory_bytes=resident_bytes(),
             certificate_end_s=self._certificate_end_s,
             trims=self._data.trims,
-            damage=self._data.damage,
+            damage=self._data.repair.damage,
             overtaken=services.pull.overtaken,
             refused_holds=self._data.hold_tracker.refused,
             leases=self._data.lease_counts,

@@ -50,7 +50,7 @@ from sequencer.merged.log_provider import NodeLogProvider
 from sequencer.merged.merged_log import MergedLog
 from sequencer.merged.merger import Merger
 from sequencer.merged.repair import RepairService
-from sequencer.rest.base.node_snapshot import DamageCounter, DamagedSegment, LeaseCounter, TrimCounter
+from sequencer.rest.base.node_snapshot import LeaseCounter, TrimCounter
 from sequencer.rest.http.tunnel import TUNNEL_ROLES, rest_service
 from sequencer.sessions.client_tracker import ClientTracker, TrackedStores
 from sequencer.sessions.closed_replicas import ClosedReplicas
@@ -74,6 +74,7 @@ from sequencer.state.apply_result import (
 )
 from sequencer.state.commands import Command
 from sequencer.state.state import SequencerState
+from sequencer.state.state_codec import decode_state
 from sequencer.state.write_plan import WritePlan
 
 THREADS: Final = 8
@@ -226,14 +227,6 @@ class DataProcess:
             self.reports.members(nodes.version)
 
     @property
-    def damaged(self) -> tuple[DamagedSegment, ...]:
-        return self.repair.damaged_segments()
-
-    @property
-    def damage(self) -> DamageCounter:
-        return self.repair.damage
-
-    @property
     def failure(self) -> RtError | None:
         """The error that ends `run`."""
         return self.tasks.failure
@@ -288,12 +281,11 @@ class DataProcess:
     def _propose(self, command: bytes) -> None:
         self.link.send(pb.ToControl(propose=command))
 
-    def _on_message(self, message: pb.ToData) -> None:
+    async def _on_message(self, message: pb.ToData) -> None:
+        if message.HasField("snapshot") and self.failure is None:
+            await self._prepare_for(message.snapshot)
         if self.failure is not None:
             return  # Later messages may belong to another line of epochs than the state here.
-        if message.HasField("snapshot") and self._is_forced_apart(message.snapshot.epoch_id):
-            self._end(RestartLater("the cluster was reset by force: clients must connect again"))
-            return
         self.follower.on_message(message)
         if message.HasField("standing"):
             self._peers.update(message.standing)
@@ -305,6 +297,16 @@ class DataProcess:
             self.resets.on_refused(message.reset_refused.request, message.reset_refused.why)
         elif message.HasField("fetch"):
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
+
+    async def _prepare_for(self, snapshot: pb.ControlSnapshot) -> None:
+        """End the process, or open the merged log, before anything uses the state in `snapshot`."""
+        known = self.follower.epoch
+        if known and line_of(snapshot.epoch_id) != line_of(known):  # Open streams gave it to their clients.
+            self._end(RestartLater("the cluster was reset by force: clients must connect again"))
+        elif self.merger is None:
+            state = decode_state(snapshot.state)
+            if any(state.cluster) and self._is_in_place(state):
+                await self.merged_log.open(state.cluster)
 
     def _on_lost(self) -> None:
         self._members_version = 0
@@ -332,10 +334,6 @@ class DataProcess:
         self.opener.confirm(state.joins)
         self.closed_replicas.on_snapshot()
         self.ingest.on_snapshot()
-
-    def _is_forced_apart(self, epoch: int) -> bool:
-        """Whether control joined another line of epochs. Open streams gave their clients the old one."""
-        return self.follower.epoch != 0 and line_of(epoch) != line_of(self.follower.epoch)
 
     def _end(self, why: RtError) -> None:
         self.tasks.failure = why

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -27,14 +27,14 @@ logger = logging.getLogger("sequencer")
 class ControlLink:
     """Connects to the control process's socket and calls `hello` for each connection.
 
-    An error of `on_message` ends `run`.
+    The next message is read when `on_message` has handled the one before. An error of it ends `run`.
     """
 
     def __init__(
         self,
         path: str,
         hello: Callable[[], pb.DataHello],
-        on_message: Callable[[pb.ToData], None],
+        on_message: Callable[[pb.ToData], Awaitable[None]],
         on_lost: Callable[[], None],
     ) -> None:
         self._path, self._hello, self._on_message, self._on_lost = path, hello, on_message, on_lost
@@ -76,5 +76,9 @@ class ControlLink:
                 logger.error("control_link_broken error=%r", str(error))
                 return
             self.silence.record_message()
-            for message in messages:
-                self._on_message(message)
+            self.silence.is_paused = True
+            try:
+                for message in messages:
+                    await self._on_message(message)
+            finally:
+                self.silence.is_paused = False

@@ -26,6 +26,8 @@ class SilenceDetector:
 
     def __init__(self) -> None:
         self.silent_s = 0.0
+        self.is_paused = False
+        """The listener reads nothing meanwhile, so the time does not count."""
         self._updated_s: float | None = None
 
     def record_message(self) -> None:
@@ -33,7 +35,7 @@ class SilenceDetector:
 
     def update(self, now_s: float) -> float:
         """Returns the seconds of silence. Call it about once a second."""
-        if self._updated_s is not None:
+        if self._updated_s is not None and not self.is_paused:
             self.silent_s += min(max(now_s - self._updated_s, 0.0), _STEP_S_MAX)
         self._updated_s = now_s
         return self.silent_s

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Final
 
 from replicator.protocol.messages import LogOffset
+from replicator.protocol.run_in_thread import run_to_end
 from rt.errors import Corrupt, DiskFull, RtError
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
@@ -64,8 +65,9 @@ class MergedLog:
         self.merger: Merger | None = None
 
     def start(self, state: SequencerState, plans: Sequence[WritePlan]) -> None:
-        """Continue with a snapshot's state and its latest plans. `rt.Corrupt` if the log is beyond repair."""
-        merger = self.merger or self._open(state)
+        """Continue with a snapshot's state and its latest plans, after `open`."""
+        merger = self.merger
+        assert merger is not None, "not open"
         self._consumed.start(state, plans)
         self._released = 0
         merged = state.merged
@@ -137,14 +139,32 @@ class MergedLog:
 
     # Opening and closing
 
-    def _open(self, state: SequencerState) -> Merger:
-        identity = LogIdentity(LogKind.MERGED, state.cluster, self._stream)
-        merger = self.merger = Merger(
-            self._directory, identity, self._replicas, on_failed=self._wake_on_failed, fetched=self.fetched
-        )
-        if merger.damage is not None:
-            self.request_repair(merger.damage)
-        return merger
+    async def open(self, cluster: bytes) -> None:
+        """Open the log of this cluster in a thread: its newest segment is scanned and synced.
+
+        Storage errors; `rt.Corrupt` if the log is beyond repair. If the caller is cancelled, this waits for
+        the thread, and `close` closes what it has opened.
+        """
+        identity = LogIdentity(LogKind.MERGED, cluster, self._stream)
+        opened: list[Merger] = []
+
+        def open_merger() -> None:
+            opened.append(
+                Merger(
+                    self._directory,
+                    identity,
+                    self._replicas,
+                    on_failed=self._wake_on_failed,
+                    fetched=self.fetched,
+                )
+            )
+
+        try:
+            await run_to_end(self._pool, open_merger)
+        finally:
+            self.merger = opened[0] if opened else None
+        if opened[0].damage is not None:
+            self.request_repair(opened[0].damage)
 
     def request_repair(self, damage: Corrupt) -> None:
         """Request the repair of the merged log, which cannot be opened. `rt.Corrupt` if it is no segment.

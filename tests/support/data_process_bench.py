@@ -50,8 +50,8 @@ class Played:
         self.heard: list[pb.ToControl] = []
         self.data.link.send = self.heard.append  # type: ignore[method-assign]
 
-    def say(self, message: pb.ToData) -> None:
-        self.data._on_message(message)
+    async def say(self, message: pb.ToData) -> None:
+        await self.data._on_message(message)
 
     @property
     def merged(self) -> list[pb.MergedReport]:

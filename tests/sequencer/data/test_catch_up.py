@@ -131,7 +131,7 @@ class Bench:
         try:
             plans = [encode_write_plan(plan) for plan in self.plans]
             snapshot = pb.ControlSnapshot(index=1, state=encode_state(self.state), plans=plans)
-            data._on_message(pb.ToData(snapshot=snapshot))
+            await data._on_message(pb.ToData(snapshot=snapshot))
             data.tasks.keep(data.catch_up.run())
             yield data
             assert data.failure is None

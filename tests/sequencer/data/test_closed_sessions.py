@@ -64,18 +64,18 @@ def test_the_copy_of_a_closed_session_is_removed_once_it_is_merged_durably_here_
         async with Played(with_peers(config)) as played:
             data = played.data
             session = state.sessions[1]
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
+            await played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
             # The copy is opened although the session is closed: the merger needs it.
             await played.until(lambda: data.merger.position == lagging.count)
             durable = count if lacking == "a majority" else 0
             if durable:
                 await asyncio.to_thread(data.merger.sync)
             others = (count, count) if lacking == "here" else (count - 1, 0)
-            played.say(standing_with(durable, *others))
+            await played.say(standing_with(durable, *others))
             await data.closed_replicas.remove_some()
             assert lagging.copy_path.exists(), f"it is not durable: {lacking}"
             await asyncio.to_thread(data.merger.sync)
-            played.say(standing_with(count, count, 0))
+            await played.say(standing_with(count, count, 0))
             replica = data.replicas.get(1)
             with replica.in_use():
                 await data.closed_replicas.remove_some()
@@ -101,12 +101,12 @@ def test_a_copy_without_a_record_is_removed_at_the_start_but_not_before_all_is_m
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(standing_with(count, count, count))
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
+            await played.say(standing_with(count, count, count))
+            await played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
             await data.closed_replicas.remove_some()
             assert lagging.copy_path.exists()
             data.closed_replicas._released = lambda: count
-            played.say(standing_with(count, count, count))
+            await played.say(standing_with(count, count, count))
             await data.closed_replicas.remove_some()
             assert [path.name for path in Path(config.sessions_directory).iterdir() if path.is_dir()] == []
 
@@ -138,7 +138,7 @@ def test_a_copy_that_cannot_be_removed_keeps_no_other_one_and_is_told_of_once(
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             for _ in range(3):
                 await played.data.closed_replicas.remove_some()
 
@@ -163,7 +163,7 @@ def test_a_copy_has_another_name_durably_before_the_first_file_of_it_goes(config
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             done.clear()
             await played.data.closed_replicas.remove_some()
 
@@ -186,7 +186,7 @@ def test_what_is_left_of_a_removed_copy_goes_later_if_it_cannot_go_now(config, m
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             monkeypatch.setattr(shutil, "rmtree", failing)
             await played.data.closed_replicas.remove_some()
             assert [path.name for path in sessions.iterdir() if path.is_dir()] == ["gone.1"]
@@ -211,7 +211,7 @@ def test_a_snapshot_has_nothing_removed_in_the_event_loop(config, monkeypatch):
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             await played.data.closed_replicas.remove_some()
 
     asyncio.run(play())
@@ -229,8 +229,8 @@ def test_a_publisher_beyond_the_limit_is_told_so_and_nothing_is_proposed(config)
             state = new_state()
             apply(state, Configure(sessions_per_name_max=1))
             must(RunOpened, apply(state, OpenRun("feed~a", bytes(16), None, 0, bytes(8))))
-            played.say(snapshot_of(state))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            await played.say(snapshot_of(state))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             intakes = played.data.ingest
             intakes._is_up = lambda: True
             with pytest.raises(TooManySessions, match="sessionsPerNameMax") as caught:
@@ -248,8 +248,8 @@ def test_of_a_closed_session_only_the_next_start_is_taken_and_a_forgotten_one_ne
             must(RunOpened, apply(state, OpenRun("feed", (1).to_bytes(16), None, 3, bytes(8))))
             must(RunFenced, apply(state, CloseSession("feed")))
             do_close(state, 1, 3, (0, 64, 0))
-            played.say(snapshot_of(state))
-            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            await played.say(snapshot_of(state))
+            await played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
             intakes = played.data.ingest
             intakes._is_up = lambda: True
             intake = await intakes.accept(hello_of(1), Identity("s", "publisher", "feed"))
@@ -280,8 +280,8 @@ def test_a_publisher_whose_last_run_was_closed_without_it_begins_with_the_next_r
 
     async def play() -> None:
         async with Played(with_peers(config)) as played:
-            played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
-            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            await played.say(snapshot_of(state, 20, tuple(map(encode_write_plan, lagging.plans))))
+            await played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
             intakes = played.data.ingest
             intakes._is_up = lambda: True
             if not is_here:  # It was removed, for all of it is in enough merged logs.
@@ -317,8 +317,8 @@ def test_of_a_closed_run_all_before_its_end_is_taken_and_what_is_after_it_ends_n
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(state))
-            played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
+            await played.say(snapshot_of(state))
+            await played.say(pb.ToData(standing=pb.Standing(node="n1", is_caught_up=True)))
             intakes = played.data.ingest
             intakes._is_up = lambda: True
             hello = PushHello("s", "feed", session.incarnation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from replicator.protocol.messages import LogOffset
 from replicator.push.client import PushClient
 from rt.cluster_epoch import epoch_of
 from rt.errors import ClusterMismatch, Corrupt, DiskFull, RtError
-from rt.log.format.segment import SegmentId
+from rt.log.format.segment import LogKind, SegmentId
+from rt.log.format.segment_table import LogIdentity
+from rt.log.write.writer import LogWriter
 from rt.net import memory_guard
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
@@ -30,6 +33,7 @@ from sequencer.data.process import DataProcess
 from sequencer.ipc.server import ControlServer
 from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
+from sequencer.merged.merged_files import MergedFiles
 from sequencer.merged.repair_queue import Repairer
 from sequencer.sessions import peer_fetch
 from sequencer.state.apply import apply
@@ -47,16 +51,16 @@ def test_the_process_begins_anew_where_control_comes_back_from_a_force(
         async with Played(config) as played:
             state, said = new_state(), snapshot_of(new_state())
             said.snapshot.epoch_id = 1
-            played.say(said)
+            await played.say(said)
             do_open(state, "a")
             later = snapshot_of(state)
             later.snapshot.epoch_id = epoch
-            played.say(later)
+            await played.say(later)
             assert isinstance(played.data.failure, RestartLater) == ends
             assert played.data.tasks.stopping.is_set() == ends
             assert (played.data.follower.state == state) == (not ends), "nothing of it is heard before"
             command = encode_command(opening("b"))
-            played.say(pb.ToData(applied=pb.Applied(index=said.snapshot.index + 1, command=command)))
+            await played.say(pb.ToData(applied=pb.Applied(index=said.snapshot.index + 1, command=command)))
             known = played.data.follower.state
             assert known is not None
             assert (known.session_of("b") is None) == ends, (
@@ -73,7 +77,7 @@ def test_the_process_ends_where_the_cluster_went_on_without_its_data(config: Nod
             apply(state, JoinDisk(config.name, played.data._disk))
             apply(state, ResetCluster(False, 1 << 16, 7, bytes(16), "n9"))
             os.makedirs(os.path.join(config.sessions_directory, "1"))
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             assert isinstance(played.data.failure, ClusterMismatch)
             assert played.data.merger is None, "nothing is opened"
 
@@ -84,12 +88,12 @@ def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(c
     async def play() -> None:
         async with Played(config) as played:
             state = new_state()
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             played.heard.clear()
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             assert len(played.merged) == 1
             played.heard.clear()
-            played.say(snapshot_of(state, index=0))
+            await played.say(snapshot_of(state, index=0))
             assert len(played.merged) == 1
 
     asyncio.run(play())
@@ -100,12 +104,12 @@ def test_a_fence_that_came_in_a_snapshot_is_answered_also_by_a_copy_that_is_open
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             await played.until(lambda: played.data.replicas.get(1) is not None)
             do_open(state, run=1)
             do_fence(state)
             assert played.finals == []
-            played.say(snapshot_of(state, index=3))
+            await played.say(snapshot_of(state, index=3))
             await played.until(lambda: played.finals)
             # Each report of the segment has it.
             assert {(one.session_id, one.run) for one in played.finals} == {(1, 0)}
@@ -118,9 +122,9 @@ def test_a_fence_that_is_applied_is_answered_once_the_copy_is_open(config):
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state, index=1))
+            await played.say(snapshot_of(state, index=1))
             command = pb.Command(version=1, fence=pb.Fence(session_id=1, run=0)).SerializeToString()
-            played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
+            await played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
             await played.until(lambda: played.finals)
             assert played.finals[0] == pb.SessionEnd(session_id=1, run=0, roll=0, offset=64)
             assert not played.finals[0].HasField("chain"), "nothing of it is here"
@@ -151,7 +155,7 @@ def test_what_a_node_lacks_of_a_closed_run_is_fetched_also_where_it_ends_at_the_
             do_fence(state)
             if wants:
                 do_close(state, 1, 0, (*end, 5))
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             place = LogOffset(0, *end)
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait_for(played.data.fetcher.complete(1, place), 60)
@@ -165,7 +169,7 @@ def test_a_full_disk_while_trimming_is_tried_again_and_stops_nothing(config, mon
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             data = played.data
             await played.until(lambda: data.replicas.get(1) is not None)
             trimmed: list[LogOffset] = []
@@ -203,7 +207,7 @@ def control(config: NodeConfig) -> Iterator[tuple[Callable[[pb.ToData], None], l
 def _damage_merged(config: NodeConfig) -> None:
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             assert played.data.merger is not None
             writer = played.data.merger._output.writer
             assert writer is not None
@@ -234,6 +238,38 @@ def test_a_merged_log_that_cannot_be_opened_ends_the_process_and_not_only_its_li
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_merged_log_is_opened_beside_the_event_loop_and_before_the_state_is_used(
+    config, monkeypatch, is_stopped
+):
+    is_opening, may_open = threading.Event(), threading.Event()
+    open_files = MergedFiles.open
+
+    def open_slowly(files: MergedFiles) -> tuple[LogWriter, int]:
+        is_opening.set()
+        assert may_open.wait(10), "the event loop waits for the disk"
+        return open_files(files)
+
+    monkeypatch.setattr(MergedFiles, "open", open_slowly)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            saying = asyncio.ensure_future(played.say(snapshot_of(new_state())))
+            await asyncio.to_thread(is_opening.wait, 60)
+            assert played.data.follower.state is None
+            assert (played.data.merger, played.merged, played.joins) == (None, [], [])
+            if is_stopped:
+                saying.cancel()
+            may_open.set()
+            await asyncio.wait([saying])
+            assert saying.cancelled() == is_stopped
+            assert bool(played.merged) != is_stopped
+        identity = LogIdentity(LogKind.MERGED, new_state().cluster, config.stream)
+        LogWriter.open(config.merged_directory, identity, resume=True).close()  # It is not locked.
+
+    asyncio.run(play())
+
+
 def test_each_control_process_is_told_which_list_of_members_publishers_know(config):
     nodes = [pb.NodeStanding(name="n1", address="localhost:1")]
     view = pb.ToData(standing=pb.Standing(node="n1", nodes=nodes, members_version=7))
@@ -242,7 +278,7 @@ def test_each_control_process_is_told_which_list_of_members_publishers_know(conf
         async with Played(config) as played:
             for count in (1, 2):
                 for _ in range(2):
-                    played.say(view)
+                    await played.say(view)
                 said = [one.report.members_version for one in played.heard if one.HasField("report")]
                 assert [version for version in said if version] == [7] * count
                 played.data._on_lost()
@@ -257,14 +293,14 @@ def test_no_publisher_is_told_an_older_list_again_by_a_control_process_that_star
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(view(9, "n1", "n2", "n3"))
+            await played.say(view(9, "n1", "n2", "n3"))
             played.data._on_lost()
             for older in (view(0, "n1"), view(7, "n1", "n2")):
                 played.heard.clear()
-                played.say(older)
+                await played.say(older)
                 assert played.data.known_nodes.names == {"n1", "n2", "n3"}
                 assert not any(one.report.members_version for one in played.heard)
-            played.say(view(9, "n1", "n2", "n3"))
+            await played.say(view(9, "n1", "n2", "n3"))
             assert [one.report.members_version for one in played.heard if one.report.members_version] == [9]
 
     asyncio.run(play())
@@ -317,7 +353,7 @@ def test_a_merged_log_that_is_damaged_is_opened_once_it_is_good_again(config, ha
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             merger = data.merger
             assert merger is not None
             assert merger.damage is not None
@@ -354,7 +390,7 @@ def test_a_copy_that_nobody_can_mend_is_set_aside_and_the_node_then_is_another_o
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             data = played.data
             await played.until(lambda: data.replicas.get(1) is not None)
             directory = data.replicas.path(1)
@@ -389,7 +425,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             data = played.data
             await played.until(lambda: data.replicas.get(1) is not None)
             replica = data.replicas.get(1)
@@ -401,7 +437,7 @@ def test_what_the_leader_says_a_peer_has_is_fetched_while_nobody_sends_it(config
             await data.fetcher.fetch(pb.Fetch(session_id=1, run=0, roll=0, offset=640, holder="n9"))
             do_open(state, run=1)
             do_fence(state)
-            played.say(snapshot_of(state, index=3))
+            await played.say(snapshot_of(state, index=3))
             await data.fetcher.fetch(wanted)
             assert fetched == [LogOffset(0, 0, 640)]
             assert not data.fetcher._fetching
@@ -425,7 +461,7 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(story.state))
+            await played.say(snapshot_of(story.state))
             merger = played.data.merger
             assert merger is not None
             assert merger.gap == story.end
@@ -438,10 +474,10 @@ def test_a_node_that_cannot_make_what_is_merged_gets_all_that_peers_have_at_once
 def test_the_cluster_of_the_state_is_that_of_the_merged_log(config):
     async def play() -> None:
         async with Played(config) as played:
-            played.say(pb.ToData(applied=pb.Applied(index=1, command=encode_command(opening()))))
-            played.say(snapshot_of(SequencerState(bytes(16))))
+            await played.say(pb.ToData(applied=pb.Applied(index=1, command=encode_command(opening()))))
+            await played.say(snapshot_of(SequencerState(bytes(16))))
             assert played.data.merger is None
-            played.say(snapshot_of(new_state(), index=2))
+            await played.say(snapshot_of(new_state(), index=2))
             assert played.data.merger is not None
             assert played.data.merger._output.identity.origin == CLUSTER
 

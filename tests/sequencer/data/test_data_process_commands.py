@@ -38,14 +38,14 @@ def test_what_joins_are_known_is_told_behind_all_that_is_held(config):
         state = new_state()
         do_open(state)
         async with Played(config) as played:
-            played.say(snapshot_of(state))
-            played.say(CAUGHT_UP)
+            await played.say(snapshot_of(state))
+            await played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
             assert played.joins == [0]
             played.heard.clear()
             played.data.reports.segment(pb.SegmentReport(session_id=1, boundaries=b"all of it"))
             joined = encode_command(JoinDisk("n2", b"D" * 16))
-            played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
+            await played.say(pb.ToData(applied=pb.Applied(index=2, command=joined)))
             await played.until(lambda: played.joins)
             said = [
                 [one.boundaries for one in said.report.segments] or said.report.joins for said in played.heard
@@ -69,8 +69,8 @@ def test_a_copy_that_is_being_opened_is_waited_for_before_it_is_told_that_all_wa
 
             monkeypatch.setattr(replicas, "open_replica", opens_late)
             monkeypatch.setattr(opening_module, "POLL_S", 0.001)
-            played.say(snapshot_of(state))
-            played.say(CAUGHT_UP)
+            await played.say(snapshot_of(state))
+            await played.say(CAUGHT_UP)
             await asyncio.sleep(0.01)
             assert not played.joins
             is_open.set()
@@ -88,14 +88,14 @@ def test_nothing_is_answered_before_what_earlier_terms_committed_was_heard(confi
         lagging = Lagging(config, tmp_path / "publisher")
         session = lagging.state.sessions[1]
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             await asyncio.sleep(0.01)
             assert not played.joins
             command = encode_command(
                 OpenRun("feed", session.incarnation, None, 0, session.active_runs[0].run_id)
             )
-            played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
-            played.say(CAUGHT_UP)
+            await played.say(pb.ToData(applied=pb.Applied(index=2, command=command)))
+            await played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
             told = [one.roll for said in played.heard for one in said.report.segments]
             assert sorted(set(told)) == lagging.segments
@@ -108,13 +108,13 @@ def test_what_the_last_control_process_was_to_be_answered_is_not_told_the_next(c
     async def play() -> None:
         monkeypatch.setattr(opening_module, "POLL_S", 0.001)
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             played.data._on_lost()
-            played.say(CAUGHT_UP)
+            await played.say(CAUGHT_UP)
             await asyncio.sleep(0.02)
             assert not played.joins
-            played.say(snapshot_of(new_state(), index=2))
-            played.say(CAUGHT_UP)
+            await played.say(snapshot_of(new_state(), index=2))
+            await played.say(CAUGHT_UP)
             await played.until(lambda: played.joins)
 
     asyncio.run(play())
@@ -157,23 +157,23 @@ def test_what_an_operator_asks_for_is_proposed_until_it_is_decided_and_what_came
             run = played.data.commands.run
             with pytest.raises(Unreachable):
                 await run(Configure(roll_minutes=0))
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             with pytest.raises(Unreachable, match=r"no leader.*a majority of the nodes must run"):
                 await run(Configure(roll_minutes=0))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
             log = Log(played)
             for wanted in (Configure(roll_minutes=5), Configure(roll_minutes=0)):
                 changing = asyncio.ensure_future(run(wanted))
                 await log.until_asked(wanted, times=3)
                 for _ in range(2):  # Both copies are in the log: it is carried out once.
-                    log.apply(log.last)
-                    log.apply(DecideRequest(log.last.id, 1))
+                    await log.apply(log.last)
+                    await log.apply(DecideRequest(log.last.id, 1))
                 assert await changing == ConfigurationChanged()
                 assert played.data.follower.state.configuration.roll_minutes == wanted.roll_minutes
             releasing = asyncio.ensure_future(run(ReleaseHold("nobody")))
             await log.until_asked(ReleaseHold("nobody"))
-            log.apply(log.last)
-            log.apply(DecideRequest(log.last.id, 1))
+            await log.apply(log.last)
+            await log.apply(DecideRequest(log.last.id, 1))
             assert isinstance(await releasing, CommandRejected)
 
     asyncio.run(play())
@@ -185,19 +185,19 @@ def test_a_request_that_lapsed_by_a_clock_ahead_of_the_nodes_is_made_again_by_th
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
+            await played.say(snapshot_of(new_state()))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
             log = Log(played)
             changing = asyncio.ensure_future(played.data.commands.run(Configure(roll_minutes=5)))
             await log.until_asked(Configure(roll_minutes=5))
             ahead_ns = log.last.until_ns + 3600 * 10**9
-            log.apply(log.last)
-            log.apply(DecideRequest(log.last.id, ahead_ns))
+            await log.apply(log.last)
+            await log.apply(DecideRequest(log.last.id, ahead_ns))
             played.heard.clear()
             await log.until_asked(Configure(roll_minutes=5))
             assert ahead_ns < log.last.until_ns <= ahead_ns + 10 * 10**9
-            log.apply(log.last)
-            log.apply(DecideRequest(log.last.id, ahead_ns))
+            await log.apply(log.last)
+            await log.apply(DecideRequest(log.last.id, ahead_ns))
             assert await changing == ConfigurationChanged()
 
     asyncio.run(play())
@@ -212,20 +212,20 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
+            await played.say(snapshot_of(new_state()))
             nodes = [
                 pb.NodeStanding(name=name, summary=pb.Summary(clock_ns=clock_ns))
                 for name, clock_ns in (("n1", 10**18), ("n2", 5 * 10**9), ("n3", 7 * 10**9))
             ]
             standing = pb.Standing(is_caught_up=True, leader="n1", nodes=nodes)
-            played.say(pb.ToData(standing=standing))
+            await played.say(pb.ToData(standing=standing))
             log = Log(played)
             late = asyncio.ensure_future(played.data.commands.run(Configure(roll_bytes=7), timeout_s=60))
             await log.until_asked(Configure(roll_bytes=7))
             assert log.last.until_ns == 67 * 10**9  # By the clock that a majority has reached.
-            log.apply(log.last)
+            await log.apply(log.last)
             clock[0] += 60.0
-            log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
+            await log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             with pytest.raises(Timeout, match=r"too late.*Nothing was changed"):
                 await late
             monkeypatch.setattr(command_client, "DECIDED_S", 0.0)
@@ -233,8 +233,8 @@ def test_what_an_operator_asked_for_too_late_is_told_never_to_happen(config, mon
             with pytest.raises(Timeout, match="Check whether it was executed"):
                 await played.data.commands.run(Configure(roll_bytes=7), timeout_s=0.01)
             await log.until_asked(Configure(roll_bytes=7))
-            log.apply(log.last)  # It comes all the same, and is decided later.
-            log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
+            await log.apply(log.last)  # It comes all the same, and is decided later.
+            await log.apply(DecideRequest(log.last.id, log.last.until_ns + 1))
             assert played.data.follower.state.configuration == Configuration()
 
     asyncio.run(play())
@@ -246,8 +246,8 @@ def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(new_state()))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
+            await played.say(snapshot_of(new_state()))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, leader="n1")))
             log = Log(played)
             changing = asyncio.ensure_future(
                 played.data.commands.run(Configure(roll_minutes=5), timeout_s=0.2)
@@ -256,8 +256,8 @@ def test_of_what_was_decided_in_a_snapshot_nobody_says_that_nothing_was_changed(
             state = new_state()
             apply(state, log.last)
             apply(state, DecideRequest(log.last.id, 1))  # The control process ended behind it.
-            played.say(snapshot_of(state))
-            log.apply(DecideRequest(log.last.id, 1))  # Another leader's.
+            await played.say(snapshot_of(state))
+            await log.apply(DecideRequest(log.last.id, 1))  # Another leader's.
             with pytest.raises(Timeout, match="Check whether it was executed"):
                 await changing
             assert played.data.follower.state.configuration.roll_minutes == 5
@@ -272,10 +272,10 @@ class Log:
         self._played, self._index = played, 1
         self.last = None
 
-    def apply(self, command):
+    async def apply(self, command):
         self._index += 1
         applied = pb.Applied(index=self._index, command=encode_command(command))
-        self._played.say(pb.ToData(applied=applied))
+        await self._played.say(pb.ToData(applied=applied))
 
     async def until_asked(self, operation, *, times=1):
         """So often the operation was asked for, with one id."""

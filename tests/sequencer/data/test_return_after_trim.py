@@ -127,10 +127,10 @@ def test_it_goes_on_at_the_log_start_of_a_peer_and_trims_what_it_missed(
             data = DataProcess(config)
             data.link.send = lambda _: None  # type: ignore[method-assign]
             try:
-                data._on_message(pb.ToData(snapshot=snapshot))
+                await data._on_message(pb.ToData(snapshot=snapshot))
                 if told == "by plans and then a trim":
                     applied = pb.Applied(index=2, command=encode_command(TRIM))
-                    data._on_message(pb.ToData(applied=applied))
+                    await data._on_message(pb.ToData(applied=applied))
                 data.tasks.keep(data.catch_up.run())
                 merger = data.merger
                 assert merger is not None
@@ -171,7 +171,7 @@ def test_what_is_damaged_in_a_segment_that_the_cluster_trimmed_meanwhile_is_not_
             data = DataProcess(config)
             data.link.send = lambda _: None  # type: ignore[method-assign]
             try:
-                data._on_message(pb.ToData(snapshot=snapshot))
+                await data._on_message(pb.ToData(snapshot=snapshot))
                 merger = data.merger
                 assert merger is not None
                 assert merger.damage is not None

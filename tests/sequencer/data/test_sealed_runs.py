@@ -48,8 +48,8 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
             data, state = played.data, new_state()
             do_open(state, "a")
             do_open(state, "b")
-            played.say(snapshot_of(state, index=1))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            await played.say(snapshot_of(state, index=1))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             data.ingest._is_up = lambda: True
             streams = {}
             for name in ("a", "b"):
@@ -60,10 +60,10 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
                 await asyncio.sleep(0)
             newer = opening("a", incarnation=1, newest=1)
             if by == "a command":
-                played.say(pb.ToData(applied=pb.Applied(index=2, command=encode_command(newer))))
+                await played.say(pb.ToData(applied=pb.Applied(index=2, command=encode_command(newer))))
             else:
                 apply(state, newer)
-                played.say(snapshot_of(state, index=2))
+                await played.say(snapshot_of(state, index=2))
             async with asyncio.timeout(60):
                 with pytest.raises(Fenced, match=r"a newer directory of this session.* example a~2"):
                     await streams["a"]
@@ -108,8 +108,8 @@ def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_bef
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(state, index=20))
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            await played.say(snapshot_of(state, index=20))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             played.data.ingest._is_up = lambda: True
             intake = await played.data.ingest.accept(hello, Identity("s", "publisher", "feed"))
             assert intake.start.offset == LogOffset(0, end.roll, 0)
@@ -125,7 +125,7 @@ def test_a_node_announces_the_end_of_a_run_that_was_merged_whole_and_deleted_bef
             )
             for index, command in enumerate(commands, 21):
                 assert not opening.done()
-                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(command))))
+                await played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(command))))
             await opening
             for item in items:
                 await intake.append(item)
@@ -168,13 +168,13 @@ class Offline:
         ranges = tuple(map(range_of, runs))
         return MergeInstruction(state.instruction + 1, state.sequenced_ns + 1, ranges)
 
-    def commit(self, played: Played, command: Command) -> None:
+    async def commit(self, played: Played, command: Command) -> None:
         self.index += 1
-        played.say(pb.ToData(applied=pb.Applied(index=self.index, command=encode_command(command))))
+        await played.say(pb.ToData(applied=pb.Applied(index=self.index, command=encode_command(command))))
 
     async def begin(self, played: Played) -> IngestStream:
-        played.say(snapshot_of(new_state(), index=1))
-        played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+        await played.say(snapshot_of(new_state(), index=1))
+        await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
         played.data.ingest._is_up = lambda: True
         return await played.data.ingest.accept(self.hello, Identity("s", "publisher", "feed"))
 
@@ -209,7 +209,7 @@ def test_whole_runs_are_opened_by_one_command_and_stored_before_any_of_them_is_m
             await played.until(lambda: proposed(played))
             assert proposed(played) == [offline.opening()]
             assert not played.data.replicas.all()
-            offline.commit(played, offline.opening())
+            await offline.commit(played, offline.opening())
             await taking
             assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
             await played.until(
@@ -235,9 +235,9 @@ def test_a_slow_node_still_takes_sealed_runs_that_the_cluster_has_merged(config)
             state = played.data.follower.state
             taking = asyncio.ensure_future(intake.append_runs(offline.runs[:2]))
             await played.until(lambda: proposed(played))
-            offline.commit(played, offline.opening())
+            await offline.commit(played, offline.opening())
             await taking
-            offline.commit(played, offline.merging(state, *offline.runs[:5]))
+            await offline.commit(played, offline.merging(state, *offline.runs[:5]))
             assert state.sessions[1].done[0] == 4
             await intake.append_runs(offline.runs[2:])
             assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
@@ -259,7 +259,7 @@ def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(conf
             state = played.data.follower.state
             taking = asyncio.ensure_future(intake.append_runs(offline.runs[:1]))
             await played.until(lambda: proposed(played))
-            offline.commit(played, offline.opening())
+            await offline.commit(played, offline.opening())
             await taking
             first = offline.runs[0]
             over = [FenceRun(1, 0, (1, 2, 3)), CloseRun(1, 0, 0, len(first.data), first.end, (1, 2))]
@@ -267,18 +267,18 @@ def test_sealed_runs_that_were_fenced_and_closed_empty_are_not_acknowledged(conf
                 for command in over:
                     apply(state, command)
                 offline.index = 9
-                played.say(snapshot_of(state, index=9))
+                await played.say(snapshot_of(state, index=9))
             else:
                 for command in over:
-                    offline.commit(played, command)
-            offline.commit(played, offline.merging(state, first))
+                    await offline.commit(played, command)
+            await offline.commit(played, offline.merging(state, first))
             assert played.data.follower.state.sessions[1].done[0] == 2
             for run in offline.runs[1:]:
                 played.heard.clear()
                 taking = asyncio.ensure_future(intake.append_runs([run]))
                 await played.until(lambda taking=taking: taking.done() or proposed(played))
                 for command in proposed(played):
-                    offline.commit(played, command)
+                    await offline.commit(played, command)
                 with pytest.raises(Unreachable):
                     await taking
             with_messages = {one: data for one, data in offline.stored(played).items() if len(data) > 64}
@@ -294,16 +294,16 @@ def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
     async def play() -> None:
         async with Played(config) as played:
             intake = await offline.begin(played)
-            offline.commit(played, offline.opening(ends=False))
-            offline.commit(played, replace(offline.opening(), newest=1))
+            await offline.commit(played, offline.opening(ends=False))
+            await offline.commit(played, replace(offline.opening(), newest=1))
             taking = asyncio.ensure_future(intake.append_runs(offline.runs))
             await played.until(lambda: played.data.replicas.get(1) is not None)
             await played.until(lambda: played.data.replicas.get(1).receiver.has_ended)
             assert len(offline.stored(played)) == 1
             assert not taking.done()
             first = offline.runs[0]
-            offline.commit(played, FenceRun(1, 0))
-            offline.commit(played, CloseRun(1, 0, 0, len(first.data), first.end))
+            await offline.commit(played, FenceRun(1, 0))
+            await offline.commit(played, CloseRun(1, 0, 0, len(first.data), first.end))
             await taking
             assert offline.stored(played) == {run.segment: bytes(run.data) for run in offline.runs}
             await intake.close()

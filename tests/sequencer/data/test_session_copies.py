@@ -44,7 +44,7 @@ def test_a_bit_that_flipped_in_a_copy_while_the_node_was_down_is_not_merged(conf
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.merger.missing is not None)
             assert data.merger.position < lagging.count
             assert data.merger.failure is None
@@ -64,7 +64,7 @@ def test_after_the_repair_of_a_sealed_segment_the_rest_of_it_is_reported_and_mer
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.replicas.get(1) and data.merger.missing is not None)
             replica = data.replicas.get(1)
             await data.replicas.read_again(1, SegmentId(0, 0))
@@ -100,7 +100,7 @@ def test_a_repair_while_a_replica_is_opened_is_not_overlooked(config, tmp_path, 
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await asyncio.to_thread(has_read.wait, 60)
             path.write_bytes(good)
             reading = asyncio.ensure_future(data.replicas.read_again(1, SegmentId(0, 0)))
@@ -119,7 +119,7 @@ def test_a_node_that_lags_merges_from_its_own_copy_before_it_lets_go_of_it(confi
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             assert data.merger is not None
             await played.until(lambda: data.merger.position == lagging.count)
             assert lagging.segments == [*range(lagging.end.roll + 1)]
@@ -141,7 +141,7 @@ def test_a_copy_that_skips_keeps_what_is_not_durable_in_the_merged_log_here(conf
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.replicas.get(1) is not None)
             replica = data.replicas.get(1)
             assert replica is not None
@@ -170,14 +170,14 @@ def test_a_copy_is_kept_until_a_majority_has_merged_it_durably_too(config, tmp_p
     async def play() -> None:
         async with Played(with_peers(config)) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             data.tasks.keep(data.merged_log.keep_durable())
             await played.until(lambda: data.merger.durable.instruction == last)
             assert not data._is_released(1)
-            played.say(standing(2))
+            await played.say(standing(2))
             await played.until(lambda: len(lagging.segments) < lagging.end.roll + 1)
             assert lagging.segments == [*range(1, lagging.end.roll + 1)], "the second one was merged in parts"
-            played.say(standing(last))
+            await played.say(standing(last))
             await played.until(lambda: lagging.segments == [lagging.end.roll])
             assert data._is_released(1)
 
@@ -191,12 +191,12 @@ def test_a_damaged_copy_is_not_given_up_at_once_while_it_may_be_the_only_one(con
     async def play() -> None:
         async with Played(with_peers(config)) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await asyncio.to_thread(data.merger.sync)
             assert not data.repair._give_up(str(lagging.copy_path), 1)
             nodes = [pb.NodeStanding(name="n3", summary=said)]
-            played.say(pb.ToData(standing=pb.Standing(nodes=nodes)))
+            await played.say(pb.ToData(standing=pb.Standing(nodes=nodes)))
             assert data.repair._give_up(str(lagging.copy_path), 1)
             data.tasks.failure = None
 
@@ -213,7 +213,7 @@ def test_a_copy_of_a_session_that_is_over_is_opened_while_its_plans_wait(config,
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: played.data.merger.position == lagging.count)
 
     asyncio.run(play())
@@ -224,12 +224,12 @@ def test_what_was_merged_durably_before_a_restart_is_let_go_of_after_it(config, 
 
     async def merge() -> None:
         async with Played(config) as played:
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: played.data.merger.position == lagging.count)
 
     async def again() -> None:
         async with Played(config) as played:
-            played.say(snapshot_of(lagging.state, 20))
+            await played.say(snapshot_of(lagging.state, 20))
             await asyncio.to_thread(played.data.merger.sync)
             await played.until(lambda: played.data.replicas.get(1) is not None)
             await played.data.merged_log.release_input(played.data.merger.durable.instruction)
@@ -260,7 +260,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_again_by_one_task_and_told_once(c
             do_open(state, run=1)
             do_fence(state)
             for _ in range(3):
-                played.say(snapshot_of(state))
+                await played.say(snapshot_of(state))
             await played.until(lambda: played.finals)
             assert tries == [5]
 
@@ -282,7 +282,7 @@ def test_a_replica_whose_opening_fails_late_is_opened_by_the_next_try(config, tm
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: played.data.merger.position == lagging.count)
 
     asyncio.run(play())
@@ -299,7 +299,7 @@ def test_a_replica_that_cannot_be_trimmed_leaves_no_lock(config, tmp_path, monke
 
     async def play() -> None:
         async with Played(config) as played:
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: played.data.merger.position == lagging.count)
             await asyncio.to_thread(played.data.merger.sync)
             await played.data.replicas.close_replica(played.data.replicas.get(1))
@@ -318,7 +318,7 @@ def test_ends_of_lives_that_are_merged_are_forgotten(config):
         async with Played(config) as played:
             state = new_state()
             do_open(state)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             await played.until(lambda: played.data.replicas.get(1) is not None)
             replica = played.data.replicas.get(1)
             assert replica is not None
@@ -348,7 +348,7 @@ def test_copies_open_side_by_side_and_each_once(config, monkeypatch):
             state = new_state()
             for which in range(2):
                 do_open(state, f"s{which}", incarnation=which)
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             replicas = played.data.replicas
             asked = [asyncio.ensure_future(replicas.open_replica(one)) for one in state.sessions.values()]
             given_up = asyncio.ensure_future(replicas.open_replica(state.sessions[1]))
@@ -379,7 +379,7 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
             idle = IdleReplicas(
                 data.follower, data.replicas, data.merged_log.is_released, open_max=0, idle_s=0
             )
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await idle.close_some()
             assert data.replicas.get(1) is not None, "not all of it is durable in the merged log"
@@ -395,10 +395,10 @@ def test_a_copy_that_is_merged_and_unused_is_closed_and_a_fence_opens_it_again(c
             left = [one for one in list_segments(REAL, path) if read_header(REAL, path, one) is not None]
             assert left == [SegmentId(0, lagging.end.roll)], "what is merged is not trimmed"
             # Control begins anew: nothing that is to be merged is there.
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             assert data.opener._opening == set()
             do_fence(lagging.state)
-            played.say(snapshot_of(lagging.state, 21))
+            await played.say(snapshot_of(lagging.state, 21))
             await played.until(lambda: played.finals)
             assert {(one.roll, one.offset) for one in played.finals} == {lagging.end[1:]}
             # What is final of it is to be said again to the next control process.
@@ -414,7 +414,7 @@ def test_who_opens_a_copy_that_is_just_being_closed_gets_another_one(config, tmp
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             await asyncio.to_thread(data.merger.sync)
             replica = data.replicas.get(1)
@@ -435,7 +435,7 @@ def test_however_many_copies_were_opened_few_keep_their_descriptors(config):
         async with Played(config) as played:
             data = played.data
             state = new_state()
-            played.say(snapshot_of(state))
+            await played.say(snapshot_of(state))
             idle = IdleReplicas(data.follower, data.replicas, lambda _: True, open_max=4, idle_s=0)
             for which in range(100):
                 must(RunOpened, apply(state, OpenRun(f"s{which}", which.to_bytes(16), None, 0, bytes(8))))
@@ -455,19 +455,19 @@ def test_what_is_refused_to_others_is_not_kept_and_who_asked_is_told(config):
             intakes = played.data.ingest
             state = new_state()
             do_open(state, run=1)
-            played.say(snapshot_of(state, index=1))
+            await played.say(snapshot_of(state, index=1))
             stale = opening(run=0, newest=1)
             for index in (2, 3):
-                played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
+                await played.say(pb.ToData(applied=pb.Applied(index=index, command=encode_command(stale))))
             assert not intakes._refusals
             intakes._is_up = lambda: True
-            played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
             hello = PushHello("s", stale.session, stale.incarnation, None)
             asking = asyncio.ensure_future(
                 intakes.open_session(IngestStream(intakes, hello, None, None), Run(0, stale.run_id))
             )
             await played.until(lambda: any(one.HasField("propose") for one in played.heard))
-            played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
+            await played.say(pb.ToData(applied=pb.Applied(index=4, command=encode_command(stale))))
             with pytest.raises(Fenced):
                 await asking
             assert not intakes._refusals
@@ -482,7 +482,7 @@ def test_the_headers_of_a_copy_are_known_without_its_files(config, tmp_path):
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            played.say(lagging.snapshot())
+            await played.say(lagging.snapshot())
             await played.until(lambda: data.merger.position == lagging.count)
             replica = data.replicas.get(1)
             segments = [SegmentId(0, y) for y in range(lagging.end.roll + 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 import uvloop
@@ -58,6 +59,9 @@ def test_each_connection_begins_with_a_hello_and_is_made_again(path):
     heard: list[pb.ToData] = []
     lost: list[bool] = []
 
+    async def hear(message: pb.ToData) -> None:
+        heard.append(message)
+
     async def live(start: int, link: ControlLink) -> None:
         """One life of the control process."""
         control = Control(path)
@@ -76,7 +80,7 @@ def test_each_connection_begins_with_a_hello_and_is_made_again(path):
         link = ControlLink(
             path,
             lambda: pb.DataHello(instruction=next(hellos)),
-            heard.append,
+            hear,
             lambda: lost.append(link.is_up),
         )
         running = asyncio.ensure_future(link.run())
@@ -92,7 +96,7 @@ def test_each_connection_begins_with_a_hello_and_is_made_again(path):
 
 
 def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
-    def damaged(_: pb.ToData) -> None:
+    async def damaged(_: pb.ToData) -> None:
         raise Corrupt("values fail their checksum", path="log.0.0", offset=64)
 
     async def play() -> None:
@@ -106,12 +110,41 @@ def test_what_a_message_leads_to_is_not_taken_for_a_broken_link(path, control):
     asyncio.run(play())
 
 
+def test_messages_wait_while_one_is_handled_and_control_does_not_count_as_silent(path, control):
+    heard: list[int] = []
+
+    async def play() -> None:
+        may_end = asyncio.Event()
+
+        async def handle(message: pb.ToData) -> None:
+            heard.append(message.applied.index)
+            await may_end.wait()
+
+        link = ControlLink(path, pb.DataHello, handle, lambda: None)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: control.heard)
+        for index in range(3):
+            control.say(index)
+        await until(lambda: heard)
+        assert [link.silence.update(float(second)) for second in range(20)][-1] == 0
+        assert heard == [0]
+        may_end.set()
+        await until(lambda: len(heard) == 3)
+        await until(lambda: not link.silence.is_paused)
+        assert link.silence.update(20) > 0
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(play())
+    assert heard == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "garbage", [HEADER.pack(0xFFFF_FFFF), HEADER.pack(3) + b"\xff\xff\xff"], ids=["size", "message"]
 )
 def test_garbage_makes_the_link_anew(path, control, garbage):
     async def play() -> None:
-        link = ControlLink(path, pb.DataHello, lambda _: None, lambda: None)
+        link = ControlLink(path, pb.DataHello, AsyncMock(), lambda: None)
         running = asyncio.ensure_future(link.run())
         await until(lambda: control.heard)
         peer = control.link._peer
@@ -126,7 +159,7 @@ def test_garbage_makes_the_link_anew(path, control, garbage):
 
 def test_what_is_sent_to_a_connection_that_just_broke_is_dropped(path, control):
     async def play() -> None:
-        link = ControlLink(path, pb.DataHello, lambda _: None, lambda: None)
+        link = ControlLink(path, pb.DataHello, AsyncMock(), lambda: None)
         running = asyncio.ensure_future(link.run())
         await until(lambda: control.heard)
         assert link._writer is not None
