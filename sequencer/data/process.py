@@ -117,7 +117,7 @@ class DataProcess:
             config, tls, peers, pool, follower, replicas, self.merged_log, repairer.corrupt_files, tasks.fail
         )
         self.opener = Opener(
-            follower, replicas, self.reports, spawn=tasks.spawn, on_corrupt=repairer.on_corrupt
+            follower, replicas, self.reports, spawn=tasks.spawn, on_unopened=self.repair.on_unopened
         )
         self.idle_replicas = IdleReplicas(follower, replicas, self.merged_log.is_released)
         self.closed_replicas = ClosedReplicas(

@@ -2,8 +2,10 @@
 
 For one event loop. Invariants:
 - No part of the merged log is given up.
-- A session replica that no peer can repair is moved aside. The node then counts as one that lost its disk of
-  session replicas, because it reported bytes that it does not have.
+- A session replica that no peer can repair, or that cannot be opened although its segments verify, is moved
+  aside. The node then counts as one that lost its disk of session replicas, because it reported bytes that it
+  does not have.
+- What verifies is moved aside only if the disks of a majority are whole without this one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from sequencer.sessions.replicas import SessionReplicas
 from sequencer.state.state import SequencerState
 
 GIVE_UP_TRIES: Final = 6
-"""Attempts to repair a session replica, over about 20 s: peers that started at the same time are up then."""
+"""Attempts to repair a session replica, over about 20 s: peers that started at the same time are up then. The
+same number of attempts to open one takes about 12 s: a node that set one aside has started again by then.
+"""
 
 
 class RepairService:
@@ -69,12 +73,12 @@ class RepairService:
         )
         self.scrubber = Scrubber(self._targets, self.repairer.on_corrupt, pool)
         self.disk = VerifiedDisk(self.repairer.corrupt_files)
-        self._set_aside = _last_set_aside(self._kept)
+        self._last_set_aside = _last_set_aside(self._kept)
 
     @property
     def damage(self) -> DamageCounter:
         repairer = self.repairer
-        last, last_ns = max(repairer.last, self._set_aside, key=lambda one: one[1])
+        last, last_ns = max(repairer.last, self._last_set_aside, key=lambda one: one[1])
         return DamageCounter(repairer.found, repairer.repaired, last, last_ns)
 
     def client_error(self, error: Corrupt) -> RtError:
@@ -153,29 +157,60 @@ class RepairService:
         if os.path.dirname(directory) == self._sessions:
             await self._replicas.read_again(int(os.path.basename(directory)), segment)
 
-    def _give_up(self, directory: str, tries: int) -> bool:
-        """Move a session replica aside that no peer can repair: publisher and peers send what is not merged.
+    def on_unopened(self, error: Corrupt, failures: int) -> int:
+        """A session replica cannot be opened: repair the segment, or set the replica aside if that is sound.
 
-        The node has then lost bytes that it reported, as if its disk of session replicas were replaced, and
-        starts again as such. The disk id is deleted first, so that a crash in between is safe.
+        Returns the number of attempts that failed with this error while the segment was not being repaired.
+        `failures`: that number before.
         """
+        path = os.path.abspath(error.path)
+        if path in self.repairer.corrupt_files:
+            return failures
+        if self._may_set_aside(failures):
+            self._set_aside(os.path.dirname(path))
+        else:
+            self.repairer.on_corrupt(error)
+        return failures + 1
+
+    def _may_set_aside(self, failures: int) -> bool:
+        """Whether the other nodes have everything that was acknowledged, also if this disk counts as lost.
+
+        Nodes take turns by their names: the next one sees that this disk is not whole any more.
+        """
+        state, node = self._follower.state, self._config.name
+        if state is None or not self._follower.is_caught_up:
+            return False
+        voters = [one.name for one in self._follower.standing.nodes if not one.is_learner]
+        whole = [one for one in voters if one != node and one in state.disks and state.disks[one].is_whole]
+        turn = 1 + sum(one < node for one in voters)
+        return failures >= turn * GIVE_UP_TRIES and len(whole) > len(voters) // 2
+
+    def _give_up(self, directory: str, tries: int) -> bool:
+        """Set a session replica aside that no peer can repair. Returns whether that was done."""
         if os.path.dirname(directory) != self._sessions:
             return False
         session_id = int(os.path.basename(directory))
         if tries < GIVE_UP_TRIES and not self._is_merged_whole(directory, session_id):
             return False
+        self._set_aside(directory)
+        return True
+
+    def _set_aside(self, directory: str) -> None:
+        """Move a session replica aside: publisher and peers send what is not merged.
+
+        The node has then lost bytes that it reported, as if its disk of session replicas were replaced, and
+        starts again as such. The disk id is deleted first, so that a crash in between is safe.
+        """
+        session_id = int(os.path.basename(directory))
         target = os.path.join(self._kept, f"{session_id}.{time.time_ns()}")
         error = RtError("a corrupt session replica was set aside: the node starts again", where=target)
-        replica = self._replicas.get(session_id)
-        if replica is not None:
-            replica.store.refuse(error)
+        self._replicas.abandon(session_id, error)
         forget_disk_id(self._sessions)
         with storage_errors(directory, "setting a corrupt session replica aside"):
             REAL.make_directory(self._kept)
             REAL.rename(directory, target)
             REAL.sync_directory(self._sessions)
         self._on_failed(error)
-        return True
 
     def _is_merged_whole(self, directory: str, session_id: int) -> bool:
         """Whether all synced bytes of a replica are in enough merged logs, so that peers release them."""

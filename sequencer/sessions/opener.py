@@ -43,11 +43,13 @@ class Opener:
         reports: DataReports,
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
-        on_corrupt: Callable[[Corrupt], object],
+        on_unopened: Callable[[Corrupt, int], int],
     ) -> None:
-        """`on_corrupt` gets errors of corrupt replicas. They are tried again nevertheless."""
+        """`on_unopened` gets errors of corrupt replicas, which are tried again nevertheless, and what it
+        returned for the attempt before; 0 if that one had no error, or another one.
+        """
         self._follower, self._replicas, self._reports = follower, replicas, reports
-        self._spawn, self._on_corrupt = spawn, on_corrupt
+        self._spawn, self._on_unopened = spawn, on_unopened
         self._opening: set[int] = set()
         """Sessions whose replicas are being opened."""
         self._control = 0
@@ -132,13 +134,13 @@ class Opener:
 
     async def opened(self, session_id: int) -> SessionReplica | None:
         """Open a replica, however long that takes; None if its session is not known any more."""
-        logged = ""
+        logged, failures = "", 0
         while (session := self._follower.session(session_id)) is not None:
             try:
                 return await self._replicas.open_replica(session)
             except RtError as error:
                 if isinstance(error, Corrupt):
-                    self._on_corrupt(error)
+                    failures = self._on_unopened(error, failures if str(error) == logged else 0)
                 if str(error) != logged:
                     logged = str(error)
                     logger.error(

@@ -77,6 +77,8 @@ class SessionReplicas:
         """By session id: replicas that are being closed."""
         self._closed_ends: dict[int, LogOffset] = {}
         """By session id: the end of a replica that was closed as unused."""
+        self._abandoned: dict[int, RtError] = {}
+        """By session id: why its replica was moved aside."""
         self.unfinished = UnfinishedBytes()
 
     def get(self, session_id: int) -> SessionReplica | None:
@@ -114,6 +116,16 @@ class SessionReplicas:
         self._closed_ends.pop(session_id, None)
         self._closings.pop(session_id).set_result(None)
 
+    def abandon(self, session_id: int, why: RtError) -> None:
+        """Store nothing more of a session whose replica is moved aside.
+
+        Opening it again raises `why`. Otherwise this process would confirm joins without the bytes that it
+        reported before.
+        """
+        self._abandoned[session_id] = why
+        if (replica := self._replicas.get(session_id)) is not None:
+            replica.store.refuse(why)
+
     async def close_replica(self, replica: SessionReplica) -> None:
         """Close a replica that is unused. The next `open_replica` opens it again."""
         assert replica.is_unused, replica.session_id
@@ -125,7 +137,7 @@ class SessionReplicas:
         await asyncio.shield(closing)
 
     async def open_replica(self, session: Session) -> SessionReplica:
-        """Open the replica, or create it. Storage errors, `rt.Corrupt`.
+        """Open the replica, or create it. Storage errors, `rt.Corrupt`; the error of `abandon`.
 
         If the caller is cancelled, opening continues, because a thread already holds its lock.
         """
@@ -174,6 +186,8 @@ class SessionReplicas:
             replica = self._made(session, receiver, lambda marks: self._on_marks(session.id, marks))
             try:
                 await loop.run_in_executor(self._pool, replica.recover, released)
+                if (why := self._abandoned.get(session.id)) is not None:
+                    raise why
             except BaseException:
                 await replica.store.close()  # The next try needs the lock.
                 raise

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from chaos.wired_nodes import WiredNodes
 from faults import Faults
+from msgspec.structs import replace
+
+from rt.log.disk import REAL
+from rt.log.format.durable_end import DURABLE_FILE, encode_durable_end, record_place
+from rt.log.scan.directory import read_durable_end, read_identity
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +83,36 @@ def test_links_planted_where_a_node_writes_next_lead_nowhere(faults: Faults, tmp
         faults.verdict(allowed=["is a symbolic link"])
     assert canary.read_bytes() == CANARY
     assert os.listdir(elsewhere) == []
+
+
+def test_a_session_replica_with_a_file_of_another_time_is_set_aside_and_comes_back_from_the_others(
+    faults: Faults,
+) -> None:
+    """All segments verify, and the recorded durable end names messages that are in none of them."""
+    nodes, name = faults.nodes, faults.nodes.names[0]  # The first one waits for no other's turn.
+    with faults.sender("other-times") as sender:
+        faults.wait_flow(sender)
+        before = faults.restored
+        nodes.kill(name)
+        (replica,) = (
+            path
+            for path in (nodes.directory(name) / nodes.stream / "sessions").glob("*/")
+            if read_identity(REAL, str(path)).name == sender.session
+        )
+        durable = read_durable_end(REAL, str(replica))
+        assert durable is not None
+        later = replace(durable, sequence=durable.sequence + 1, end=durable.end + 10**6)
+        with (replica / DURABLE_FILE).open("r+b") as file:
+            file.seek(record_place(later.sequence))
+            file.write(encode_durable_end(later))
+        nodes.start(name)
+        faults.wait(
+            lambda: any("replica was set aside" in line for line in faults.said(name)), "it to be set aside"
+        )
+        faults.wait(lambda: faults.restored > before, "its new disk to be whole")
+        faults.wait_flow(sender)
+        sender.close()
+        faults.verdict(allowed=["synced segments are missing|segment_corrupt|replica was set aside"])
 
 
 def follower(faults: Faults) -> str:

@@ -18,12 +18,6 @@ from rt.sidecar.progress_file import read_progress
 pytestmark = pytest.mark.slow
 
 
-def restored(faults: Faults) -> int:
-    """How often a disk was found to be whole again."""
-    logs = [(faults.nodes.root / f"{name}.log").read_text() for name in faults.nodes.names]
-    return sum(log.count("proposal_submitted RestoreDisk(") for log in logs)
-
-
 def test_when_every_disk_was_replaced_a_publisher_that_restarts_still_goes_on_with_a_majority(
     faults: Faults,
 ) -> None:
@@ -31,11 +25,11 @@ def test_when_every_disk_was_replaced_a_publisher_that_restarts_still_goes_on_wi
     with faults.sender("replaced") as sender:
         for name in nodes.names:
             faults.wait_flow(sender)
-            before = restored(faults)
+            before = faults.restored
             nodes.kill(name)
             nodes.wipe(name)
             nodes.start(name)
-            faults.wait(lambda before=before: restored(faults) > before, f"the disk of {name} to be whole")
+            faults.wait(lambda before=before: faults.restored > before, f"the disk of {name} to be whole")
         away = nodes.wait_ready()
         nodes.kill(away)
         sender.kill()
@@ -71,11 +65,11 @@ def test_a_publisher_that_deleted_its_merged_run_goes_on_with_the_only_node_it_r
         faults.wait_flow(sender)
         sender.kill()
         delete_merged_run(faults, sender)
-        before = restored(faults)
+        before = faults.restored
         nodes.kill(name)
         nodes.wipe(name)
         nodes.start(name)
-        faults.wait(lambda: restored(faults) > before, f"the disk of {name} to be whole")
+        faults.wait(lambda: faults.restored > before, f"the disk of {name} to be whole")
         sender.start()
         faults.wait_flow(sender)
         sender.close()

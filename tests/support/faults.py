@@ -29,6 +29,12 @@ class Faults(Trial):
         self.senders.append(sender)
         return sender
 
+    @property
+    def restored(self) -> int:
+        """How often a disk was found to be whole again."""
+        logs = [(self.nodes.root / f"{name}.log").read_text() for name in self.nodes.names]
+        return sum(log.count("proposal_submitted RestoreDisk(") for log in logs)
+
     def wait_flow(self, *senders: Sender) -> None:
         """Until what these senders publish from now on is merged."""
         before = [sender.notes.flushed for sender in senders]

@@ -10,18 +10,21 @@ import threading
 import pytest
 from data_process_bench import Lagging, Played, snapshot_of, with_peers
 from msgspec.structs import replace
-from sequencing import do_close, do_fence, do_open, must, new_state, opening
+from receiving import files_of
+from sequencing import do_close, do_fence, do_join, do_open, must, new_state, opening
 
 from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import Chunk, LogOffset, Run
 from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.session_receiver import SessionReceiver
-from rt.errors import Closed, DiskFull, Fenced, StorageFailed, TooManyFiles
+from rt.errors import Closed, DiskFull, Fenced, RtError, StorageFailed, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
-from rt.log.scan.directory import list_segments, read_header
+from rt.log.format.segment_table import TABLE_FILE, encode_table
+from rt.log.scan.directory import list_segments, read_header, read_table
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.merged import merged_log as merging_module
+from sequencer.merged.repair import GIVE_UP_TRIES
 from sequencer.sessions import opener as opening_module
 from sequencer.sessions import replica as replica_module
 from sequencer.sessions.idle_replicas import IdleReplicas
@@ -309,6 +312,111 @@ def test_a_replica_that_cannot_be_trimmed_leaves_no_lock(config, tmp_path, monke
                 with pytest.raises(StorageFailed):
                     await played.data.replicas.open_replica(lagging.state.sessions[1])
             assert await played.data.replicas.open_replica(lagging.state.sessions[1])
+
+    asyncio.run(play())
+
+
+def forget_segment(lagging: Lagging) -> None:
+    """Drop a middle entry of the segments table: all bytes verify, and the replica cannot be opened."""
+    path = str(lagging.copy_path)
+    table = read_table(REAL, path)
+    assert table is not None
+    first, _, *others = table.segments
+    assert others
+    (lagging.copy_path / TABLE_FILE).write_bytes(encode_table(replace(table, segments=(first, *others))))
+
+
+def caught_up(*names: str, learners: tuple[str, ...] = ()) -> pb.ToData:
+    nodes = [pb.NodeStanding(name=one, is_learner=one in learners) for one in (*names, *learners)]
+    return pb.ToData(standing=pb.Standing(is_caught_up=True, nodes=nodes))
+
+
+def test_a_sound_replica_that_cannot_be_opened_is_set_aside_and_the_node_then_has_another_disk(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    good = files_of(REAL, str(lagging.copy_path))
+    forget_segment(lagging)
+    do_join(lagging.state, "m1", "n1", "n2")
+
+    async def first() -> bytes:
+        async with Played(config) as played:
+            data = played.data
+            data.tasks.spawn(data.repair.repairer.run())
+            await played.say(lagging.snapshot())
+            await played.say(caught_up("m1", "n1", "n2", learners=("a1",)))
+            await played.until(lambda: data.failure is not None)
+            assert "replica was set aside" in str(data.failure)
+            assert played.joins == [], "it reported less than it had"
+            assert data.repair.repairer.found == 2 * GIVE_UP_TRIES, "m1 would do it first"
+            with pytest.raises(RtError, match="was set aside"):
+                await data.replicas.open_replica(lagging.state.sessions[1])
+            assert played.joins == []
+            await data.tasks.cancel()
+            data.tasks.failure = None
+            return data._disk
+
+    async def second() -> bytes:
+        async with Played(config) as played:
+            await played.say(lagging.snapshot())
+            await played.say(caught_up("m1", "n1", "n2"))
+            await played.until(lambda: played.joins == [lagging.state.joins])
+            return played.data._disk
+
+    assert asyncio.run(first()) != asyncio.run(second())
+    (kept,) = (tmp_path / "s" / "damaged").glob("1.*")
+    assert files_of(REAL, str(kept)) == good
+
+
+@pytest.mark.parametrize("others", [(), ("n2",), ("n2", "n3")])
+def test_a_sound_replica_is_not_set_aside_unless_a_majority_has_whole_disks_without_it(
+    config, tmp_path, monkeypatch, others
+):
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    forget_segment(lagging)
+    do_join(lagging.state, "n1", *others)
+    if "n3" in others:
+        do_join(lagging.state, "n3", disk=1)
+        assert not lagging.state.disks["n3"].is_whole
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            data.tasks.spawn(data.repair.repairer.run())
+            await played.say(lagging.snapshot())
+            await played.say(caught_up("n1", *others))
+            await played.until(lambda: data.repair.repairer.found > 4 * GIVE_UP_TRIES)
+            assert data.failure is None
+            assert (lagging.copy_path / TABLE_FILE).exists()
+            await data.tasks.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_replica_that_is_being_repaired_is_not_set_aside_however_often_it_was_not_opened(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    forget_segment(lagging)
+    do_join(lagging.state, "n1", "n2", "n3")
+    tries: list[int] = []
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            on_unopened = data.repair.on_unopened
+            monkeypatch.setattr(
+                data.opener, "_on_unopened", lambda *found: tries.append(on_unopened(*found)) or tries[-1]
+            )
+            await played.say(lagging.snapshot())
+            await played.say(caught_up("n1", "n2", "n3"))
+            await played.until(lambda: len(tries) > 4 * GIVE_UP_TRIES)
+            assert set(tries) == {1}
+            assert data.failure is None
+            await data.tasks.cancel()
 
     asyncio.run(play())
 
