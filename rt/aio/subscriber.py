@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec.structs import replace
 
 import rt.client.subscriber
-from rt.client.follow_reader import DeliveryCounter, SubscriberStats
+from rt.client.follow_reader import DeliveryCounter, SubscriberStats, own_deliveries
 from rt.endpoints import check_endpoints
 from rt.errors import Closed, InvalidOption, closed_in_child
 from rt.log.read.reader import EventHandler, Place
@@ -85,6 +85,7 @@ class Subscriber:
         self._left: deque[MessageBatch] = deque()
         """Batches read but not delivered."""
         self._delivery = RowDelivery()
+        own_deliveries.add(self._delivery)
         self._messages: Iterator[Message] = iter(())
         """The messages that an iteration is delivering."""
         self._position = 0
@@ -127,6 +128,7 @@ class Subscriber:
         if not self._running.is_set():
             await self._running.wait()
         while (message := next(self._messages, None)) is None:
+            self._thread.require_own()  # Before the loop runs, which a child has in common with its parent.
             await asyncio.sleep(0)
             batch = await self._next(math.inf, _TOGETHER)
             if batch is None:
@@ -241,8 +243,8 @@ class Subscriber:
 
         There is no await between the wait and the return, so a cancellation loses no message.
         """
-        loop = asyncio.get_running_loop()
         self._thread.require_own()
+        loop = asyncio.get_running_loop()
         try:
             subscriber = await self._opened()
         except Closed:

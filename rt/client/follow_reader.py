@@ -17,6 +17,7 @@ from rt.errors import Closed, Corrupt, LogNotFound, RtError, closed_in_child
 from rt.events import BadMessage, CorruptPositions, Event, SkipForward
 from rt.log.disk import REAL, Disk
 from rt.log.read.reader import EventHandler, LogReader, Place
+from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.start_position import CheckedPlace, StartTime
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import MessageBatch
@@ -167,6 +168,7 @@ class FollowReader(LogReader):
         self._counter = counter = DeliveryCounter() if counter is None else counter
         super().__init__(path, position=position, follow=True, topics=topics, on_event=on_event, disk=disk)
         self._events.record = counter.record
+        own_deliveries.add(self._delivery)
 
     def wake(self) -> None:
         """End the current or the next wait. From any thread."""
@@ -269,8 +271,8 @@ class DeliveryGate:
 
     @property
     def is_delivering(self) -> bool:
-        """Neither paused nor closed."""
-        return not (self.is_paused or self.is_closed)
+        """Neither paused nor closed, nor the parent's."""
+        return not (self.is_paused or self.is_closed or self.is_disowned)
 
     def raise_if_disowned(self) -> None:
         if self.is_disowned:
@@ -311,12 +313,18 @@ class DeliveryGate:
 
 
 _gates: weakref.WeakSet[DeliveryGate] = weakref.WeakSet()
+own_deliveries: weakref.WeakSet[RowDelivery] = weakref.WeakSet()
+"""A fork ends their iterations in the child, which then ask the subscriber for more, and it raises. So an
+iteration need not look for a fork before each message."""
 
 
 def _disown_all() -> None:
     for gate in list(_gates):
         gate.is_disowned = True
+    for delivery in list(own_deliveries):
+        delivery.disown()
     _gates.clear()
+    own_deliveries.clear()
 
 
 os.register_at_fork(after_in_child=_disown_all)

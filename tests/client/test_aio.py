@@ -376,3 +376,39 @@ asyncio.run(main())
 
 def test_a_forked_child_is_refused_each_use_and_waits_for_nothing(publisher: rt.Publisher) -> None:
     subprocess.run([sys.executable, "-c", FORKED, publisher.directory], check=True, timeout=WAIT_SECONDS)
+
+
+FORKED_IN_LOOP = """
+import asyncio, os, sys
+import rt
+import rt.aio
+
+
+async def main():
+    child, got = -1, []
+    async with rt.aio.Subscriber(sys.argv[1], "s") as subscriber:
+        try:
+            async for message in subscriber:
+                got.append(message.number)
+                if len(got) == 4:
+                    child = os.fork()
+                elif len(got) == 10:
+                    break
+        except rt.Closed as error:
+            if child == 0 and "parent process" in str(error) and len(got) == 4:
+                os._exit(7)
+            raise
+        finally:
+            if child == 0:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    assert got == [*range(10)]
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_fork_inside_an_iteration_ends_it_in_the_child(publisher: rt.Publisher) -> None:
+    command = [sys.executable, "-c", FORKED_IN_LOOP, publisher.directory]
+    subprocess.run(command, check=True, timeout=WAIT_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,3 +129,55 @@ def test_a_poll_without_memory_returns_what_it_has_and_the_rest_comes_next(
         assert got == list(range(COUNT))
         assert reader.poll() == []
     assert errors == 1
+
+
+class Forked:
+    """A subscriber in a process that forks, and in its child, which must be refused the next message."""
+
+    def __init__(self, subscriber: rt.Subscriber) -> None:
+        self._subscriber = subscriber
+        self._messages = iter(subscriber)
+        self._child = -1
+
+    def fork(self) -> None:
+        self._child = os.fork()
+
+    def next(self) -> int:
+        """The number of the next message. The child ends, with 42 if it is refused and passed over none."""
+        position = self._subscriber.position
+        try:
+            return next(self._messages).number
+        except rt.Closed as error:
+            is_refusal = "belongs to the parent" in str(error) and self._subscriber.position == position
+            if is_refusal and self._child == 0:  # pragma: no cover
+                os._exit(42)
+            raise
+        finally:
+            if self._child == 0:  # pragma: no cover
+                os._exit(1)
+
+    def exit_status_of_child(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
+
+
+def test_a_fork_between_two_messages_of_a_batch_ends_the_iteration_in_the_child(
+    publisher: rt.Publisher,
+) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        forked = Forked(subscriber)
+        got = [forked.next() for _ in range(4)]
+        forked.fork()
+        got += [forked.next() for _ in range(COUNT - 4)]
+        assert forked.exit_status_of_child() == 42
+    assert got == list(range(COUNT))
+
+
+def test_a_batch_during_whose_read_a_process_forks_is_not_delivered_in_the_child(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rt.Subscriber(publisher.directory, "stream") as subscriber:
+        forked = Forked(subscriber)
+        on_first_read(monkeypatch, forked.fork)
+        got = [forked.next() for _ in range(COUNT)]
+        assert forked.exit_status_of_child() == 42
+    assert got == list(range(COUNT))

@@ -45,6 +45,11 @@ class RowDelivery:
             batch, rows = self._state
             self._state = batch, iter(range(len(list(rows))))
 
+    def disown(self) -> None:
+        """In a forked child: `hold`, although a thread that the child does not have may hold the lock."""
+        self._lock = threading.RLock()
+        self.hold()
+
     def take_rest(self) -> MessageBatch | None:
         """The messages that did not leave, which the iterator of `start` will not return any more."""
         with self._lock:
