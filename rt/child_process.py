@@ -1,7 +1,8 @@
 """A process and its child: how the child starts, talks in lines, logs, ends, and is started again.
 
 Invariants:
-- The stdin of a child is its life line: it ends when the parent closes it or ends, however that happens.
+- The stdin of a child is its life line: it ends when the parent closes it or ends, however that happens. A
+  fork of the parent does not keep it.
 - Neither end waits for the other, unless a method says so.
 """
 
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -90,7 +92,7 @@ class ChildProcess:
         self._unsent = b""
         self._lines, self._log_lines = LineBuffer(), LineBuffer()
         self._log: socket.socket | None = None
-        with contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
+        with _no_fork, contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
             # Unlike a pipe, a socket whose other end is closed raises no signal.
             own, stdin = socket.socketpair()
             self._socket: socket.socket | None = failed.enter_context(own)
@@ -109,6 +111,7 @@ class ChildProcess:
             failed.callback(self._process.kill)
             self._pid_fd = os.pidfd_open(self._process.pid)
             failed.pop_all()
+            _children.add(self)
 
     @property
     def pid(self) -> int:
@@ -173,7 +176,8 @@ class ChildProcess:
     def hang_up(self) -> None:
         """End its stdin, and stop listening."""
         if self._socket is not None:
-            self._socket.close()
+            with _no_fork:
+                self._socket.close()
             self._socket = None
         self._unsent = b""
 
@@ -241,6 +245,23 @@ class ChildProcess:
             case _ if line:
                 self.last_line = line.decode(errors="backslashreplace")
                 logger.warning("child_stderr pid=%d line=%r", self.pid, self.last_line)
+
+
+_no_fork = threading.RLock()
+"""Held while a life line exists that no `ChildProcess` in `_children` knows: a fork would keep its copy."""
+_children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    try:
+        for child in list(_children):
+            child.disown()
+        _children.clear()
+    finally:
+        _no_fork.release()
+
+
+os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_disown_all)
 
 
 def _received(end: socket.socket) -> bytes | None:

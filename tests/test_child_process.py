@@ -6,9 +6,12 @@ import logging
 import os
 import select
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -174,6 +177,44 @@ def test_one_that_cannot_be_started_leaves_nothing_open(start: Children) -> None
     until_ended(child)
     child.kill()
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("when", ["in its start", "later"])
+def test_a_child_sees_the_end_of_its_parent_though_a_fork_of_the_parent_lives(
+    start: Children, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    forked: list[int] = []
+    wait_for_end, end = os.pipe()
+
+    def fork() -> None:
+        if (pid := os.fork()) == 0:  # pragma: no cover
+            os.close(end)
+            os.read(wait_for_end, 1)
+            os._exit(0)
+        forked.append(pid)
+
+    forking = threading.Thread(target=fork)
+
+    def start_and_fork(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started = popen(*arguments, **options)
+        forking.start()
+        forking.join(0.5)  # A fork that does not wait for the end of the start is over by then.
+        return started
+
+    popen = subprocess.Popen
+    if when == "in its start":
+        monkeypatch.setattr(subprocess, "Popen", start_and_fork)
+    child = start("import sys; sys.stdin.read()")
+    if when == "later":
+        forking.start()
+    forking.join()
+    try:
+        child.hang_up()
+        assert child.wait(WAIT_SECONDS) == 0
+    finally:
+        os.close(end)
+        os.close(wait_for_end)
+        os.waitpid(forked[0], 0)
 
 
 def test_no_line_of_a_child_is_lost_while_its_parent_is_slow(start: Children) -> None:

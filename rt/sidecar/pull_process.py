@@ -104,12 +104,9 @@ class PullSidecar:
             self._thread.join()
 
     def disown(self) -> None:
-        """In a forked child: the client belongs to the parent, and must see the end of the parent only."""
+        """In a forked child: release the copy, which belongs to the parent as the client does."""
         self._closing = threading.Lock()
         self._stopping.set()
-        process, self._process = self._process, None
-        if process is not None:
-            process.disown()
         self._release()
 
     # The supervising thread

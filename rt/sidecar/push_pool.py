@@ -130,8 +130,6 @@ class PushPool:
 
     def disown(self) -> None:
         """In a forked child, which has no such thread: release all. Must not be used afterwards."""
-        for process in self._processes:
-            process.disown()
         self._watch.close()
         if self._wake_fd >= 0:
             os.close(self._wake_fd)

@@ -114,13 +114,6 @@ class PushProcess:
         if self._process is not None:
             self._process.register(poll)
 
-    def disown(self) -> None:
-        """In a forked child: the process belongs to the parent, and must see the end of the parent only."""
-        if self._process is not None:
-            self._process.disown()
-        self._process = None
-        self._sessions.clear()
-
     def _start(self, now: float) -> None:
         self._restarts.record_start(now)
         try:

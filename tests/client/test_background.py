@@ -60,9 +60,6 @@ class FakeProcess:
     def register(self, poll: select.poll) -> None:
         assert poll
 
-    def disown(self) -> None:
-        self.load = 0
-
 
 class FakeFollower:
     """Counts how often it is looked at, and what it sees."""

@@ -94,10 +94,9 @@ def running(heard: Path, request: pytest.FixtureRequest) -> Iterator[PushProcess
         lambda _: None, [sys.executable, "-S", "-c", ECHO, str(heard), *getattr(request, "param", ())]
     )
     yield process
-    pid = process.pid
-    process.disown()
-    if pid is not None:
-        os.waitpid(pid, 0)
+    if (child := process._process) is not None:
+        child.disown()
+        os.waitpid(child.pid, 0)
 
 
 def test_it_has_nothing_to_do_before_its_first_session(running: PushProcess) -> None:
