@@ -15,15 +15,13 @@ Connections live in an event loop in its own thread: callers are plain functions
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import random
-import threading
 import time
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from replicator.protocol.handshake import (
     Acknowledged,
@@ -36,6 +34,7 @@ from replicator.protocol.handshake import (
     check_found,
 )
 from replicator.protocol.messages import Chunk
+from replicator.pull.loop_thread import LoopThread
 from replicator.pull.node_call import SILENCE_SECONDS, NodeCall, pull_channel
 from replicator.pull.node_channels import NodeChannels
 from replicator.pull.range_stream import Found, RangeStream
@@ -74,11 +73,11 @@ _PAUSE_SECONDS_MAX: Final = 1.0
 _REFUSALS = (CertificateError, ClusterMismatch, InvalidName)
 """Waiting does not change these: an error once every node returned one."""
 
-_Result = TypeVar("_Result")
-
 
 class RemoteLog:
     """The merged log of `stream`, from the nodes at `endpoints` ("host:port" each). For one thread.
+
+    In a forked child each use but `close` raises `rt.Closed`: open a new one there.
 
     It is a `rt.log.read.log_source.LogSource`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
@@ -101,7 +100,7 @@ class RemoteLog:
         self._connect_seconds = patience_seconds if connect_seconds is None else connect_seconds
         endpoints = check_endpoints(endpoints, is_required=True)
         self._tls = TLS(ca=ca, cert=cert, key=key)
-        self._loop = _LoopThread()
+        self._loop = LoopThread("rt-nodes-log")
         at = random.randrange(len(endpoints))
         self._nodes = NodeChannels(endpoints, partial(pull_channel, tls=self._tls), at)
         """The one that is asked: readers spread over them, and stay with one that answers."""
@@ -175,7 +174,7 @@ class RemoteLog:
             self._ask("earliest", PullRange(0))
 
     def close(self) -> None:
-        if not self._loop.is_closed:
+        if self._loop.is_running:
             self._loop.run(self._nodes.close())
             self._loop.close()
 
@@ -274,6 +273,7 @@ class RemoteLog:
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
         """Go on to the next node after a pause; raise if that is of no use any more."""
+        self._loop.require_own()  # In a forked child no node has failed.
         if isinstance(error, MembersChanged) and self._nodes.is_renewal():
             return
         target = self._nodes.target
@@ -376,22 +376,3 @@ def _pulled(interest: Projection) -> tuple[str, ...]:
         return check_wanted(found.patterns).patterns
     except InvalidOption:
         return ()
-
-
-class _LoopThread:
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rt-nodes-log", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._loop.is_closed()
-
-    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -423,3 +425,41 @@ def test_fewer_nodes_than_a_majority_are_enough_to_read_and_that_is_told(
         assert "no_majority_reachable answers=1 nodes=3" in caplog.text
         log.close()
     feeds.close()
+
+
+FORKED = """
+import os, signal, sys
+import rt
+from replicator.pull.remote_log import RemoteLog
+from rt.log.read.projection import EVERYTHING
+
+endpoints, ca, cert, key = sys.argv[1].split(","), *sys.argv[2:]
+log = RemoteLog(endpoints, "s", ca=ca, cert=cert, key=key)
+end = log.bounds()[1]
+messages = (message for batch in log.read(0, end, EVERYTHING, print) for message in batch.messages())
+next(messages)
+if os.fork() == 0:
+    signal.alarm(30)
+    uses = [lambda: [*messages], lambda: [*log.outline(0, end)], lambda: log.hold("sub", 0)]
+    refused = 0
+    for use in uses:
+        try:
+            use()
+        except rt.Closed as error:
+            refused += "parent process" in str(error)
+    log.close()
+    os._exit(7 if refused == len(uses) else 1)
+status = os.wait()[1]
+rest = [*messages]
+log.close()
+assert os.waitstatus_to_exitcode(status) == 7
+assert len(rest) == end - 1
+"""
+
+
+def test_a_forked_child_is_refused_each_use_and_waits_for_nothing(nodes: RangeNodes) -> None:
+    arguments = [",".join(nodes.endpoints), *(nodes.files[name] for name in ("ca", "cert", "key"))]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, *arguments], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (0, "")
