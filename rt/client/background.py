@@ -51,7 +51,8 @@ class BackgroundTasks:
     def stop(self) -> None:
         self.is_stopping = True
         self._wake.put(None)
-        self._thread.join()
+        if self._thread.is_alive():  # Its start may have failed, or was interrupted.
+            self._thread.join()
 
     def _run(self) -> None:
         wait: float | None = None

@@ -165,15 +165,14 @@ class Publisher:
                     on_progress=trimming.on_progress,
                     problem=self._problem,
                 )
+                self._replication.start()
                 if on_merged is not None:
                     self._replication.tell_merged(on_merged, lambda: self.progress.merged, self.session)
             self._duties.start()
+            open_publishers.add(self)
         except BaseException:
-            self._log.close()
-            if self._replication is not None:
-                self._replication.leave()
+            self._abandon()
             raise
-        open_publishers.add(self)
 
     @property
     def next_number(self) -> int:

@@ -50,7 +50,7 @@ LEFT_HINT: Final = (
 
 
 class WaitHandle:
-    """Has the session in `directory` pushed. After `leave`, the rest is pushed to its end.
+    """Has the session in `directory` pushed, from `start` on. After `leave`, the rest is pushed to its end.
 
     Levels count for `incarnation` only. What blocks the push is recorded in `problem`. Thread-safe.
     """
@@ -89,20 +89,24 @@ class WaitHandle:
         order: this, then `_changed`."""
         self._data = b""
         """The record that was read last."""
-        path = os.path.join(directory, PROGRESS_FILE)
-        files = (os.path.abspath(file) for file in (tls.ca, tls.cert, tls.key))
+        self._fd = -1
+        self._pushing = push_pool.shared()
+        self._number = self._pushing.new_number()
+        files = (os.fspath(os.path.abspath(file)) for file in (tls.ca, tls.cert, tls.key))
+        self._request = PushRequested(self._number, directory, stream, tuple(endpoints), *files)
+
+    def start(self) -> None:
+        """Have it pushed until `leave`, which must be called also if this raises or is interrupted."""
+        path = os.path.join(self.directory, PROGRESS_FILE)
         with storage_errors(path, "watching progress"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 self._read_first()
-                self._pushing = push_pool.shared()
-                self._number = self._pushing.start(
-                    PushRequested(0, directory, stream, tuple(endpoints), *map(os.fspath, files)), self
-                )
+                self._pushing.start(self._request, self)
             except BaseException:
                 self.release()  # The thread of the pool may read it already.
                 raise
-        on_progress(self._record)
+        self._on_progress(self._record)
 
     @property
     def replicated(self) -> Level:

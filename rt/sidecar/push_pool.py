@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import select
 import threading
 import time
 from typing import Final, Protocol
-
-from msgspec.structs import replace
 
 from rt.child_process import RESTART_SECONDS_MAX, poll_timeout_ms
 from rt.line_protocol import encode_line
@@ -71,7 +70,7 @@ class PushPool:
         """Guards the fields below, except those of the thread."""
         self._requests: list[tuple[PushRequested, Follower] | int] = []
         """Sessions to serve (with their follower) and to finish (by number)."""
-        self._next_number = 0
+        self._numbers = itertools.count(1)
         self._awaiting = 0
         """How many calls wait for progress."""
         self._is_settled = True
@@ -94,9 +93,14 @@ class PushPool:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def start(self, session: PushRequested, follower: Follower) -> int:
-        """Have a session pushed until it is finished. Returns the number for `finish`; ignores the one in
-        `session`.
+    def new_number(self) -> int:
+        """A number for `PushRequested`. A caller that knows it before `start` can finish what an interrupt of
+        `start` leaves.
+        """
+        return next(self._numbers)
+
+    def start(self, session: PushRequested, follower: Follower) -> None:
+        """Have a session pushed until it is finished, which it must be also if this is interrupted.
 
         Raises `OSError` if the system has no descriptor or thread left, `TypeError` if it cannot be encoded.
         """
@@ -104,14 +108,16 @@ class PushPool:
         with self._changed:
             if self._thread is None:
                 self._begin()
-            number = self._next_number = self._next_number + 1
-            self._request((replace(session, number=number), follower))
-            return number
+            self._request((session, follower))
 
     def finish(self, number: int) -> None:
-        """The publisher of a session has ended: push the rest, and stop following it."""
+        """The publisher of a session has ended: push the rest, and stop following it.
+
+        Does nothing if it was not started.
+        """
         with self._changed:
-            self._request(number)
+            if self._thread is not None:
+                self._request(number)
 
     def start_waiting(self) -> None:
         """A call waits for progress, until `stop_waiting`."""
@@ -162,6 +168,9 @@ class PushPool:
     # The thread
 
     def _run(self) -> None:
+        with self._changed:
+            if self._thread is not threading.current_thread():
+                return  # Its start was interrupted.
         while True:
             try:
                 if not self._run_once():
@@ -217,6 +226,8 @@ class PushPool:
             follower.record_report(report)
 
     def _drop(self, number: int) -> None:
+        if number not in self._followers:
+            return
         self._watch.remove(number)
         self._written.discard(number)
         self._followers.pop(number).release()

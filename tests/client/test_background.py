@@ -108,9 +108,10 @@ def until(condition: Callable[[], object]) -> None:
 
 def started(made: PushPool, root: Path, count: int) -> tuple[list[FakeFollower], list[int]]:
     followers = [FakeFollower(root / str(number)) for number in range(count)]
-    sessions = [PushRequested(0, follower.directory, "s", (), "", "", "") for follower in followers]
-    pairs = zip(sessions, followers, strict=True)
-    return followers, [made.start(session, follower) for session, follower in pairs]
+    numbers = [made.new_number() for _ in followers]
+    for number, follower in zip(numbers, followers, strict=True):
+        made.start(PushRequested(number, follower.directory, "s", (), "", "", ""), follower)
+    return followers, numbers
 
 
 def ended(made: PushPool, numbers: list[int]) -> None:

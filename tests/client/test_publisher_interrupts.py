@@ -9,19 +9,25 @@ import linecache
 import math
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from disks import MemoryDisk
 from publishing import DEADLINE_SECONDS, numbers, on_memory, pull_the_plug, read, wait_until
+from receiving_node import make_pki, tls_of
 
 import rt
 import rt.log.write.sealed_segments
 from rt.client.fork_safety import open_publishers
 from rt.log.whole_files import write_whole
+from rt.sidecar import push_pool
+from rt.sidecar.protocol import PushRequested
+from rt.sidecar.push_pool import Follower, PushPool
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +59,11 @@ def is_of_publishing(file: str) -> bool:
 
 
 @functools.cache
+def is_of_opening(file: str) -> bool:
+    return file.endswith(("rt/client/publisher.py", "rt/client/wait_handle.py", "rt/sidecar/push_pool.py"))
+
+
+@functools.cache
 def can_be_interrupted(file: str, number: int) -> bool:
     """CPython looks at no signals between a lock and the body of its `with`, nor at a bare `try`."""
     line = linecache.getline(file, number).partition("#")[0].strip()
@@ -62,13 +73,14 @@ def can_be_interrupted(file: str, number: int) -> bool:
 class Interrupter:
     """Raises `Interrupt` at one line of the publisher, as Ctrl-C does."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, is_of: Callable[[str], bool] = is_of_publishing) -> None:
         self.left = at
+        self.is_of = is_of
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         name = frame.f_code.co_filename
-        if not is_of_publishing(name):
+        if not self.is_of(name):
             return None
         if event in {"line", "call"} and can_be_interrupted(name, frame.f_lineno):
             self.left -= 1
@@ -208,3 +220,68 @@ def test_what_follows_an_interrupted_call_does_not_linger_for_longer(
         if not interrupter.where:
             break
     assert line > 10
+
+
+class UnservedPool(PushPool):
+    """Keeps the requests: no thread takes them."""
+
+    def _begin(self) -> None:
+        self._thread = threading.current_thread()
+
+    def unfinished(self) -> set[int]:
+        found: set[int] = set()
+        for what in self._requests:
+            if isinstance(what, int):
+                found.discard(what)
+            else:
+                found.add(what[0].number)
+        return found
+
+
+def test_an_interrupt_at_any_line_of_an_opening_leaves_no_session_to_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next publisher of the directory would wait for its push."""
+    make_pki(tmp_path)
+    tls = tls_of(tmp_path, "feed")
+    for line in itertools.count(1):
+        pool = UnservedPool()
+        monkeypatch.setattr(push_pool, "_shared", [pool])
+        interrupter = Interrupter(line, is_of_opening)
+        before = sys.gettrace()
+        sys.settrace(interrupter)
+        try:
+            publisher = rt.Publisher(
+                tmp_path / str(line), "s", publisher_id="feed", endpoints=["localhost:1"], tls=tls
+            )
+        except Interrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert len(pool.unfinished()) == (0 if interrupter.where else 1), interrupter.where
+        if not interrupter.where:
+            break
+    publisher.close(timeout=0)
+    assert pool.unfinished() == set()
+    assert line > 50
+
+
+def test_a_thread_for_pushes_whose_start_was_interrupted_ends(
+    monkeypatch: pytest.MonkeyPatch, logged: Callable[[str], list[str]]
+) -> None:
+    threads: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_and_stop(thread: threading.Thread) -> None:
+        start(thread)
+        threads.append(thread)
+        raise Interrupt
+
+    pool = PushPool()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_stop)
+        with pytest.raises(Interrupt):
+            pool.start(PushRequested(pool.new_number(), "", "s", (), "", "", ""), cast(Follower, None))
+    threads[0].join(DEADLINE_SECONDS)
+    assert not threads[0].is_alive()
+    assert logged("rt.client.publisher") == []

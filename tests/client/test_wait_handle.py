@@ -30,9 +30,11 @@ SOON_SECONDS = 60
 class IdlePool:
     """Starts nothing, and never reads."""
 
-    def start(self, session: PushRequested, follower: WaitHandle) -> int:
-        assert session.directory == follower.directory
+    def new_number(self) -> int:
         return 1
+
+    def start(self, session: PushRequested, follower: WaitHandle) -> None:
+        assert (session.number, session.directory) == (1, follower.directory)
 
     def finish(self, number: int) -> None:
         assert number == 1
@@ -50,7 +52,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def handle_of(directory: Path, records: list[ProgressRecord]) -> WaitHandle:
-    return WaitHandle(
+    made = WaitHandle(
         str(directory),
         "s",
         ["localhost:1"],
@@ -59,6 +61,8 @@ def handle_of(directory: Path, records: list[ProgressRecord]) -> WaitHandle:
         on_progress=records.append,
         problem=ReplicationProblem(str(directory), None),
     )
+    made.start()
+    return made
 
 
 @pytest.fixture
