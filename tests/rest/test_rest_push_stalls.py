@@ -15,7 +15,7 @@ from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.views.alarms import alarms_of
 from sequencer.rest.views.node_metrics import metrics_of
 from sequencer.rest.views.push_stalls import STALLED_S, TOLD_MAX, stalls_of
-from sequencer.state.state import End
+from sequencer.state.state import ConsumedEnd, End
 
 RUNNING = b"\2" * 16
 """The incarnation of `history` whose run is open."""
@@ -112,6 +112,28 @@ def test_the_alarm_names_session_node_and_the_next_command() -> None:
     (unmerged,) = stuck(node(replace(PUSH, unmerged_s=13.0)))
     assert "10 messages of session feed at n1 have not been merged for 13 s" in unmerged
     assert "`rt rest '/sessions?name=feed'`" in unmerged
+
+
+@pytest.mark.parametrize(
+    ("dedup_id", "consumed", "position", "is_told"),
+    [
+        ("d1", None, 50, True),
+        ("d1", None, 40, False),
+        ("d1", ConsumedEnd(End(0, 128, 45), 7), 50, False),
+        ("new", None, 50, False),
+        (None, None, 50, False),
+    ],
+    ids=["after a gap", "of known numbers", "it is being merged", "the first of its id", "without an id"],
+)
+def test_a_session_that_may_wait_for_numbers_of_its_dedup_id_is_told_how_they_come(
+    dedup_id: str | None, consumed: ConsumedEnd | None, position: int, is_told: bool
+) -> None:
+    """Of `d1`, 40 is next. A new directory under the same name would wait for this one, so it cannot help."""
+    state = history()
+    state.sessions[2] = replace(state.sessions[2], dedup_id=dedup_id, consumed=consumed)
+    (text,) = stuck(node(replace(PUSH, unmerged_s=13.0, position=position, merged=0), state=state))
+    assert ("after number 40, the next one of dedup id d1" in text) == is_told
+    assert ("another session, with another name" in text) == is_told
 
 
 def test_many_stuck_pushes_of_one_certificate_do_not_hide_those_of_others() -> None:

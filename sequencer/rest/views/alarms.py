@@ -224,7 +224,7 @@ def _of_lags(node: NodeSnapshot, state: SequencerState) -> Iterator[Alarm]:
             text = f"{member.name} has {behind / 1e6:,.0f} MB of committed data to merge."
             yield Alarm("merge-lag", "warning", f"{text} Check for a slow disk, and waitsFor in its /status.")
     stalls = stalls_of(node)
-    for text in stall_texts(stalls, node.node):
+    for text in stall_texts(stalls, node):
         yield Alarm("push-stuck", "warning", text)
     for text in silence_texts(node):
         yield Alarm("publisher-silent", "warning", text)

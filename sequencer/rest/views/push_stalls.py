@@ -15,6 +15,7 @@ from rt.units import format_time
 from sequencer.ipc.silence import HUNG_S
 from sequencer.rest.base.node_snapshot import ClientConnection, NodeSnapshot
 from sequencer.rest.views.client_views import clients_of_cluster
+from sequencer.state.state import SequencerState
 
 StallReason: TypeAlias = Literal["silent", "waiting", "unmerged"]
 
@@ -55,7 +56,7 @@ def _reason(client: ClientConnection, is_running: bool) -> StallReason | None:
     return "unmerged" if client.unmerged_s >= STALLED_S else None
 
 
-def stall_texts(stalls: Sequence[tuple[ClientConnection, StallReason]], node: str) -> Iterator[str]:
+def stall_texts(stalls: Sequence[tuple[ClientConnection, StallReason]], node: NodeSnapshot) -> Iterator[str]:
     """The problems and the next steps. One certificate cannot hide those of others behind many of its own."""
     told = Counter[str]()
     for client, reason in stalls:
@@ -66,21 +67,21 @@ def stall_texts(stalls: Sequence[tuple[ClientConnection, StallReason]], node: st
     for name, count in told.items():
         if count > TOLD_MAX:
             yield (
-                f"{count - TOLD_MAX:,} more pushes of {name} to {node} are stuck. "
+                f"{count - TOLD_MAX:,} more pushes of {name} to {node.node} are stuck. "
                 "GET /rt-clients lists them, and the metric rt_stuck_pushes counts them by reason."
             )
 
 
-def _text(client: ClientConnection, reason: StallReason, node: str) -> str:
+def _text(client: ClientConnection, reason: StallReason, snapshot: NodeSnapshot) -> str:
     """The problem and the next step."""
-    session = client.session
+    session, node = client.session, snapshot.node
     there = "On the publisher's machine: `rt pushes list`."
     if reason == "unmerged":
         count = max(client.position - client.merged, 0)
         return (
             f"{count:,} messages of session {session} at {node} have not been merged for "
             f"{client.unmerged_s:.0f} s, while others were. What it waits for: "
-            f"`rt rest '/sessions?name={session}'`, waitsFor and runs."
+            f"`rt rest '/sessions?name={session}'`, waitsFor and runs.{_missing_ids(client, snapshot.state)}"
         )
     if reason == "waiting":
         return (
@@ -98,3 +99,17 @@ def _text(client: ClientConnection, reason: StallReason, node: str) -> str:
     if client.ended_ns:
         text += f' If it is retired: `rt rest /close-session --data \'{{"session": "{session}"}}\'`.'
     return text
+
+
+def _missing_ids(client: ClientConnection, state: SequencerState | None) -> str:
+    """A hint for a session that may begin behind the next number of its dedup id; empty for the others."""
+    session = None if state is None or client.session is None else state.session_of(client.session)
+    if state is None or session is None or session.dedup_id is None or session.consumed is not None:
+        return ""
+    wanted = state.wanted.get(session.dedup_id)
+    if wanted is None or wanted >= client.position:
+        return ""
+    return (
+        f" If its run begins after number {wanted}, the next one of dedup id {session.dedup_id}, it waits "
+        "until the numbers from there on come in another session, with another name."
+    )

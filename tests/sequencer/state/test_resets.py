@@ -10,6 +10,7 @@ from sequencing import (
     do_merge,
     do_open,
     do_roll,
+    merging,
     must,
     new_state,
     opening,
@@ -170,6 +171,23 @@ def test_watermarks_survive_a_hard_reset() -> None:
     do_merge(state, piece(1, first=100))
     reset(state, is_hard=True)
     assert state.wanted == {"twins": 110}
+
+
+def test_numbers_that_a_hard_reset_dropped_come_in_another_session_than_the_one_that_waits_for_them() -> None:
+    state = new_state()
+    do_open(state, "t", dedup="twins")
+    do_merge(state, piece(1, count=50))
+    reset(state, is_hard=True)
+    must(RunOpened, apply(state, opening("t", run=1, dedup="twins", newest=1)))
+    waiting = piece(1, run=1, first=60)
+    assert "dedup id 60 where 50 is expected" in refusal(state, merging(state, waiting)).why
+    anew = do_open(state, "t", incarnation=1, dedup="twins")
+    assert (
+        "an older incarnation, session 1, is not" in refusal(state, merging(state, piece(anew, first=50))).why
+    )
+    do_merge(state, piece(do_open(state, "t~2", incarnation=2, dedup="twins"), first=50))
+    do_merge(state, waiting)
+    assert state.wanted == {"twins": 70}
 
 
 def test_no_more_trimmed_segments_are_remembered_than_the_bound() -> None:
