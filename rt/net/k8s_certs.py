@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import http.client
 import json
 import logging
 import os
@@ -118,7 +119,7 @@ class ClusterApi:
                 got=f"{error.code} {error.reason}",
                 hint=_HINTS.get(error.code),
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             where = f"{method} {self._base}{name}"
             raise ApiRejected("cannot reach the Kubernetes API", where=where, got=str(error)) from error
         if not isinstance(fields, dict):

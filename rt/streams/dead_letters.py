@@ -117,5 +117,5 @@ def decode_letter(event: bytes) -> StoredLetter:
             str(found["reason"]),
             int(found.get("cut", 0)),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a dead letter: {event[:100]!r}") from error

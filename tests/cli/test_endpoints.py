@@ -31,6 +31,22 @@ def test_a_malformed_endpoint_is_misuse(command: str) -> None:
     assert (result.exit_code, "the port is missing (at --endpoints): got 'n1'" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["/x", "--data", "{"], "--data is not valid JSON: Expecting"),
+        (["/x", "--data", "[" * 100_000], "--data is not valid JSON: nested too deep"),
+        (["/x", "--data", '"\udcff"'], "--data is not valid UTF-8, from character 1 on"),
+        (["/x\udcff"], "TARGET is not valid UTF-8, from character 2 on"),
+    ],
+    ids=["no JSON", "nested", "data that is not UTF-8", "target that is not UTF-8"],
+)
+def test_what_rest_cannot_send_is_misuse(arguments: list[str], said: str) -> None:
+    nodes = ["--endpoints", "localhost:1", "--insecure", "--connect-timeout", "0.1"]
+    result = CliRunner().invoke(cli, ["rest", *arguments, *nodes])
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
 @pytest.mark.parametrize("command", ["pub", "sub"])
 def test_the_variable_takes_the_same_list(command: str) -> None:
     result = CliRunner().invoke(

@@ -175,6 +175,8 @@ class Answers(BaseHTTPRequestHandler):
     """The part of Kubernetes' API that is asked for."""
 
     secrets: dict[str, dict[str, Any]]
+    missing_bytes = 0
+    """How much of each answer does not come: the API ends first."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -201,7 +203,7 @@ class Answers(BaseHTTPRequestHandler):
                 secret["metadata"] = {"resourceVersion": str(version)}
         content = json.dumps(secret if status == 200 else {}).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) + self.missing_bytes))
         self.end_headers()
         self.wfile.write(content)
 
@@ -270,6 +272,16 @@ def test_what_the_api_refuses_is_said_with_what_helps(cluster: tuple[ThreadingHT
     Answers.secrets["rt-0"] = {"data": {"a": "?"}, "metadata": {"resourceVersion": "1"}}
     with pytest.raises(ApiRejected, match="no Secret"):
         api.get("rt-0")
+
+
+def test_an_answer_that_ends_too_early_is_a_rejection(
+    cluster: tuple[ThreadingHTTPServer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, account = cluster
+    monkeypatch.setattr(Answers, "missing_bytes", 5)
+    with pytest.raises(ApiRejected, match="cannot reach the Kubernetes API") as caught:
+        api_of(environment(server), account=account).get("rt-0")
+    assert "5 more expected" in str(caught.value)
 
 
 def test_outside_of_a_pod_the_error_says_so(tmp_path: Path) -> None:

@@ -230,8 +230,10 @@ def test_dead_letters_are_a_stream_with_reason_and_position() -> None:
         assert "OSError: down" in first.reason
 
     run(program, deliver_for_s=5)
-    with pytest.raises(ValueError, match="not a dead letter"):
-        decode_letter(b"{}")
+    endless = b'{"subscription": "s", "namespace": "n", "key": "k", "position": 1e999, "index": 0}'
+    for other in (b"{}", endless, b"[" * 100_000):
+        with pytest.raises(ValueError, match="not a dead letter"):
+            decode_letter(other)
 
 
 def test_a_dead_letter_that_is_rejected_makes_no_other_dead_letter() -> None:

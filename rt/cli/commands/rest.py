@@ -33,7 +33,7 @@ def rest(target: str, data: str | None, connect_timeout: float, nodes: NodeOptio
     from rt.net.rest_client import ask, check, error_in
 
     endpoints, tls = nodes.parse()
-    path = target if target.startswith("/") else f"/{target}"
+    path = _checked_text(target if target.startswith("/") else f"/{target}", "TARGET")
     method, body = ("GET", None) if data is None else ("POST", _checked_json(data))
     answer = asyncio.run(ask(endpoints, tls, method, path, body, connect_timeout_s=connect_timeout))
     if error_in(answer) is None:
@@ -44,7 +44,18 @@ def rest(target: str, data: str | None, connect_timeout: float, nodes: NodeOptio
 
 def _checked_json(data: str) -> bytes:
     try:
-        json.loads(data)
+        json.loads(_checked_text(data, "--data"))
+    except RecursionError:
+        raise click.UsageError("--data is not valid JSON: nested too deep") from None
     except ValueError as error:
         raise click.UsageError(f"--data is not valid JSON: {error}") from None
     return data.encode()
+
+
+def _checked_text(text: str, what: str) -> str:
+    """An argument whose bytes are not UTF-8 has surrogates, which cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"{what} is not valid UTF-8, from character {error.start} on") from None
+    return text
