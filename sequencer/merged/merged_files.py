@@ -150,15 +150,19 @@ class MergedFiles:
         return segment is not None and bool(trimmed) and segment <= trimmed[-1].id
 
     def to_trim(self) -> dict[SegmentId, tuple[TrimReason, int]]:
-        """The sealed segments here that the cluster trimmed: for which reason, and when."""
+        """The sealed segments here that the cluster trimmed: for which reason, and when.
+
+        Those too whose files are still here, because the disk was too full to remove them.
+        """
         writer, trimmed = self.writer, self.trimmed
         if writer is None or not trimmed:
             return {}
         segments = writer.table.segments
-        found: dict[SegmentId, tuple[TrimReason, int]] = {}
+        last = trimmed[-1]
+        found = dict.fromkeys(writer.pending_trims, (last.reason, last.trimmed_ns))
         for segment in segments[bisect_left(segments, True, key=lambda one: not one.is_trimmed) :]:
             is_growing = writer.active is not None and segment.id == writer.active.id
-            if segment.id > trimmed[-1].id or is_growing:
+            if segment.id > last.id or is_growing:
                 break
             # The state forgets old segments. They get the reason and time of the oldest that it lists.
             known = trimmed[bisect_left(trimmed, segment.id, key=lambda one: one.id)]

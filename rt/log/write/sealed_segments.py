@@ -32,6 +32,11 @@ class SealedSegments:
         self._to_remove: list[SegmentId] = []
         """Dropped from the table, files not yet removed."""
 
+    @property
+    def pending_trims(self) -> Sequence[SegmentId]:
+        """Segments that are trimmed in the table, and whose files are still there: `trim` removes them."""
+        return [*self._to_remove, *self._to_empty]
+
     def add(self, segment: SealedSegment) -> None:
         """List the newest segment. Durable on return."""
         self._write(self.table.with_sealed(segment))

@@ -338,6 +338,11 @@ class LogWriter:
         self._latch.check()
         return self._sealed.trim(reasons)
 
+    @property
+    def pending_trims(self) -> Sequence[SegmentId]:
+        """Trimmed segments whose files could not be removed yet: call `trim_each` with them again."""
+        return self._sealed.pending_trims
+
     def close(self) -> None:
         if self._active:
             self._active.release()

@@ -689,6 +689,18 @@ def test_where_there_is_no_space_to_say_what_is_trimmed_it_is_tried_again(merger
     assert merger.failure is None
 
 
+def test_where_a_full_disk_removes_no_file_what_is_trimmed_goes_later_without_another_trim(merger, disk):
+    """A file system that copies on write needs space to cut a file, too."""
+    begin(merger, STORY)
+    merger.wait_written(LAST)
+    disk.fail("truncate", error=errno.ENOSPC, times=2)
+    merger.trim(_gone(2))
+    wait_until(lambda: merged_files(disk)[SegmentId(0, 1)] == b"")
+    _idle(merger)
+    _assert_trimmed(merger, disk, _gone(2))
+    assert merger.failure is None
+
+
 def test_a_log_whose_newest_segment_is_sealed_and_trimmed_goes_on(merger, disk):
     """The power went between the seal of a segment and the beginning of the next one."""
     rolls = next(at for at, plan in enumerate(STORY.plans) if at and plan.offset == 0)
