@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,6 +104,32 @@ def test_values_that_would_change_are_refused_alone_and_nested(value: Any) -> No
             ANY.check(each)
         with pytest.raises(NotSerializable):
             ANY.dump(each)
+
+
+def called_in(calls: int, function: Callable[[], Any]) -> Any:
+    """The result of `function`, with so many more calls open."""
+    return function() if not calls else called_in(calls - 1, function)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda value: [value],
+        lambda value: (value,),
+        lambda value: {1: value},
+        lambda value: frozenset({value}),
+    ],
+    ids=["list", "tuple", "dict", "frozenset"],
+)
+def test_the_deepest_value_that_is_accepted_is_restored_by_a_program_with_many_open_calls(
+    around: Callable[[Any], Any],
+) -> None:
+    value: Any = 1
+    with pytest.raises(NotSerializable, match=r"too deeply.*at most 100 levels"):
+        for _ in range(1000):
+            ANY.check(deeper := around(value))
+            value = deeper
+    assert called_in(500, lambda: ANY.load(ANY.dump(value))) == value
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -744,6 +745,23 @@ def test_slots_are_the_same_before_and_after_a_reload(store: MemoryStore) -> Non
     for each in (one, two):
         each.update(["a", "b", "c", "d", "e", "f"])
     assert list(one) == list(two)
+
+
+@pytest.mark.parametrize("kind", ["set", "dictionary"])
+@pytest.mark.parametrize("around", [lambda nan: nan, lambda nan: ("a", nan)], ids=["alone", "in a tuple"])
+def test_nan_is_one_key_so_that_what_was_saved_can_be_loaded(
+    store: MemoryStore, kind: str, around: Callable[[float], Any]
+) -> None:
+    space = new(store)
+    held = make(space, kind)
+    for _ in range(2):
+        key = around(float("nan"))  # another object each time, which is not equal to the one before
+        held.add(key) if kind == "set" else held.__setitem__(key, 1)
+    space.checkpoint(store)
+    loaded = getattr(new(store), f"get_{kind}")("it")
+    assert len(held) == len(loaded) == 1
+    assert around(math.nan) in held
+    assert around(math.nan) in loaded
 
 
 # Serializers

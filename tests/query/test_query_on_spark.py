@@ -13,6 +13,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 
 from rt import InvalidOption, Message, UnknownVersion
 from rt.objects import StateDamaged
+from rt.objects.core.typed_json import key_of
 from rt.query import (
     BadTime,
     InvalidKey,
@@ -27,7 +28,6 @@ from rt.query import (
 from rt.query import operators as ops
 from rt.query.messages import OutgoingMessage, as_message
 from rt.query.operators import creation
-from rt.query.operators.user_functions import key_of
 from rt.query.spark import SparkJob
 from rt.query.spark.key_query import KeyQuery
 from rt.query.spark.key_rows import add_keys

@@ -57,6 +57,8 @@ class PersistedDictionary(Keyed[K], MutableMapping[K, V]):
         self._pairs.values.check(value)
         if slot is None:
             self._pairs.keys.check(key)
+            key = typed_json.key_of(key)
+            slot = self._slot_by_key.get(key)
         if not self._is_marked:
             self.mark()
         if slot is None:

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from rt.objects.collections.keyed import Keyed
 from rt.objects.core.persisted import Kind, StoredRows
 from rt.objects.core.store import ITEMS
+from rt.objects.core.typed_json import key_of
 
 T = TypeVar("T")
 
@@ -35,9 +36,11 @@ class PersistedSet(Keyed[T], MutableSet[T]):
         if value in self._slot_by_key:
             return False
         self._serializers[0].check(value)
+        if (key := key_of(value)) in self._slot_by_key:
+            return False
         if not self._is_marked:
             self.mark()
-        self._add_key(value)
+        self._add_key(key)
         return True
 
     def discard(self, value: T) -> bool:  # type: ignore[override]

@@ -25,6 +25,9 @@ from rt.objects.core.errors import NotSerializable, StateDamaged
 INTEGER_BITS_MAX: Final = 14_284
 """Numbers of at most 4,300 decimal digits: Python parses no longer ones."""
 
+NESTING_MAX: Final = 100
+"""Levels of collections in a value. What is saved can then also be loaded, where more calls are open."""
+
 _HINT: Final = "Register a serializer for the type, or store its parts."
 _encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _scan: Final[Any] = make_scanner(cast(Any, json.JSONDecoder()))
@@ -40,13 +43,8 @@ _LARGE: Final = 16
 
 def check(value: object) -> None:
     """Raise `NotSerializable` unless `decode(encode(value))` restores `value`."""
-    kind = type(value)
-    if kind in _NO_CHECK:
-        return
-    try:
-        _check(value)
-    except RecursionError:
-        raise NotSerializable("the value is nested too deeply, or contains itself") from None
+    if type(value) not in _NO_CHECK:
+        _check(value, NESTING_MAX)
 
 
 def encode(value: Any) -> bytes:
@@ -113,6 +111,15 @@ def from_plain(value: Any) -> Any:
     return _marked(value["$"], value["of"])
 
 
+def key_of(value: Any) -> Any:
+    """The value as a key. NaN, which is not equal to itself, is one key, also after it was loaded."""
+    if type(value) is float and math.isnan(value):
+        return math.nan
+    if type(value) is tuple or type(value) is frozenset:
+        return type(value)(map(key_of, value))
+    return value
+
+
 def _marked(mark: object, of: Any) -> Any:
     if type(of) is str and mark in ("bytes", "float"):
         try:
@@ -143,7 +150,8 @@ def _float(text: str) -> float:
     return math.nan if math.isnan(found) else found
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, levels: int) -> None:
+    """`levels`: how many collections it may have inside each other."""
     kind = type(value)
     if kind in _NO_CHECK:
         return
@@ -151,26 +159,29 @@ def _check(value: Any) -> None:
         if value.bit_length() > INTEGER_BITS_MAX:
             raise NotSerializable("the integer has too many bits", expected=INTEGER_BITS_MAX)
     elif kind is dict:
-        _check_each(value)
-        _check_each(value.values())
+        _check_each(value, levels - 1)
+        _check_each(value.values(), levels - 1)
     elif kind in {list, tuple, set, frozenset}:
-        _check_each(value)
+        _check_each(value, levels - 1)
     else:
         raise _refused(value)
 
 
-def _check_each(values: Collection[Any]) -> None:
+def _check_each(values: Collection[Any], levels: int) -> None:
+    if levels < 0:
+        expected = f"at most {NESTING_MAX} levels"
+        raise NotSerializable("the value is nested too deeply, or contains itself", expected=expected)
     if len(values) >= _LARGE:
         kinds = set(map(type, values))
         if kinds <= _NO_CHECK:
             return
         if kinds == _INT:
-            _check(max(values))
-            _check(min(values))
+            _check(max(values), levels)
+            _check(min(values), levels)
             return
     for each in values:
         if type(each) not in _NO_CHECK:
-            _check(each)
+            _check(each, levels)
 
 
 def _refused(value: object) -> NotSerializable:

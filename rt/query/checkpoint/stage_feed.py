@@ -7,10 +7,11 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, cast
 
+from rt.objects.core.typed_json import key_of
 from rt.query.core.errors import InvalidKey, WrongState
 from rt.query.core.source import EVERY_KEY, SourceTap, TapList, ValueFeed
 from rt.query.core.subject import Subject
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator, key_of
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator
 from rt.query.turns import Turns
 
 KeyOf = Callable[[Any], Hashable]

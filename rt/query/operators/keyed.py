@@ -11,20 +11,14 @@ from copy import deepcopy
 from typing import Any, Final
 
 from rt.objects import PersistedDictionary
+from rt.objects.core.typed_json import key_of
 from rt.query.core.errors import LimitExceeded
 from rt.query.core.key_expiry import KeyExpiry
 from rt.query.core.observable import Transform, applied
 from rt.query.core.scheduler import Duration
 from rt.query.operators.elements.aggregate import LIMIT
 from rt.query.operators.elements.filter import complete_with
-from rt.query.operators.user_functions import (
-    ABSENT,
-    FAILED,
-    UserFunctionOperator,
-    check_least,
-    key_of,
-    period_ns,
-)
+from rt.query.operators.user_functions import ABSENT, FAILED, UserFunctionOperator, check_least, period_ns
 from rt.query.operators.windows import SubjectOwner
 
 Mapper = Callable[[Any], Any]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
 from datetime import datetime
@@ -69,15 +68,6 @@ class IndexedOperator(UserFunctionOperator[Any, Any]):
         self._next += 1
         self.changed()
         return self.call(self._function, value, self._next - 1)
-
-
-def key_of(value: Any) -> Any:
-    """The value as a key. NaN, which is not equal to itself, is one key, also after a recovery."""
-    if type(value) is float and math.isnan(value):
-        return math.nan
-    if type(value) is tuple or type(value) is frozenset:
-        return type(value)(map(key_of, value))
-    return value
 
 
 def storable(value: A) -> A:

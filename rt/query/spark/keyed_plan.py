@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from rt.objects.core.typed_json import key_of
 from rt.query.core.errors import InvalidKey, NoSuchQuery, NotOnSpark
 from rt.query.core.observable import Observable, Observer
 from rt.query.core.operator import Operator
@@ -29,7 +30,6 @@ from rt.query.operators.event_time.event_windows import EventWindows
 from rt.query.operators.inner.flatten import FlatMap
 from rt.query.operators.inner.groups import GroupByUntil
 from rt.query.operators.keyed import GroupBy, ScanBy
-from rt.query.operators.user_functions import key_of
 
 KEYED: Final = (GroupBy, GroupByUntil, ScanBy, EventWindows)
 """Operators whose state is separate for each key."""

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from rt.objects import PersistedDictionary, PersistedList, PersistedSet
+from rt.objects.core.typed_json import key_of
 from rt.query.core.errors import LimitExceeded
 from rt.query.core.observable import Transform, applied
 from rt.query.operators.elements.aggregate import LIMIT
 from rt.query.operators.elements.filter import complete_with
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_least, key_of, storable
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_least, storable
 
 Mapper = Callable[[Any], Any]
 Comparer = Callable[[Any, Any], Any]

@@ -10,6 +10,7 @@ from operator import eq
 from typing import Any, Final, TypeVar
 
 from rt.objects import PersistedSet
+from rt.objects.core.typed_json import key_of
 from rt.query.core.errors import WrongCount
 from rt.query.core.key_expiry import KeyExpiry
 from rt.query.core.observable import Observable, Transform, applied
@@ -23,7 +24,6 @@ from rt.query.operators.user_functions import (
     UserFunctionOperator,
     check_least,
     compose,
-    key_of,
     period_ns,
     storable,
 )

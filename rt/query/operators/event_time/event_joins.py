@@ -13,10 +13,11 @@ from typing import Any, Final, Literal
 
 from rt.errors import InvalidOption
 from rt.objects import PersistedDictionary
+from rt.objects.core.typed_json import key_of
 from rt.query.core.observable import Applied, Observable, Transform
 from rt.query.core.scheduler import Duration, duration_ns
 from rt.query.operators.event_time.time_order import TimeOrdered
-from rt.query.operators.user_functions import FAILED, key_of, sources_of
+from rt.query.operators.user_functions import FAILED, sources_of
 
 LEFT: Final = 0
 RIGHT: Final = 1

@@ -18,11 +18,12 @@ from msgspec import Struct
 
 from rt.errors import InvalidOption
 from rt.objects import PersistedDictionary
+from rt.objects.core.typed_json import key_of
 from rt.query.core.observable import Transform, applied
 from rt.query.core.scheduler import Duration, duration_ns
 from rt.query.mutation_check import keeping_arguments
 from rt.query.operators.event_time.time_operator import TimeOperator, order_of
-from rt.query.operators.user_functions import FAILED, key_of, period_ns
+from rt.query.operators.user_functions import FAILED, period_ns
 
 _OVERLAP_MAX: Final = 10_000
 """Windows to which a value belongs: each costs a row."""

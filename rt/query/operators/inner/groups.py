@@ -7,9 +7,10 @@ from operator import itemgetter
 from typing import Any, Final
 
 from rt.objects import PersistedDictionary
+from rt.objects.core.typed_json import key_of
 from rt.query.core.observable import Observable, Transform, applied
 from rt.query.core.subject import Subject
-from rt.query.operators.user_functions import FAILED, key_of, storable
+from rt.query.operators.user_functions import FAILED, storable
 from rt.query.operators.windows import SubjectOwner
 
 
