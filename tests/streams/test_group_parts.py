@@ -141,6 +141,19 @@ def test_a_failing_message_is_retried_until_its_handler_takes_it() -> None:
     assert handle(fail) == 2
 
 
+def test_a_message_whose_handler_took_longer_than_the_time_for_retries_is_tried_again() -> None:
+    calls: list[rt.Message] = []
+
+    async def fail_late(message: rt.Message) -> None:
+        calls.append(message)
+        if len(calls) == 1:
+            await asyncio.sleep(0.3)
+            raise TimeoutError
+
+    assert handle(fail_late, retry_for_s=0.2) == 1
+    assert len(calls) == 2
+
+
 def test_a_message_that_never_succeeds_stops_the_member_with_its_place_and_cause() -> None:
     async def fail(_: rt.Message) -> None:
         raise ValueError("no price")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -74,14 +75,16 @@ class HandlerCalls:
 
         Raises `rt.UndecodableValue` or `rt.HandlerFailed` for a message that the program gives up.
         """
-        (message, index), attempts, started_s = waiting[0], 0, time.monotonic()
+        (message, index), attempts, failed_s = waiting[0], 0, math.inf
         while True:
             done, error = await self._try(waiting, index, may_handle)
             if done or error is None:
                 return done
             attempts += 1
+            # Not since the call began: that may have waited for its turn, or taken long.
+            failed_s = min(failed_s, time.monotonic())
             is_over = isinstance(error, UndecodableValue) or (
-                time.monotonic() - started_s >= self._options.retry_for_s
+                time.monotonic() - failed_s >= self._options.retry_for_s
             )
             logger.warning(
                 "handler_failed position=%d topic=%s attempts=%d error=%r",
@@ -102,7 +105,7 @@ class HandlerCalls:
                     return 1
                 if decision == "stop":
                     raise _given_up(message, error, attempts)
-                started_s = time.monotonic()
+                failed_s = time.monotonic()
             next_s = time.monotonic() + self._wait_s(attempts)
             while (left_s := next_s - time.monotonic()) > 0:
                 await asyncio.sleep(min(left_s, _LOOK_S))
