@@ -244,6 +244,7 @@ class SqliteDatabase:
         if not self._is_settled:
             self._settle()
         self._is_changed = False
+        self.roll_back()  # An interrupt before COMMIT left it open.
         with self._errors("starting a commit"):
             self._write_connection.execute("BEGIN IMMEDIATE")
 

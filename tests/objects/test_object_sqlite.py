@@ -365,6 +365,34 @@ def test_a_write_error_during_the_commit_leaves_the_outcome_unknown_and_the_stor
         assert again.get_list("items") == ["kept", "x" * 100_000, "last"]
 
 
+class _Interrupt:
+    """A fence whose check before a commit is interrupted once."""
+
+    looks = 0
+
+    def newer(self) -> int | None:
+        return None
+
+    def require_current(self) -> None:
+        self.looks += 1
+        if self.looks == 2:
+            raise KeyboardInterrupt
+
+
+def test_after_an_interrupt_before_a_commit_the_next_one_is_made(path: Path) -> None:
+    with SqliteStore(path, fence=_Interrupt()) as store:
+        space = PersistedObjectSpace()
+        space.load(store.reader())
+        space.create_value("it", 1)
+        with pytest.raises(KeyboardInterrupt):
+            space.checkpoint(store)
+        space.get_value("it").value = 2
+        space.checkpoint(store)
+        again = PersistedObjectSpace()
+        again.load(store.reader())
+        assert again.get_value("it").value == 2
+
+
 def test_a_forked_child_cannot_use_the_store(store: SqliteStore) -> None:
     put(store, "1", b"one")
     store._database._pid += 1  # as in a forked child

@@ -27,7 +27,7 @@ from rt.query.core.errors import (
     StateMismatch,
     WrongState,
 )
-from rt.query.core.lifecycle import EngineState
+from rt.query.core.lifecycle import EngineState, EventLock
 from rt.query.core.observable import Observable, applied
 from rt.query.core.operator import Operator
 from rt.query.core.reliable import RESUME
@@ -453,6 +453,39 @@ def test_an_interrupted_event_is_never_saved(breaks: type[BaseException]) -> Non
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("waiting", ["for the state", "to record the commit"])
+def test_an_interrupt_while_a_checkpoint_waits_for_an_event_blocks_no_later_engine(
+    waiting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 2}, sink="out")
+    process.feed(3)
+    waits, take = 0, EventLock.next
+
+    def interrupted(lock: EventLock) -> contextlib.AbstractContextManager[None]:
+        nonlocal waits
+        waits += 1
+        if waits == (1 if waiting == "for the state" else 2):
+            raise KeyboardInterrupt
+        return take(lock)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(EventLock, "next", interrupted)
+        process.engine.checkpoint()
+    if waiting == "for the state":
+        process.engine.checkpoint()
+    else:
+        with pytest.raises(WrongState, match="make another one on the same store"):
+            process.engine.checkpoint()
+    process.engine.unload()
+    after = Process(process.store, process.sink, process.source.acknowledged)
+    assert after.engine.watermarks == {"numbers": 2}
+    after.feed(4)
+    after.engine.checkpoint()
+    after.engine.deliver()
+    assert after.sink.values == [[0, 1], [2, 3]]
 
 
 to_raise: list[type[BaseException]] = []

@@ -160,6 +160,30 @@ def test_every_publish_call_gets_the_error_of_a_publisher_that_cannot_be_opened(
     asyncio.run(main())
 
 
+def test_a_publisher_goes_on_after_the_system_refused_it_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writer() -> rt.Publisher:
+        return rt.Publisher(tmp_path, "s", publisher_id="host")
+
+    async def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        queues = ClusterQueues({"q": Cluster("s", str(tmp_path), writer=writer)})
+        (queue,), stream = queues.mapper.queues, StreamId("n", "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", refuse)
+            async with asyncio.timeout(10):
+                with pytest.raises(RuntimeError, match="new thread"):
+                    await queues.publish(queue, stream, [b"x"])
+        async with asyncio.timeout(10):
+            await queues.publish(queue, stream, [b"y"])
+        await queues.close()
+
+    asyncio.run(main())
+
+
 def test_a_message_may_carry_many_events_and_an_undecodable_one_is_delivered(log: Log) -> None:
     log.publish(("n/a", b"[1, 2]"), ("n/b", b"[3]"), ("n/a", b"no"), ("n/a", b"[]"))
     with rt.LogReader(merged_directory(str(log.root), "s")) as reader:

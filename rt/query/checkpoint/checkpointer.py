@@ -60,10 +60,14 @@ class Checkpointer:
         `EdgeTable.acknowledge` must follow, when no lock is held.
         """
         writer = self._store.begin(checked_kind(kind))
-        with self._lock.next():
-            edges_saved = self._save(writer)
-            uncertain = set(self.uncertain)
-            self.uncertain.clear()
+        try:
+            with self._lock.next():
+                edges_saved = self._save(writer)
+                uncertain = set(self.uncertain)
+                self.uncertain.clear()
+        except BaseException:
+            writer.rollback()  # It is open if this was interrupted while it waited for the lock.
+            raise
         try:
             writer.commit()
         except BaseException as error:
@@ -72,11 +76,15 @@ class Checkpointer:
                 self._runtime.save_failed(unknown_outcome=_is_unknown(error))
                 self.uncertain.update(uncertain)
             raise
-        with self._lock.next():
-            self._catalog.saved()
-            self._runtime.saved()
-            for saved in edges_saved:
-                saved()
+        try:
+            with self._lock.next():
+                self._catalog.saved()
+                self._runtime.saved()
+                for saved in edges_saved:
+                    saved()
+        except BaseException:
+            self._lock.is_interrupted = True  # The commit is made, and nothing here knows it.
+            raise
 
     @contextmanager
     def exclusive(self, require_usable: Callable[[], object]) -> Iterator[None]:

@@ -58,7 +58,10 @@ class ClusterWriter:
     async def _work(self) -> None:
         while self._orders:
             orders, self._orders = self._orders, []
-            failed = await asyncio.to_thread(self._carry_out, orders)
+            try:
+                failed = await asyncio.to_thread(self._carry_out, orders)
+            except Exception as refused:  # noqa: BLE001 - for example, the system starts no more threads
+                failed = [refused] * len(orders)
             for order, error in zip(orders, failed, strict=True):
                 if error is None:
                     order.done.set_result(None)
