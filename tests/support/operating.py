@@ -16,8 +16,9 @@ WAIT_S = 180.0
 def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *, by: str = "") -> Any:
     """What `by` (default: any node that runs) answers. GET without a body, POST with one.
 
-    The nodes may have no leader at this moment, or decide too late, as after a stall of the machine. Then the
-    answer says so, and the request is made again until it is decided. So `target` must bear a second request.
+    The nodes may have no leader at this moment, or decide too late, as after a stall of the machine. The one
+    that is asked may still open its log. Then the answer says so, and the request is made again until it is
+    decided. So `target` must bear a second request.
     """
     endpoints = [f"127.0.0.1:{nodes.data_ports[name]}" for name in ([by] if by else nodes.running)]
     method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
@@ -26,7 +27,9 @@ def told(nodes: LocalCluster, target: str, body: dict[str, Any] | None = None, *
 
     def is_answered() -> bool:
         try:
-            answers.append(check(asyncio.run(ask(endpoints, tls, method, target, data))))
+            answer = asyncio.run(ask(endpoints, tls, method, target, data))
+            if answer.status != 503 or json.loads(answer.body)["error"] != "NotReady":
+                answers.append(check(answer))
         except rt.RtError as error:
             if not error.retriable:
                 raise
