@@ -92,7 +92,7 @@ class WaitHandle:
         self._fd = -1
         self._pushing = push_pool.shared()
         self._number = self._pushing.new_number()
-        files = (os.fspath(os.path.abspath(file)) for file in (tls.ca, tls.cert, tls.key))
+        files = (os.path.abspath(file) for file in (tls.ca, tls.cert, tls.key))
         self._request = PushRequested(self._number, directory, stream, tuple(endpoints), *files)
 
     def start(self) -> None:

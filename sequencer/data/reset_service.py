@@ -15,10 +15,11 @@ from typing import Any, Final
 from msgspec import Struct
 
 from rt.cluster_epoch import forced_number
+from rt.net.grpc_errors import Unreachable
 from sequencer.data.hard_reset import HardResetter
 from sequencer.ipc.state_follower import StateFollower
 from sequencer.rest.base.admin_ports import DroppedMessages, ResetKind, ResetStatus
-from sequencer.rest.base.errors import NotReady
+from sequencer.rest.base.errors import ResetRefused
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import ResetCluster
 from sequencer.state.state import REQUEST_BYTES, LastReset
@@ -74,13 +75,15 @@ class ResetService:
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
         status, standing = self.status(), self._follower.standing
         if status.state == "running":
-            raise NotReady("a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status.")
+            raise ResetRefused(
+                "a reset is running", got=f"to epoch {status.epoch}", hint="GET /reset-status."
+            )
         state = self._follower.state
         if state is None or not any(state.cluster):
-            raise NotReady("this node has not joined its cluster yet", hint="Try again, or another node.")
+            raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
         is_forced = not standing.leader
         if is_forced and not force:
-            raise NotReady(
+            raise ResetRefused(
                 "there is no leader, so no majority can agree on a reset",
                 expected="a majority of the nodes, or force",
                 hint=f"With force the cluster continues with the data of {self._node}. {self._may_lose()}",
@@ -134,7 +137,7 @@ class ResetService:
             await asyncio.sleep(0.05)
         if pending.error:
             self._pending = None
-            raise NotReady("the reset was not started", got=pending.error, hint=self._may_lose())
+            raise ResetRefused("the reset was not started", got=pending.error, hint=self._may_lose())
 
     @property
     def _last(self) -> LastReset | None:

@@ -25,10 +25,12 @@ from rest_node import (
 import rt
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity
+from rt.net.rest_client import RestResponse, error_in
 from rt.units import format_time
 from rt.v1 import sequencer_pb2 as pb
-from sequencer.rest.base.errors import BadRequest, NotReady
+from sequencer.rest.base.errors import BadRequest, error_body, http_status
 from sequencer.rest.base.fields import parse_query
 from sequencer.rest.base.node_snapshot import (
     LAG_BYTES_MAX,
@@ -173,8 +175,12 @@ def test_what_needs_the_cluster_says_try_again_before_there_is_one() -> None:
             admin_views.configuration,
             client_views.dedup_clients,
         ):
-            with pytest.raises(NotReady, match="has not joined"):
+            with pytest.raises(Unreachable, match="has not joined") as refused:
                 view(asked(node))
+            answer = RestResponse(http_status(refused.value), "", json_bytes(error_body(refused.value)))
+            told = error_in(answer)
+            assert told is not None
+            assert (answer.status, told.retriable) == (503, True)
         assert body(cluster_views.status(asked(node)))["cluster"] == ""
 
 
@@ -527,7 +533,7 @@ def test_every_answer_is_as_its_schema_says(endpoint: Any, node: str) -> None:
     blank = NodeSnapshot("s", "n1", NOW, T0, pb.Standing())
     try:
         answer = endpoint.view(asked(node_view() if node == "whole" else blank))
-    except NotReady:
+    except Unreachable:
         assert node == "blank"
         return
 

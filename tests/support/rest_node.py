@@ -22,7 +22,7 @@ from sequencer.data.http_servers import HttpServers, Services
 from sequencer.data.publisher_silence import PublisherSilence
 from sequencer.localcluster.loopback import free_ports
 from sequencer.rest.base.admin_ports import ResetKind, ResetStatus
-from sequencer.rest.base.errors import NotReady
+from sequencer.rest.base.errors import ResetRefused
 from sequencer.rest.base.node_snapshot import (
     ClientConnection,
     DamageCounter,
@@ -188,7 +188,7 @@ class FakeResets:
 
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
         if self.now.state == "running":
-            raise NotReady("a reset runs already", got=self.now.kind)
+            raise ResetRefused("a reset runs already", got=self.now.kind)
         self.begun.append((kind, force))
         self.now = ResetStatus("running", kind, 2, NOW)
         return self.now

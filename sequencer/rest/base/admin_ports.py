@@ -70,7 +70,7 @@ class ResetPort(Protocol):
     async def begin(self, kind: ResetKind, *, force: bool) -> ResetStatus:
         """Start a reset; returns within seconds, when it is running. `force`: even without a majority.
 
-        Raises `NotReady` if a reset is running, or if there is no majority and `force` is not set. In the
+        Raises `ResetRefused` if a reset is running, or if there is no majority and `force` is not set. In the
         second case the error says what `force` may lose.
         """
 

@@ -42,8 +42,8 @@ class BadRequest(RtError, ValueError):
     grpc_status = "INVALID_ARGUMENT"
 
 
-class NotReady(RtError):
-    """This node cannot answer yet. Retry, or use another node."""
+class ResetRefused(RtError):
+    """A reset cannot start: another one is running, or there is no majority."""
 
     grpc_status = "UNAVAILABLE"
     retriable = True

@@ -18,10 +18,11 @@ from google.protobuf.message import DecodeError
 from rt.errors import ProtocolViolation, RtError, Timeout
 from rt.net.grpc_auth import Context
 from rt.net.grpc_channel import Register, StreamCaps, caller
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import ROLES, Identity, Role
 from rt.net.rest_client import REST_METHOD, TARGET_BYTES_MAX
 from rt.v1 import rest_pb2 as pb
-from sequencer.rest.base.errors import BadRequest, NotReady
+from sequencer.rest.base.errors import BadRequest
 from sequencer.rest.base.request import Reply, Request
 from sequencer.rest.http.connection import REQUEST_S
 from sequencer.rest.http.dispatcher import REQUESTS_PER_IDENTITY_MAX, Dispatcher
@@ -56,7 +57,7 @@ class Tunnel:
         identity = self._identify()
         answering = self._answering()
         if answering is None:
-            raise NotReady("this node is starting", hint="Retry, or use another node.")
+            raise Unreachable("this node is starting", hint="Try again, or another node.")
         places = contextlib.ExitStack()
         try:
             places.enter_context(self.places.counted(identity))

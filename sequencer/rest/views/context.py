@@ -7,9 +7,10 @@ from typing import Any, ClassVar, TypeAlias
 
 from msgspec import Struct, field
 
+from rt.net.grpc_errors import Unreachable
 from rt.net.identity import Identity, Role
 from sequencer.rest.base.admin_ports import AdminPorts
-from sequencer.rest.base.errors import Conflict, NotReady
+from sequencer.rest.base.errors import Conflict
 from sequencer.rest.base.fields import Field
 from sequencer.rest.base.node_snapshot import NodeSnapshot
 from sequencer.state.apply_result import CommandRejected, Outcome
@@ -31,9 +32,9 @@ class Response(Struct, frozen=True):
 
 
 def joined(node: NodeSnapshot) -> SequencerState:
-    """The replicated state; raises `NotReady` before the node has joined its cluster."""
+    """The replicated state; raises `Unreachable` before the node has joined its cluster."""
     if node.state is None or not any(node.state.cluster):
-        raise NotReady("this node has not joined its cluster yet", hint="Retry, or use another node.")
+        raise Unreachable("this node has not joined its cluster yet", hint="Try again, or another node.")
     return node.state
 
 

@@ -32,7 +32,7 @@ from sequencer.data.hard_reset import FILE, DroppedRange, HardResetRecord, HardR
 from sequencer.data.reset_service import ResetService
 from sequencer.ipc.data_reports import MergeProgress
 from sequencer.ipc.state_follower import StateFollower
-from sequencer.rest.base.errors import NotReady
+from sequencer.rest.base.errors import ResetRefused
 from sequencer.sessions.ingest import IngestStream, SessionIngest
 from sequencer.sessions.run_admission import run_end, start_offset
 from sequencer.state import merge
@@ -486,7 +486,7 @@ def test_a_reset_runs_until_this_node_is_in_the_next_epoch(tmp_path: Path) -> No
         assert (begun.state, begun.kind, begun.epoch) == ("running", "soft", 2)
         await desk.until(lambda: len(desk.proposed) > 2)
         assert len(set(desk.proposed)) == 1, "it is asked for until it is applied"
-        with pytest.raises(NotReady, match="a reset is running"):
+        with pytest.raises(ResetRefused, match="a reset is running"):
             await desk.resets.begin("hard", force=False)
         apply(desk.state, desk.proposed[0])
         await desk.tasks[0]
@@ -589,7 +589,7 @@ def test_a_reset_that_nobody_applies_fails_in_the_end(
 def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(tmp_path: Path) -> None:
     async def play() -> None:
         desk = Desk(tmp_path, leader="")
-        with pytest.raises(NotReady, match="no majority") as refused:
+        with pytest.raises(ResetRefused, match="no majority") as refused:
             await desk.resets.begin("soft", force=False)
         assert "are lost" in str(refused.value.hint)
         asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
@@ -613,7 +613,7 @@ def test_a_forced_one_that_control_refuses_is_refused(tmp_path: Path) -> None:
         await desk.until(lambda: desk.proposed)
         desk.resets.on_refused(b"another request.", "not this one")
         desk.resets.on_refused(desk.proposed[0].request, "nobody else is there")
-        with pytest.raises(NotReady, match="was not started") as refused:
+        with pytest.raises(ResetRefused, match="was not started") as refused:
             await asking
         assert refused.value.got == "nobody else is there"
         assert desk.resets.status().state == "idle"
