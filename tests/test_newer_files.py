@@ -23,7 +23,7 @@ from rt.log.format.segment_table import LogIdentity
 from rt.log.write.writer import BatchFrames, LogWriter
 from rt.objects import SqliteStore
 from rt.sidecar.cluster_file import PushedCluster, write_cluster
-from rt.sidecar.progress_file import PROGRESS_BYTES, Level, ProgressFile, read_progress
+from rt.sidecar.progress_file import RECORD_BYTES, Level, ProgressFile, read_progress
 from rt.sidecar.silence_file import WrittenLimit, read_silence_limit, write_silence_limit
 from sequencer.raft.model.cluster_state import encode_state, initial_state
 from sequencer.raft.model.config import RaftConfig
@@ -130,14 +130,14 @@ CASES = {
     "a segment that is continued": Case("log.0.1", make_session, version_at_8(64), write_session),
     "a segments table": Case("segments", make_session, version_at_8(), write_session),
     "a durable end": Case("durable", make_session, version_at_8(64, records=2), write_session),
-    "the progress of a push": Case(".progress", make_session, version_at_8(PROGRESS_BYTES), read_progress),
+    "the progress of a push": Case(".progress", make_session, version_at_8(RECORD_BYTES), read_progress),
     "the progress of a push, to continue it": Case(
-        ".progress", make_session, version_at_8(PROGRESS_BYTES), push
+        ".progress", make_session, version_at_8(RECORD_BYTES), push
     ),
     "a limit of silence": Case(
         ".max-silence", make_session, version_at_8(), lambda path: read_silence_limit(REAL, path)
     ),
-    "the cluster of a session": Case(".cluster", pushed, version_at_8(), push),
+    "the cluster of a session": Case(".cluster", pushed, version_at_8(32), push),
     "the identity of a node's disk": Case("identity", make_raft, version_at_8(IDENTITY_BYTES), open_raft),
     "a segment of the Raft log": Case("log.1", make_raft, version_at_8(RAFT_HEADER_BYTES), open_raft),
     "the synced end of the Raft log": Case("log.durable", make_raft, version_at_8(64, records=2), open_raft),

@@ -260,7 +260,7 @@ class WaitHandle:
         """What is there already counts only if it is of the cluster that the session is pushed to."""
         self._data = os.pread(self._fd, PROGRESS_BYTES, 0)
         record = read_progress(self.directory)
-        if record is not None and record.cluster == read_cluster(self.directory).id:
+        if record is not None and record.is_of(self._incarnation, read_cluster(self.directory).id):
             self._note(record)
 
     def _poll(self) -> bool:

@@ -4,9 +4,12 @@
          0      8  magic "RTCLUSTR"
          8      2  version
         10      2  0
-        12      4  checksum: CRC-32C of bytes 0-11 and 16-39
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-31
         16     16  cluster id
         32      8  the latest epoch of a node that accepted the session (`rt.cluster_epoch`)
+        40      4  checksum: CRC-32C of bytes 0-39
+
+An earlier rt ends at byte 32. If the last two fields are not there or not whole, no epoch is known.
 
 Invariant: no other cluster gets the session, nor a node in an earlier epoch, while the file is there.
 """
@@ -19,14 +22,15 @@ from typing import Final, NamedTuple
 
 from rt.errors import UnknownVersion
 from rt.log.disk import REAL, Disk, storage_errors
-from rt.log.format.checksum import around, sealed
+from rt.log.format.checksum import around, crc32c, sealed
 from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.scan.directory import read_file
 from rt.log.whole_files import write_whole
 
 CLUSTER_FILE: Final = ".cluster"
 
-_RECORD = struct.Struct("<8sHHI16sQ")
+_RECORD = struct.Struct("<8sHHI16s")
+_EPOCH = struct.Struct("<QI")
 _MAGIC = b"RTCLUSTR"
 
 
@@ -43,20 +47,28 @@ def read_cluster(path: str, *, disk: Disk = REAL) -> PushedCluster:
     `rt.UnknownVersion` if a newer rt wrote it.
     """
     name = os.path.join(path, CLUSTER_FILE)
-    data = read_file(disk, name, _RECORD.size, doing="reading the cluster of a session")
+    data = read_file(disk, name, _RECORD.size + _EPOCH.size, doing="reading the cluster of a session")
     if data is None or len(data) < _RECORD.size:
         return PushedCluster()
-    magic, version, _, checksum, cluster, epoch = _RECORD.unpack(data)
-    if (magic, checksum) != (_MAGIC, around(data)):
+    magic, version, _, checksum, cluster = _RECORD.unpack_from(data)
+    if (magic, checksum) != (_MAGIC, around(data[: _RECORD.size])):
         return PushedCluster()
     if version != VERSION:
         what = "unknown version of the cluster of a session"
         raise UnknownVersion(what, where=name, got=version, expected=VERSION, hint=NEWER_HINT)
-    return PushedCluster(bytes(cluster), epoch)
+    return PushedCluster(bytes(cluster), _epoch_in(data))
 
 
 def write_cluster(path: str, cluster: PushedCluster, *, disk: Disk = REAL) -> None:
     """Durable on return. `rt.StorageError` if it cannot be written."""
     with storage_errors(path, "remembering the cluster"):
-        content = sealed(_RECORD.pack(_MAGIC, VERSION, 0, 0, cluster.id, cluster.epoch))
+        content = sealed(_RECORD.pack(_MAGIC, VERSION, 0, 0, cluster.id)) + struct.pack("<Q", cluster.epoch)
+        content += struct.pack("<I", crc32c(content))
         write_whole(disk, os.path.join(path, CLUSTER_FILE), content)
+
+
+def _epoch_in(data: bytes) -> int:
+    if len(data) < _RECORD.size + _EPOCH.size:
+        return 0
+    epoch, checksum = _EPOCH.unpack_from(data, _RECORD.size)
+    return epoch if checksum == crc32c(data[: _RECORD.size + 8]) else 0

@@ -1,13 +1,13 @@
 """Replication progress of a session: the file `.progress` in its directory.
 
-One 80-byte record, overwritten by the session's push client with pwrite and read by its publisher with pread.
-Not synced: a lost or torn record is written again from the nodes' answers.
+One record of 64 bytes, and 16 bytes after it, overwritten by the session's push client with pwrite and read
+by its publisher with pread. Not synced: a lost or torn record is written again from the nodes' answers.
 
     offset  bytes  field
          0      8  magic "RTPRGRSS"
          8      2  version
         10      2  state
-        12      4  checksum: CRC-32C of bytes 0-11 and 16-79
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-63
         16     16  incarnation
         32      4  sequence, one higher at each write; starts again after 2**32 - 1
         36      4  X (run number) of `replicated`
@@ -15,7 +15,8 @@ Not synced: a lost or torn record is written again from the nodes' answers.
         48      8  merged: one past the last number whose merge is committed
         56      4  X (run number) of `merged`
         60      4  lacking: messages below `merged` that some node has not received yet
-        64     16  cluster whose nodes reported the levels; zeros before the first is known
+        64     16  cluster whose nodes reported the levels; zeros: not known. An earlier rt ends at byte 64. A
+                   wrong byte makes a cluster that is not the session's, so no checksum covers it
 
 Invariants:
 - A level counts only for its cluster, incarnation and X. Levels are ordered by X, then number.
@@ -38,9 +39,10 @@ from rt.log.format.checksum import around, sealed
 from rt.log.format.constants import NEWER_HINT, NUMBER_MAX, VERSION
 
 PROGRESS_FILE: Final = ".progress"
+RECORD_BYTES: Final = 64
 PROGRESS_BYTES: Final = 80
 
-_RECORD = struct.Struct("<8sHHI16sIIQQII16s")
+_RECORD = struct.Struct("<8sHHI16sIIQQII")
 _MAGIC = b"RTPRGRSS"
 LACKING_MAX: Final = 2**32 - 1
 
@@ -80,7 +82,7 @@ class ProgressRecord(Struct, frozen=True):
     sequence: int = 0
     lacking: int = 0
     cluster: bytes = b""
-    """16 bytes; empty: not known yet."""
+    """16 bytes; empty: not known yet, or not recorded by an earlier rt."""
 
     def __post_init__(self) -> None:
         if len(self.incarnation) != 16:
@@ -92,6 +94,10 @@ class ProgressRecord(Struct, frozen=True):
                 raise ValueError(f"level out of range: {level}")
         if not 0 <= self.lacking <= LACKING_MAX:
             raise ValueError(f"lacking out of range: {self.lacking}")
+
+    def is_of(self, incarnation: bytes, cluster: bytes) -> bool:
+        """Whether it counts for a session of `cluster`. If that is empty, none does."""
+        return bool(cluster) and self.incarnation == incarnation and self.cluster in {b"", cluster}
 
     @property
     def deletable(self) -> Level:
@@ -112,17 +118,16 @@ def encode_progress(record: ProgressRecord) -> bytes:
     run, replicated = record.replicated
     merged_run, merged = record.merged
     levels = (run, replicated, merged, merged_run, record.lacking)
-    cluster = record.cluster or _NO_CLUSTER
-    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels, cluster)
-    return sealed(_RECORD.pack(_MAGIC, *fields))
+    fields = (VERSION, record.state, 0, record.incarnation, sequence, *levels)
+    return sealed(_RECORD.pack(_MAGIC, *fields)) + (record.cluster or _NO_CLUSTER)
 
 
 def decode_progress(data: bytes) -> ProgressRecord | None:
     """The record; None if it is torn or empty. Raises `rt.UnknownVersion` if a newer rt wrote it."""
-    if len(data) < PROGRESS_BYTES or data[:8] != _MAGIC:
+    if len(data) < RECORD_BYTES or data[:8] != _MAGIC:
         return None
     _, version, state, checksum, *fields = _RECORD.unpack_from(data)
-    if checksum != around(data[:PROGRESS_BYTES]):
+    if checksum != around(data[:RECORD_BYTES]):
         return None
     if version != VERSION or state not in _STATES:
         raise UnknownVersion(
@@ -132,7 +137,8 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             expected=VERSION,
             hint=NEWER_HINT,
         )
-    incarnation, sequence, run, replicated, merged, merged_run, lacking, cluster = fields
+    incarnation, sequence, run, replicated, merged, merged_run, lacking = fields
+    cluster = data[RECORD_BYTES:PROGRESS_BYTES]
     try:
         return ProgressRecord(
             incarnation,
@@ -141,7 +147,7 @@ def decode_progress(data: bytes) -> ProgressRecord | None:
             PushState(state),
             sequence,
             lacking,
-            b"" if cluster == _NO_CLUSTER else cluster,
+            cluster if any(cluster) and len(cluster) == 16 else b"",
         )
     except ValueError:
         return None
@@ -170,15 +176,16 @@ def read_progress(path: str, *, disk: Disk = REAL) -> ProgressRecord | None:
 class ProgressFile:
     """The only writer of a `.progress`; it must hold the push client's lock. Creates the file if missing.
 
-    It continues the record of the same incarnation and `cluster` (empty: not known yet), or begins a new one.
+    It continues the record of the same incarnation and `cluster`, or begins a new one. `cluster` is empty
+    before the first is known.
     """
 
     def __init__(self, path: str, incarnation: bytes, cluster: bytes, *, disk: Disk = REAL) -> None:
         self._name = os.path.join(path, PROGRESS_FILE)
         self.record = ProgressRecord(incarnation, cluster=cluster)
         known = read_progress(path, disk=disk)
-        if known is not None and (known.incarnation, known.cluster) == (incarnation, cluster):
-            self.record = known
+        if known is not None and known.is_of(incarnation, cluster):
+            self.record = replace(known, cluster=cluster)
         with storage_errors(self._name, "opening progress"):
             try:
                 self._file: File = disk.open(self._name, write=True)

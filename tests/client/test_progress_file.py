@@ -7,6 +7,7 @@ import pytest
 from disks import MemoryDisk
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import rt
 from rt.log.format.checksum import sealed
@@ -15,6 +16,7 @@ from rt.sidecar.progress_file import (
     NO_LEVEL,
     PROGRESS_BYTES,
     PROGRESS_FILE,
+    RECORD_BYTES,
     Level,
     ProgressFile,
     ProgressRecord,
@@ -36,6 +38,7 @@ records = st.builds(
     st.sampled_from(PushState),
     words,
     words,
+    st.one_of(st.just(b""), st.binary(min_size=16, max_size=16).filter(any)),
 )
 
 
@@ -46,11 +49,36 @@ def test_a_record_comes_back_as_it_was_written(record: ProgressRecord) -> None:
     assert decode_progress(data) == record
 
 
-@given(records, st.integers(0, PROGRESS_BYTES - 1), st.integers(1, 255))
+@given(records, st.integers(0, RECORD_BYTES - 1), st.integers(1, 255))
 def test_a_record_with_a_wrong_byte_is_none(record: ProgressRecord, at: int, flip: int) -> None:
     data = bytearray(encode_progress(record))
     data[at] ^= flip
     assert decode_progress(bytes(data)) is None
+
+
+@given(records)
+def test_an_earlier_rt_reads_the_first_64_bytes_and_writes_no_more(record: ProgressRecord) -> None:
+    """The push process of an upgraded machine beside a publisher that still runs, and the other way round."""
+    data = encode_progress(record)
+    assert data == encode_progress(replace(record, cluster=b""))[:RECORD_BYTES] + data[RECORD_BYTES:]
+    for length in (RECORD_BYTES, PROGRESS_BYTES - 1):
+        assert decode_progress(data[:length]) == replace(record, cluster=b"")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "session", "counts"),
+    [
+        (CLUSTER, CLUSTER, True),
+        (CLUSTER, b"another cluster!", False),
+        (CLUSTER, b"", False),
+        (b"", CLUSTER, True),
+        (b"", b"", False),
+    ],
+)
+def test_a_record_counts_for_its_cluster(recorded: bytes, session: bytes, *, counts: bool) -> None:
+    record = ProgressRecord(INCARNATION, cluster=recorded)
+    assert record.is_of(INCARNATION, session) == counts
+    assert not record.is_of(bytes(16), session)
 
 
 @given(st.binary(max_size=80))
@@ -72,7 +100,7 @@ def test_the_bytes_stand_where_the_diagram_says() -> None:
 def test_a_record_of_a_newer_version_is_refused_by_its_number() -> None:
     data = encode_progress(ProgressRecord(INCARNATION))
     with pytest.raises(rt.UnknownVersion, match="got 2, expected 1"):
-        decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:]))
+        decode_progress(sealed(data[:8] + b"\x02\x00" + data[10:RECORD_BYTES]))
 
 
 def test_what_a_node_lacks_that_is_being_sent_it_is_not_deleted() -> None:

@@ -46,7 +46,7 @@ def read_unsent(directory: str) -> Unsent | str:
         cluster = read_cluster(directory).id
     except (RtError, OSError) as error:
         return str(error)
-    if record is None or (record.incarnation, record.cluster) != (status.identity.origin, cluster):
+    if record is None or not record.is_of(status.identity.origin, cluster):
         return count_unsent(status, NO_LEVEL)
     return count_unsent(status, record.replicated)
 
