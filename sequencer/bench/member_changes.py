@@ -59,7 +59,8 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
 
 
 def _least_level(stage: Stage) -> int:
-    return min(int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"])
+    """0 while the node that is asked still opens its log, and knows no members."""
+    return min((int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"]), default=0)
 
 
 def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") -> tuple[int, int]:

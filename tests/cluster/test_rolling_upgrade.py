@@ -117,7 +117,8 @@ class MixedCluster(LocalCluster):
                 for one in told(self, "/status", by=by)["members"]
                 if one["name"] == name
             ]
-            return all((one["phase"], one["version"]) == ("ready", version) for one in seen)
+            are_ready = [(one["phase"], one["version"]) == ("ready", version) for one in seen]
+            return len(are_ready) == len(self.running) and all(are_ready)
 
         self.wait(is_seen, f"{name} to be ready with version {version}", timeout_s=WAIT_S)
 

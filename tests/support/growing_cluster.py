@@ -40,8 +40,9 @@ class GrowingCluster(LocalCluster):
     def raise_level(self) -> None:
         """To the highest feature level, once every member has reported that it knows it."""
 
-        def are_known() -> bool:
-            return all(one["featureLevelLatest"] >= LATEST for one in self.ask("/status")["members"])
+        def are_known() -> object:
+            members = self.ask("/status")["members"]  # None are known while the node opens its log.
+            return members and all(one["featureLevelLatest"] >= LATEST for one in members)
 
         self.wait(are_known, "every member to report its feature levels")
         self.ask("/raise-feature-level", {"level": LATEST})
