@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from rt.errors import InvalidOption
-from rt.query.core.scheduler import RealScheduler, VirtualScheduler
+from rt.query.core.scheduler import NS_PER_S, RealScheduler, VirtualScheduler
 
 
 def test_cancelled_timers_are_removed_before_they_are_due() -> None:
@@ -24,14 +24,34 @@ def test_cancelled_timers_are_removed_before_they_are_due() -> None:
     assert fired == list(range(1000))
 
 
-def test_a_clock_that_is_set_back_does_not_move() -> None:
-    now, fired = [10], list[int]()
-    scheduler = RealScheduler(lambda: now[0])
+def test_after_the_clock_was_set_back_the_time_goes_on_until_it_has_caught_up() -> None:
+    system, steady, fired = [10], [500], list[int]()
+    scheduler = RealScheduler(lambda: system[0], lambda: steady[0])
     scheduler.at(12, lambda: fired.append(scheduler.now_ns))
-    now[0] = 5
+    system[0] = 5
     assert (scheduler.now_ns, scheduler.run_due(), fired) == (10, False, [])
-    now[0] = 13
-    assert (scheduler.run_due(), scheduler.run_due(), fired) == (True, False, [13])
+    system[0], steady[0] = 6, 501
+    assert (scheduler.run_due(), scheduler.now_ns) == (False, 11)
+    system[0], steady[0] = 7, 502
+    assert (scheduler.run_due(), scheduler.run_due(), fired) == (True, False, [12])
+    system[0], steady[0] = 30, 503
+    assert scheduler.now_ns == 30
+    system[0], steady[0] = 20, 600  # behind again: counted from now
+    assert [scheduler.now_ns, scheduler.now_ns] == [30, 30]
+    system[0], steady[0] = 21, 601
+    assert scheduler.now_ns == 31
+
+
+def test_a_time_that_was_saved_while_the_clock_was_ahead_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    year_ns = 365 * 86400 * NS_PER_S
+    system, steady, fired = [year_ns], [500], list[int]()
+    scheduler = RealScheduler(lambda: system[0], lambda: steady[0])
+    scheduler.restore(2 * year_ns)
+    scheduler.at(scheduler.now_ns + NS_PER_S, lambda: fired.append(scheduler.now_ns))
+    assert not scheduler.run_due()
+    system[0], steady[0] = year_ns + NS_PER_S, 500 + NS_PER_S
+    assert (scheduler.run_due(), fired) == (True, [2 * year_ns + NS_PER_S])
+    assert [each.getMessage() for each in caplog.records] == ["clock_ahead seconds=31536000.0"]
 
 
 def test_timers_of_a_query_that_starts_fire_after_the_others_that_were_set_at_that_time() -> None:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import heapq
+import logging
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -19,6 +20,8 @@ from typing import Final
 from rt.errors import InvalidOption
 
 NS_PER_S: Final = 1_000_000_000
+
+logger = logging.getLogger("rt.query")
 
 Duration = float | int | timedelta
 """Seconds, or a timedelta."""
@@ -37,6 +40,8 @@ def next_tick_ns(due_ns: int, every_ns: int, now_ns: int) -> int:
     return due_ns + every_ns * max(1, (now_ns - due_ns) // every_ns + 1)
 
 
+_AHEAD_S: Final = 1.0
+"""Logged, if the time is so far ahead of the system's clock."""
 _CANCELLED_MAX: Final = 64
 _FEW: Final = 16
 """A heap that grows by less than this part takes the new timers one by one."""
@@ -218,18 +223,47 @@ class VirtualScheduler(Scheduler):
 
 
 class RealScheduler(Scheduler):
-    """The system's clock. Timers fire when the engine calls `run_due`."""
+    """The system's clock. Timers fire when the engine calls `run_due`.
 
-    def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    If the system's clock is behind, since it was set back or was ahead at the last checkpoint, the time goes
+    on from the latest one seen, at the rate of a monotonic clock, until the system's clock has caught up.
+    """
+
+    def __init__(
+        self,
+        clock_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         super().__init__(clock_ns())
         self._clock_ns: Final = clock_ns
+        self._monotonic_ns: Final = monotonic_ns
+        self._offset_ns: int | None = None
+        """From the monotonic clock to the time, while the system's clock is behind."""
 
     @property
     def now_ns(self) -> int:
-        """The time; if the system's clock was set back, the latest time seen."""
-        self._now_ns = max(self._now_ns, self._clock_ns())
+        """The time. It goes on if the system's clock was set back."""
+        system_ns = self._clock_ns()
+        if system_ns >= self._now_ns:
+            self._offset_ns = None
+            self._now_ns = system_ns
+        elif self._offset_ns is None:
+            self._offset_ns = self._now_ns - self._monotonic_ns()
+            self._warn(system_ns)
+        else:
+            self._now_ns = max(system_ns, self._monotonic_ns() + self._offset_ns)
         return self._now_ns
 
+    def restore(self, now_ns: int) -> None:
+        super().restore(now_ns)
+        self._offset_ns = None
+
     def run_due(self) -> bool:
-        self.restore(self._clock_ns())
+        self._now_ns = self.now_ns
         return super().run_due()
+
+    def _warn(self, system_ns: int) -> None:
+        """Log once that the time begins to be ahead, unless by little: clocks are often set back by little."""
+        ahead_s = (self._now_ns - system_ns) / NS_PER_S
+        if ahead_s >= _AHEAD_S:
+            logger.warning("clock_ahead seconds=%.1f", ahead_s)
