@@ -326,6 +326,10 @@ def _check_prefix(prefix: str) -> None:
     """Refuse a prefix whose rows could lie among those of another space, or of an engine."""
     if not isinstance(prefix, str):
         raise TypeError(f"a prefix must be a str, got {type(prefix).__name__}")
+    try:
+        prefix.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(f"a prefix must be valid Unicode, got {prefix!r}") from None
     if "state/" in prefix:
         raise InvalidOption(f"a prefix must not contain 'state/', got {prefix!r}")
     if prefix.startswith("query/") and prefix != ENGINE_PREFIX:

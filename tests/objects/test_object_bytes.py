@@ -22,6 +22,7 @@ SCALARS = (
     | st.integers()
     | st.floats(allow_nan=False)
     | st.text()
+    | st.text("a\ud83d\ude00\U0001f600", max_size=4)  # a pair of surrogates is not the character
     | st.binary(max_size=20)
 )
 KEYS = st.recursive(
@@ -59,6 +60,7 @@ def same(one: Any, other: Any) -> bool:
 @example({1: "a", "1": "b"})
 @example([(), set(), frozenset(), {}, [], b"", "", 0, -0.0, 1e308, 10**4299, "\ud800", "\0"])
 @example([math.inf, -math.inf])
+@example({"\ud83d\ude00": 1, "\U0001f600": 2})
 def test_json_values_are_restored_unchanged(value: Any) -> None:
     ANY.check(value)
     assert same(ANY.load(ANY.dump(value)), value)

@@ -29,7 +29,7 @@ NESTING_MAX: Final = 100
 """Levels of collections in a value. What is saved can then also be loaded, where more calls are open."""
 
 _HINT: Final = "Register a serializer for the type, or store its parts."
-_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_to_text: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _scan: Final[Any] = make_scanner(cast(Any, json.JSONDecoder()))
 """Faster than `JSONDecoder.decode`, which looks for white space around the value: there is none."""
 _NO_CHECK: Final = frozenset({str, bool, float, bytes, type(None)})
@@ -52,9 +52,14 @@ def encode(value: Any) -> bytes:
     try:
         if kind is int:
             return b"%d" % value
-        return _encoder.encode(value if kind is str else plain(value)).encode()
+        return encode_plain(value if kind is str else plain(value))
     except (RecursionError, ValueError) as error:
         raise NotSerializable("the value cannot be stored", got=str(error)[:200], hint=_HINT) from None
+
+
+def encode_plain(value: Any) -> bytes:
+    """A value from `plain` as JSON text in UTF-8. A surrogate stays what it is, also beside another one."""
+    return _to_text(value).encode("utf-8", "surrogatepass")
 
 
 def decode(data: bytes) -> Any:
@@ -62,7 +67,7 @@ def decode(data: bytes) -> Any:
     if len(data) < 19 and data.isdigit() and data[0] != _ZERO:
         return int(data)  # three times as fast
     try:
-        text = data.decode()
+        text = data.decode("utf-8", "surrogatepass")
         value, end = _scan(text, 0)
         if end != len(text):
             raise ValueError(f"more after the value, which ends at {end}")
@@ -94,7 +99,7 @@ def plain(value: Any) -> Any:
         return {"$": "tuple", "of": [plain(each) for each in value]}
     if kind in {set, frozenset}:
         # Sorted, so that equal sets give equal bytes in every process.
-        return {"$": kind.__name__, "of": sorted(map(plain, value), key=_encoder.encode)}
+        return {"$": kind.__name__, "of": sorted(map(plain, value), key=_to_text)}
     raise _refused(value)
 
 

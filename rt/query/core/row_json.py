@@ -5,13 +5,11 @@ The text equals that of `rt.objects.ANY`, and `ANY.load` reads it.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from rt.objects import ANY, StateDamaged
 from rt.objects.core import typed_json
 
-_encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _PLAIN: Final = frozenset({str, bool, type(None)})
 _SHORT: Final = 2**63
 
@@ -27,7 +25,7 @@ def plain(value: Any) -> Any:
 
 def encode(row: dict[str, Any]) -> bytes:
     """A row of plain values."""
-    return _encode(row).encode()
+    return typed_json.encode_plain(row)
 
 
 def decode(data: bytes, where: str, *keys: str) -> dict[str, Any]:
