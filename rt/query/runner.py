@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from rt.option_checks import TIMEOUT_SECONDS_MAX, check_range
 from rt.query.core.errors import Backlogged
 from rt.query.core.scheduler import NS_PER_S, RealScheduler
 from rt.query.engine import QueryEngine
@@ -49,8 +51,8 @@ class EngineRunner:
         self._engine: Final = engine
         self._sources: Final = sources
         self._sinks: Final = sinks
-        self._checkpoint_s: Final = checkpoint_s
-        self._idle_s: Final = idle_s
+        self._checkpoint_s: Final = check_range(checkpoint_s, 0, math.inf, name="checkpoint_s")
+        self._idle_s: Final = check_range(idle_s, 0, TIMEOUT_SECONDS_MAX, name="idle_s")
         self._clock: Final = clock
         self._last_checkpoint = clock()
         self._has_fired = False

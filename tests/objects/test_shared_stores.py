@@ -85,7 +85,9 @@ def test_an_engine_and_a_space_share_a_store(store: Store, kind: CheckpointKind)
     assert held(store, "") == {"mine": {"of": "space"}}
 
 
-@pytest.mark.parametrize("prefix", ["state/", "a/state/", "state/item/x/", "query/", "query/objects", "\ud800"])
+@pytest.mark.parametrize(
+    "prefix", ["state/", "a/state/", "state/item/x/", "query/", "query/objects", "\ud800"]
+)
 def test_a_prefix_among_the_rows_of_another_owner_is_refused(prefix: str) -> None:
     with pytest.raises(ValueError, match="prefix"):
         PersistedObjectSpace(prefix=prefix)

@@ -119,7 +119,10 @@ NONSENSE: list[Callable[[], object]] = [
     lambda: ops.buffer_with_count(0),
     lambda: ops.debounce(-1),
     lambda: ops.element_at(-1),
+    lambda: ops.buffer_with_count(1.5),  # type: ignore[arg-type]
+    lambda: ops.buffer_with_count(2, "1"),  # type: ignore[arg-type]
     lambda: ops.flat_map(cold, max_concurrent=0),
+    lambda: ops.flat_map(cold, max_concurrent=1.5),  # type: ignore[arg-type]
     lambda: ops.repeat(0),
     lambda: ops.retry(0),
     lambda: ops.sample(0),
@@ -136,6 +139,7 @@ NONSENSE: list[Callable[[], object]] = [
     lambda: ops.throttle_first(0),
     lambda: ops.to_list(limit=-1),
     lambda: ops.window_with_count(1, 0),
+    lambda: ops.window_with_count(1.5),  # type: ignore[arg-type]
     lambda: ops.window_with_time(0),
     lambda: ops.window_with_time_or_count(1, 0),
     lambda: creation.interval(0),

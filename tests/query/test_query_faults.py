@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from query_engines import FailingStore, Fault, Numbers, Sink
 
-from rt.errors import DiskFull
+from rt.errors import DiskFull, InvalidOption
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore
 from rt.query.checkpoint.edge import OutputEdge, Release
 from rt.query.checkpoint.factories import Factories
@@ -36,6 +36,7 @@ from rt.query.operators import (
     map as mapped,
 )
 from rt.query.query_registry import Start
+from rt.query.runner import EngineRunner
 
 factories = Factories()
 
@@ -405,5 +406,17 @@ def test_the_end_is_sent_again_to_a_consumer_that_refused_it() -> None:
 
 
 def test_an_output_needs_a_limit_of_1_or_more() -> None:
-    with pytest.raises(ValueError, match="1 or more, got 0"):
-        Process().engine.add_sink("none", limit=0)
+    for bad in (0, 1.5, float("inf")):
+        with pytest.raises(InvalidOption, match="limit"):
+            Process().engine.add_sink("none", limit=bad)  # type: ignore[arg-type]
+
+
+def test_a_runner_needs_durations() -> None:
+    for bad in (
+        {"checkpoint_s": float("nan")},
+        {"checkpoint_s": -1},
+        {"idle_s": float("inf")},
+        {"idle_s": "1"},
+    ):
+        with pytest.raises(InvalidOption, match=next(iter(bad))):
+            EngineRunner(Process().engine, [], **bad)  # type: ignore[arg-type]

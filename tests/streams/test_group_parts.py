@@ -46,7 +46,18 @@ def test_members_with_other_patterns_or_partitions_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"partitions": 0}, {"partitions": 257}, {"lease_s": 0.5}, {"start": 5}, {"concurrency": 0}]
+    "wrong",
+    [
+        {"partitions": 0},
+        {"partitions": 257},
+        {"partitions": 2.5},
+        {"partitions": "3"},
+        {"lease_s": 0.5},
+        {"start": 5},
+        {"concurrency": 0},
+        {"concurrency": 1.5},
+        {"retry_for_s": float("nan")},
+    ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(rt.InvalidOption, match=next(iter(wrong))):

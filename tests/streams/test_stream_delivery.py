@@ -538,8 +538,17 @@ def test_invalid_arguments_are_refused() -> None:
         )
     with pytest.raises(InvalidOption, match="unknown policy"):
         StreamOptions(on_poison="skip")  # type: ignore[arg-type]
-    for bad in ({"cache_events": 9}, {"save_every_s": 0}, {"retry_max_s": 0.01}, {"drain_s": float("nan")}):
-        with pytest.raises(InvalidOption, match="too small"):
+    for bad in (
+        {"cache_events": 9},
+        {"save_every_s": 0},
+        {"retry_max_s": 0.01},
+        {"drain_s": float("nan")},
+        {"receive_s": "1"},
+        {"batch_events_max": 1.5},
+        {"catch_ups_max": float("inf")},
+        {"cache_bytes": "64"},
+    ):
+        with pytest.raises(InvalidOption, match=next(iter(bad))):
             StreamOptions(**bad)  # type: ignore[arg-type]
 
     async def program(provider: StreamProvider) -> None:

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from rt.errors import InvalidOption
 from rt.objects import PersistedQueue
+from rt.option_checks import check_count
 from rt.query.checkpoint.replay_buffer import ReplayBuffer
 from rt.query.core.errors import QueryExists, QueryFailed, WrongState, call_all, error_text
 from rt.query.core.lifecycle import EventLock
@@ -53,8 +53,6 @@ class OutputEdge:
         ends_with_query: bool = False,
         saved: dict[str, Any] | None = None,
     ) -> None:
-        if limit < 1:
-            raise InvalidOption(f"the limit of an output must be 1 or more, got {limit}")
         saved = saved or {"low": 0, "consumers": {}, "end": None}
         self.buffer: Final[ReplayBuffer[Any]] = ReplayBuffer(
             held, low=saved["low"], acknowledged=saved["consumers"]
@@ -65,7 +63,7 @@ class OutputEdge:
         """The end of the buffer, and the end of the values, as of the last durable checkpoint."""
         self.release: Final = release
         self.ends_with_query: Final = ends_with_query
-        self.limit: Final = limit
+        self.limit: Final = check_count(limit, name="limit", least=1)
         self._encode: Final = encode
         self._held_end: int | None = None
         self._seen_end = 0

@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Final
 
 from rt.errors import InvalidOption
+from rt.option_checks import check_count
 
 NS_PER_S: Final = 1_000_000_000
 
@@ -188,9 +189,7 @@ class VirtualScheduler(Scheduler):
 
     def __init__(self, now_ns: int = 0, *, ticks_max: int = TICKS_MAX) -> None:
         super().__init__(now_ns)
-        if ticks_max < 1:
-            raise InvalidOption(f"ticks_max must be 1 or more, got {ticks_max}")
-        self._ticks_max: Final = ticks_max
+        self._ticks_max: Final = check_count(ticks_max, name="ticks_max", least=1)
         self._target_ns = now_ns
 
     def expect(self, now_ns: int) -> None:
@@ -263,7 +262,7 @@ class RealScheduler(Scheduler):
         return super().run_due()
 
     def _warn(self, system_ns: int) -> None:
-        """Log once that the time begins to be ahead, unless by little: clocks are often set back by little."""
+        """Log once that the time begins to be ahead: not by less, as clocks are often set back by little."""
         ahead_s = (self._now_ns - system_ns) / NS_PER_S
         if ahead_s >= _AHEAD_S:
             logger.warning("clock_ahead seconds=%.1f", ahead_s)

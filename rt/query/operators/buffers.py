@@ -11,7 +11,7 @@ from rt.query.core.operator import Operator
 from rt.query.core.scheduler import Duration, duration_ns, next_tick_ns
 from rt.query.operators.elements.aggregate import to_list
 from rt.query.operators.inner.flatten import flat_map
-from rt.query.operators.user_functions import compose, last_tick_ns, offset_ns
+from rt.query.operators.user_functions import check_least, compose, last_tick_ns, offset_ns
 from rt.query.operators.windows import window_with_time
 
 A = TypeVar("A")
@@ -24,8 +24,8 @@ def buffer_with_count(count: int, skip: int | None = None) -> Transform:
     once, in the object space, and the number of values to skip.
     """
     skip = count if skip is None else skip
-    if count < 1 or skip < 1:
-        raise InvalidOption(f"buffer_with_count: count and skip must be 1 or more, got {count} and {skip}")
+    check_least("buffer_with_count", "count", count, 1)
+    check_least("buffer_with_count", "skip", skip, 1)
     return applied(BufferWithCount, count, skip)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from rt.errors import InvalidOption
 from rt.query.core.observable import Transform, applied
 from rt.query.core.scheduler import Duration, next_tick_ns
 from rt.query.core.subject import Subject
@@ -30,8 +29,8 @@ def window_with_count(count: int, skip: int | None = None) -> Transform:
     The last window may be shorter. Saves the number of values, and which windows are open.
     """
     skip = count if skip is None else skip
-    if count < 1 or skip < 1:
-        raise InvalidOption(f"window_with_count: count and skip must be 1 or more, got {count} and {skip}")
+    check_least("window_with_count", "count", count, 1)
+    check_least("window_with_count", "skip", skip, 1)
     return applied(WindowWithCount, count, skip)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
-from rt.errors import InvalidOption
+from rt.option_checks import check_count, check_range
 from rt.streams.core.delivery import PoisonPolicy, check_policy
 from rt.streams.queue.queue_cache import BUCKETS
 from rt.streams.subscriptions.start_place import Start, check_start
@@ -52,18 +54,13 @@ class StreamOptions(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         for name in ("cache_bytes", "batch_events_max", "catch_ups_max", "catch_up_events"):
-            _require(name, getattr(self, name), 1)
-        _require("cache_events", self.cache_events, BUCKETS)
+            check_count(getattr(self, name), name=name, least=1)
+        check_count(self.cache_events, name="cache_events", least=BUCKETS)
         for name in ("deliver_for_s", "stuck_after_s", "drain_s"):
-            _require(name, getattr(self, name), 0)
+            check_range(getattr(self, name), 0, math.inf, name=name)
         for name in ("call_for_s", "retry_min_s", "save_every_s", "inactive_s", "receive_s"):
-            _require(name, getattr(self, name), 0.001)
-        _require("retry_max_s", self.retry_max_s, self.retry_min_s)
+            check_range(getattr(self, name), 0.001, math.inf, name=name)
+        check_range(self.retry_max_s, self.retry_min_s, math.inf, name="retry_max_s")
         check_policy(self.on_poison)
         if self.start is not None:
             check_start(self.start)
-
-
-def _require(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise InvalidOption("value too small", where=name, got=value, expected=f"{least} or more")

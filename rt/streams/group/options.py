@@ -10,6 +10,7 @@ from msgspec import Struct
 from rt.errors import InvalidOption
 from rt.log.read.reader import EventHandler
 from rt.log.scan.message_batch import Message
+from rt.option_checks import check_range
 from rt.streams.balancer.lease import LEASE_S_MAX, LEASE_S_MIN
 
 Decision: TypeAlias = Literal["retry", "skip", "stop"]
@@ -65,19 +66,14 @@ class GroupOptions(Struct, frozen=True):
     """
 
     def __post_init__(self) -> None:
-        _require("partitions", self.partitions, 1, PARTITIONS_MAX)
-        _require("concurrency", self.concurrency, 1, 1024)
-        _require("buffer_messages", self.buffer_messages, 1, 10**9)
-        _require("buffer_bytes", self.buffer_bytes, 1, 2**50)
-        _require("lease_s", self.lease_s, LEASE_S_MIN, LEASE_S_MAX)
-        _require("commit_every_s", self.commit_every_s, 0.01, self.lease_s)
-        _require("retry_for_s", self.retry_for_s, 0, 10**9)
-        _require("retry_min_s", self.retry_min_s, 0.001, 10**9)
-        _require("retry_max_s", self.retry_max_s, self.retry_min_s, 10**9)
+        check_range(self.partitions, 1, PARTITIONS_MAX, name="partitions", is_whole=True)
+        check_range(self.concurrency, 1, 1024, name="concurrency", is_whole=True)
+        check_range(self.buffer_messages, 1, 10**9, name="buffer_messages", is_whole=True)
+        check_range(self.buffer_bytes, 1, 2**50, name="buffer_bytes", is_whole=True)
+        check_range(self.lease_s, LEASE_S_MIN, LEASE_S_MAX, name="lease_s")
+        check_range(self.commit_every_s, 0.01, self.lease_s, name="commit_every_s")
+        check_range(self.retry_for_s, 0, 10**9, name="retry_for_s")
+        check_range(self.retry_min_s, 0.001, 10**9, name="retry_min_s")
+        check_range(self.retry_max_s, self.retry_min_s, 10**9, name="retry_max_s")
         if self.start not in ("earliest", "latest"):
             raise InvalidOption("unknown start", where="start", got=self.start, expected="earliest | latest")
-
-
-def _require(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InvalidOption("value out of range", where=name, got=value, expected=f"{least:g} to {most:g}")

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from rt.errors import InvalidOption
 from rt.objects import NotSerializable, PersistedQueue
 from rt.query.core.observable import Observable, Transform, applied
 from rt.query.core.subject import Subject
-from rt.query.operators.user_functions import FAILED, UserFunctionOperator
+from rt.query.operators.user_functions import FAILED, UserFunctionOperator, check_least
 
 Mapper = Callable[..., Observable[Any]]
 
@@ -145,8 +144,8 @@ class FlatMap(SwitchMap):
 
 
 def _flat_map(name: str, mapper: Mapper, max_concurrent: int | None) -> Transform:
-    if max_concurrent is not None and max_concurrent < 1:
-        raise InvalidOption(f"{name}: max_concurrent must be 1 or more, got {max_concurrent}")
+    if max_concurrent is not None:
+        check_least(name, "max_concurrent", max_concurrent, 1)
     return applied(FlatMap, mapper, name == "flat_map_indexed", max_concurrent)
 
 
