@@ -70,9 +70,14 @@ class _MsgspecSerializer(Generic[T]):
         module = importlib.import_module(f"msgspec.{self._FORMAT}")
         self._encode: Callable[[T], bytes] = module.encode
         self._decode: Callable[[bytes], T] = module.Decoder(of).decode
+        self._has_type: Final = of is not Any
 
     def dumps(self, value: T, /) -> bytes:
-        return self._encode(value)
+        """`msgspec.ValidationError` for a value of another type: no reader could decode it."""
+        data = self._encode(value)
+        if self._has_type:
+            self._decode(data)
+        return data
 
     def loads(self, data: bytes, /) -> T:
         """`msgspec.ValidationError` for a value of another type."""

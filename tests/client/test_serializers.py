@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,3 +98,15 @@ def test_importing_rt_and_the_names_of_serializers_loads_no_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("serializer", [rt.JsonSerializer(Order), rt.MsgpackSerializer(Order)])
+def test_a_value_of_another_type_is_not_written(serializer: rt.Serializer[Any]) -> None:
+    for wrong in ({"id": 1}, Order("one", "x", []), Order(1, "x", [None]), 5):  # type: ignore[arg-type, list-item]
+        with pytest.raises(msgspec.ValidationError):
+            serializer.dumps(wrong)
+
+
+def test_a_number_that_json_does_not_have_is_not_written() -> None:
+    with pytest.raises(msgspec.ValidationError, match="null"):
+        rt.JsonSerializer(Order).dumps(Order(1, "x", [float("nan")]))
