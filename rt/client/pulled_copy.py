@@ -14,7 +14,7 @@ from rt.client.follow_reader import DeliveryCounter
 from rt.errors import Corrupt, Gap, RtError, Timeout
 from rt.events import CorruptPositions
 from rt.log.disk import Disk
-from rt.log.format.segment import SegmentId, parse_segment_name
+from rt.log.format.segment import LogKind, SegmentId, parse_segment_name
 from rt.log.read.reader import LogReader
 from rt.log.read.start_position import CheckedPlace, StartTime
 from rt.log.read.time_search import search_time
@@ -73,8 +73,10 @@ class PulledCopy:
     def start(self, wanted: CheckedPlace, *, is_seek: bool) -> CheckedPlace | None:
         """Where a reader of the copy starts; None while that is unknown.
 
-        The pull client asks the nodes where a time begins. The copy is searched instead if it has a message
-        before that, if another subscriber's pull client fills it, or if a reader seeks (`is_seek`).
+        The pull client asks the nodes where a time begins. The copy is searched instead if it has all topics
+        and a message before that, if another subscriber's pull client fills it, or if a reader seeks
+        (`is_seek`). A message of another topic may be the first of that time, so a copy without it may begin
+        later than the nodes say.
         """
         if isinstance(wanted, int):
             return wanted
@@ -89,7 +91,7 @@ class PulledCopy:
             return "latest" if pulling.is_shared else pulling.log_end
         identity = read_identity(self._disk, self._directory)
         at = search_time(self._disk, self._directory, identity, wanted.timestamp_ns).position
-        is_in_copy = at > catalog.start or catalog.start == 0
+        is_in_copy = identity.kind is not LogKind.FILTERED and (at > catalog.start or catalog.start == 0)
         return replace(wanted, position=at) if is_in_copy or is_seek or pulling.is_shared else None
 
     def check(self, *, is_closed: bool) -> None:

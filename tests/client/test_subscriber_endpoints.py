@@ -26,6 +26,7 @@ from rt.errors import InvalidOption
 from rt.events import CorruptPositions, HoldRefused, SkipForward
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
+from rt.log.read.start_position import StartTime, check_place
 from rt.log.scan.directory import read_durable_end
 from rt.net import cert_validity
 from rt.net.dev_pki import init_ca, issue
@@ -350,6 +351,23 @@ def test_a_filtered_copy_starts_with_the_first_message_of_a_time_of_any_topic(
     source.publish(b"2", b"3", topic="t", timestamps_ns=at_seconds(2, 6))
     with subscriber_of(tmp_path, pki, source, topics=["t"], position=NOON + 4 * SECOND) as subscriber:
         assert take(subscriber, 2) == [b"2", b"3"]
+
+
+def test_a_filtered_copy_is_not_searched_for_a_time_before_the_nodes_have_answered(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"0", topic="t", timestamps_ns=at_seconds(0))
+    source.publish(b"1", topic="other", timestamps_ns=at_seconds(5))
+    source.publish(b"2", b"3", topic="t", timestamps_ns=at_seconds(2, 6))
+    wanted = check_place(NOON + 4 * SECOND)
+    with subscriber_of(tmp_path, pki, source, topics=["t"]) as subscriber:
+        assert take(subscriber, 3) == [b"0", b"2", b"3"]
+        copy = subscriber._copy
+        assert copy is not None
+        assert copy.start(wanted, is_seek=False) is None
+        found = copy.start(wanted, is_seek=True)
+        assert isinstance(found, StartTime)
+        assert found.position == 3
 
 
 def test_a_start_by_time_is_before_there_is_a_log(tmp_path: Path, pki: Path, source: PullSource) -> None:
