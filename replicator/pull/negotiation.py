@@ -17,7 +17,7 @@ from replicator.protocol.handshake import PullMerged, PullSession, TimeFound
 from replicator.protocol.last_block import last_block_before, reaches_beyond, walk_to
 from replicator.protocol.messages import Chunk, LogOffset
 from replicator.send.segment_reader import SegmentReader
-from rt.errors import Diverged, LogNotFound
+from rt.errors import Corrupt, Diverged, LogNotFound
 from rt.log.disk import Disk, File, storage_errors
 from rt.log.format.block import BLOCK_HEADER_BYTES, DECLARATION_BYTES_MAX, decode_block_header
 from rt.log.format.checksum import batch_seed
@@ -283,11 +283,31 @@ def _check_last_block(
         if found is None:
             raise _has_less(wanted)
         last = last_block_before(disk, path, *found, place.offset)
-    if last.boundary < place.offset and kept.end is None and not last.goes_beyond:
-        raise _has_less(wanted)
+    if last.boundary < place.offset and not last.goes_beyond:
+        _check_whole(path, kept, wanted, last.boundary, last.next)
     if last.boundary != place.offset or wanted.chain not in {0, last.checksum}:
         raise _diverged(wanted, f"block checksum {last.checksum:#010x}")
     _check_position(last.next, wanted)
+
+
+def _check_whole(
+    path: str, kept: ReadableSegment, wanted: PullMerged | PullSession, offset: int, position: int
+) -> None:
+    """This node's bytes end, or stop to verify, at `offset` and `position`, before the receiver's end.
+
+    `Unreachable` if more may come. `rt.Corrupt` if the segment table knows more: then the file is damaged
+    here, and says nothing about the receiver's copy.
+    """
+    if kept.end is None:
+        raise _has_less(wanted)
+    if position < kept.end:
+        raise Corrupt(
+            "the segment ends too early",
+            path=segment_path(path, kept.id),
+            offset=offset,
+            got=f"position {position}",
+            expected=f"position {kept.end}",
+        )
 
 
 def _check_position(position: int, wanted: PullMerged) -> None:
@@ -303,9 +323,9 @@ def _check_chain(disk: Disk, path: str, kept: ReadableSegment, wanted: PullSessi
         header, file = found
         scanner = SessionScanner(header, marks=True)
         walk_to(file, scanner, wanted.offset.offset)
-        has_less = kept.end is None and not reaches_beyond(file, scanner, wanted.offset.offset)
-    if scanner.offset < wanted.offset.offset and has_less:
-        raise _has_less(wanted)
+        goes_beyond = reaches_beyond(file, scanner, wanted.offset.offset)
+    if scanner.offset < wanted.offset.offset and not goes_beyond:
+        _check_whole(path, kept, wanted, scanner.offset, scanner.next)
     if scanner.offset != wanted.offset.offset or scanner.chain != wanted.chain:
         raise _diverged(wanted, f"chain {scanner.chain or 0:#010x} at offset {scanner.offset}")
     return scanner.next

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from fnmatch import fnmatchcase
@@ -77,6 +78,7 @@ from rt.errors import CertificateError, ClusterMismatch, Diverged, ProtocolViola
 from rt.log.check.verify import verify
 from rt.log.disk import REAL, Disk
 from rt.log.format.segment import SegmentId
+from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_table
 from rt.net.grpc_errors import Unreachable, asking
 from rt.net.identity import Identity
@@ -258,6 +260,53 @@ def test_a_sessions_copy_is_held_against_the_chain(disk: MemoryDisk, grown: Grow
                     plan_session(disk, SESSION, wrong)
     with pytest.raises(Unreachable):
         plan_session(disk, SESSION, PullSession(1, LogOffset(99, 0, 64), 1))
+
+
+def damaged(disk: MemoryDisk, path: str, end: int) -> Iterator[MemoryDisk]:
+    """The disk, with a file that has lost its end, or the bytes of it, or a bit, before `end`."""
+    good = disk.read(path)
+    for place in range(0, end, 23):
+        for worse in (good[:place], good[:place] + bytes(len(good) - place)):
+            disk.write(path, worse)
+            yield disk
+        disk.write(path, good)
+        disk.flip_bit(path, place, 3)
+        yield disk
+        disk.write(path, good)
+
+
+def test_a_damaged_segment_of_a_node_does_not_say_that_a_copy_differs(disk: MemoryDisk, grown: Grown) -> None:
+    """What is left of it ends before the receiver does. Another node may have all of it."""
+    receiver = whole_copy(disk)
+    give(receiver, itertools.takewhile(lambda item: isinstance(item, Chunk), items_of(disk, MERGED)))
+    wanted = known(receiver)
+    assert wanted.offset is not None
+    assert plan_merged(disk, MERGED, wanted) == (wanted.offset, wanted.end)
+    found = Counter[str]()
+    for each in damaged(disk, segment_path(MERGED, wanted.offset.segment), wanted.offset.offset):
+        try:
+            plan_merged(each, MERGED, wanted)
+        except RtError as error:
+            found[type(error).__name__] += 1
+    assert found.keys() == {"Corrupt", "Unreachable"}  # An empty file was trimmed.
+    assert found["Corrupt"] > wanted.offset.offset // 23
+    receiver.close()
+
+
+def test_a_damaged_segment_of_a_session_does_not_say_that_a_copy_differs(
+    disk: MemoryDisk, grown: Grown
+) -> None:
+    table = read_table(disk, SESSION)
+    assert table is not None
+    for segment in table.segments:
+        end, found = read_marks(disk, SESSION, segment.id)[-1], Counter[str]()
+        place = LogOffset(*segment.id, end.offset)
+        for each in damaged(disk, segment_path(SESSION, segment.id), end.offset):
+            try:
+                plan_session(each, SESSION, PullSession(1, place, end.chain))
+            except RtError as error:
+                found[type(error).__name__] += 1
+        assert found.keys() == {"Corrupt", "Unreachable"}
 
 
 def test_only_nodes_pull_sessions_and_only_its_holder_uses_a_name() -> None:
