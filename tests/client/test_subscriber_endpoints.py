@@ -666,7 +666,9 @@ def test_positions_without_good_bytes_on_any_node_are_reported_after_the_message
         assert 0 < corrupt.start == len(values) < 20
         assert corrupt.end is None  # This node does not know.
         assert subscriber.poll(timeout=0.2) == []
-        Path(source.merged, "log.0.0").write_bytes(good)
+        whole = tmp_path / "whole"  # Half of it could be read, and be told as another damage.
+        whole.write_bytes(good)
+        whole.rename(f"{source.merged}/log.0.0")
         assert len(take(subscriber, 21 - len(values))) == 21 - len(values)
     assert len(events) == 1
 

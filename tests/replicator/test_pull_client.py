@@ -474,7 +474,8 @@ def test_what_no_node_has_good_bytes_of_is_told_once_for_each_place_and_waited_f
                 assert (start > 0) == (at > 64)
                 assert end == (100 if is_told_where else None)
                 assert all(endpoint in why for endpoint in endpoints)
-                files[1].write_bytes(good)
+                (tmp_path / "whole").write_bytes(good)  # Half of it could be read, and be told.
+                (tmp_path / "whole").rename(files[1])
                 await until(lambda: copy.position == 110)
             assert len(copy.told) == told <= 2
         source.close()
