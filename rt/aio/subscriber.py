@@ -9,23 +9,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
-from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec.structs import replace
 
 import rt.client.subscriber
+from rt.aio.waiting_thread import WaitingThread
 from rt.client.follow_reader import DeliveryCounter, SubscriberStats, own_deliveries
 from rt.endpoints import check_endpoints
-from rt.errors import Closed, InvalidOption, closed_in_child
+from rt.errors import Closed, InvalidOption
 from rt.log.read.reader import EventHandler, Place
 from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.start_position import CheckedPlace, check_place
@@ -78,7 +76,7 @@ class Subscriber:
             name=name,
             connect_timeout=connect_timeout,
         )
-        self._thread = _Thread()
+        self._thread = WaitingThread()
         self._opening: asyncio.Future[rt.client.subscriber.Subscriber] | None = None
         self._reading: asyncio.Future[MessageBatch | None] | None = None
         """The batch that the thread is reading, or has read and no call has received yet."""
@@ -319,65 +317,3 @@ def _deadline(timeout: float | None) -> float:
     """In the time of the running loop."""
     timeout = check_timeout(timeout)
     return math.inf if timeout is None else asyncio.get_running_loop().time() + timeout
-
-
-class _Thread:
-    """One daemon thread that runs one task at a time. It never keeps a process alive."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._pid = 0
-        """The process that has the thread; 0 if it was not started."""
-
-    @property
-    def is_own(self) -> bool:
-        """False in a forked child, which does not have the thread."""
-        return self._pid in {0, os.getpid()}
-
-    def require_own(self) -> None:
-        if not self.is_own:
-            raise closed_in_child("the subscriber")
-
-    def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
-        """Run `act` in the thread; returns a future of the running loop."""
-        self.require_own()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[_Result] = loop.create_future()
-        future.add_done_callback(_looked_at)
-
-        def job() -> None:
-            settle: Callable[[Any], None]
-            try:
-                result: Any = act()
-                settle = future.set_result
-            except Exception as error:  # noqa: BLE001 - raised to whoever asks for the result
-                result, settle = error, future.set_exception
-            with contextlib.suppress(RuntimeError):  # The loop was closed: no task awaits the result.
-                loop.call_soon_threadsafe(_settle, future, settle, result)
-
-        if self._thread is None:
-            self._pid = os.getpid()
-            self._thread = threading.Thread(target=self._run, name="rt-aio", daemon=True)
-            self._thread.start()
-        self._jobs.put(job)
-        return future
-
-    def end(self) -> None:
-        """End the thread after the tasks queued so far."""
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def _settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: object) -> None:
-    if not future.done():
-        settle(result)
-
-
-def _looked_at(future: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a future that no task awaits, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()

@@ -110,6 +110,20 @@ def test_a_handler_that_cancels_its_own_task_stops_the_member(tmp_path: Path) ->
     assert set(world.positions.held.values()) == {5}
 
 
+@pytest.mark.parametrize("raised", [StopIteration, asyncio.CancelledError])
+def test_what_the_handler_of_events_raises_ends_the_member(
+    tmp_path: Path, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(rt.Subscriber, "next_batch", fail)
+    with pytest.raises(RuntimeError, match=raised.__name__):
+        asyncio.run(world.run(lambda _: None))
+
+
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_a_handler_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, kind: str) -> None:
     world, is_free = World(tmp_path), threading.Event()

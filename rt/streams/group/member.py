@@ -299,9 +299,13 @@ class Member:
 
     def _read(self, wanted: int) -> tuple[MessageBatch | None, int]:
         """In a thread: the next messages from `wanted` on, and the position up to which they were read."""
-        if self._reader.position != wanted:
-            self._reader.seek(wanted)
-        batch = self._reader.next_batch(_READ_S, _READ_MESSAGES)
+        try:
+            if self._reader.position != wanted:
+                self._reader.seek(wanted)
+            batch = self._reader.next_batch(_READ_S, _READ_MESSAGES)
+        except (StopIteration, asyncio.CancelledError) as error:
+            # As it is, the future of this thread would never end, or end the reading task in silence.
+            raise RuntimeError(f"on_event raised {type(error).__name__}") from error
         return batch, max(wanted, self._reader.position if batch is None else batch.end)
 
     async def _acknowledge_all(self) -> None:
