@@ -191,6 +191,8 @@ class Publisher:
         """See `rt.Publisher.wait`."""
         timeout = check_timeout(timeout)
         replication, run = self._opened._check_wait(number, level)
+        if asyncio.get_running_loop() is not self._loop:  # Which has its progress.
+            raise Closed("the publisher belongs to another event loop", hint="Open one in each loop.")
         waits = self._waits
         assert waits is not None
         wait = waits.add(run, number, level)

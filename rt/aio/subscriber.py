@@ -44,7 +44,8 @@ class Subscriber:
     """Like `rt.Subscriber`, with the same arguments. Opened by `async with`, or by the first call.
 
     One task at a time reads (`async for`, `poll` and `batches`, which may be mixed). `pause`, `resume`, `ack`
-    and `close` may be called from any task of the same loop. `on_event` is called in the reading thread,
+    and `close` may be called from any task of the same loop; in another loop, reading raises `rt.Closed`. If
+    `close` is cancelled, the closing continues in its thread. `on_event` is called in the reading thread,
     which is at most one batch ahead of what was delivered.
     """
 
@@ -78,6 +79,8 @@ class Subscriber:
         )
         self._thread = WaitingThread()
         self._opening: asyncio.Future[rt.client.subscriber.Subscriber] | None = None
+        self._subscriber: rt.client.subscriber.Subscriber | None = None
+        """Set by the thread."""
         self._reading: asyncio.Future[MessageBatch | None] | None = None
         """The batch that the thread is reading, or has read and no call has received yet."""
         self._left: deque[MessageBatch] = deque()
@@ -207,10 +210,10 @@ class Subscriber:
         self._messages = iter(())
         self._take_back()
         try:
-            if self._opening is not None:
-                await asyncio.wait([self._opening])
-                if self._opening.exception() is None:
-                    await asyncio.shield(asyncio.to_thread(self._opening.result().close))
+            if (subscriber := self._subscriber) is not None:  # Its thread may wait in it.
+                await asyncio.shield(asyncio.to_thread(subscriber.close))
+            elif self._opening is not None:
+                await asyncio.shield(self._thread.do(self._close_opened))
         finally:
             self._thread.end()
 
@@ -230,11 +233,26 @@ class Subscriber:
     async def _opened(self) -> rt.client.subscriber.Subscriber:
         if self._is_closed:
             raise Closed("the subscriber is closed")
+        self._thread.require_own()
         if self._opening is None:
-            self._opening = self._thread.do(self._make)
-            subscriber = await asyncio.shield(self._opening)
-            self._position = max(self._position, subscriber.position)
+            self._opening = self._thread.do(self._open)
+            self._opening.add_done_callback(self._begin)
         return await asyncio.shield(self._opening)
+
+    def _begin(self, opening: asyncio.Future[rt.client.subscriber.Subscriber]) -> None:
+        """Whether or not the call that opened it was cancelled."""
+        if not opening.cancelled() and opening.exception() is None:
+            self._position = max(self._position, opening.result().position)
+
+    def _open(self) -> rt.client.subscriber.Subscriber:
+        """In the thread."""
+        subscriber = self._subscriber = self._make()
+        return subscriber
+
+    def _close_opened(self) -> None:
+        """In the thread."""
+        if self._subscriber is not None:
+            self._subscriber.close()
 
     async def _next(self, deadline: float, max_messages: int | None) -> MessageBatch | None:
         """Up to `max_messages`; None at the deadline, or when closed.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from rt.errors import closed_in_child
+from rt.errors import Closed, closed_in_child
 
 _Result = TypeVar("_Result")
 
@@ -23,6 +23,8 @@ class WaitingThread:
         self._thread: threading.Thread | None = None
         self._pid = 0
         """The process that has the thread; 0 if it was not started."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of its first task."""
 
     @property
     def is_own(self) -> bool:
@@ -30,12 +32,16 @@ class WaitingThread:
         return self._pid in {0, os.getpid()}
 
     def require_own(self) -> None:
+        """Raise `rt.Closed` in a forked child, and in another loop than that of the first task."""
         if not self.is_own:
             raise closed_in_child("the subscriber")
+        if self._loop not in {None, asyncio.get_running_loop()}:
+            raise Closed("the subscriber belongs to another event loop", hint="Open one in each loop.")
 
     def do(self, act: Callable[[], _Result]) -> asyncio.Future[_Result]:
         """Run `act` in the thread; returns a future of the running loop."""
-        self.require_own()
+        if not self.is_own:
+            raise closed_in_child("the subscriber")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         future.add_done_callback(_looked_at)
@@ -51,7 +57,7 @@ class WaitingThread:
                 loop.call_soon_threadsafe(_settle, future, settle, result)
 
         if self._thread is None:
-            self._pid = os.getpid()
+            self._pid, self._loop = os.getpid(), loop
             self._thread = threading.Thread(target=self._run, name="rt-aio", daemon=True)
             self._thread.start()
         self._jobs.put(job)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from merged_logs import Feeds
+from receiving_node import make_pki, tls_of
 
 import rt
 import rt.aio
@@ -61,3 +63,92 @@ def test_what_a_handler_of_events_raises_ends_the_call_and_the_next_one_continue
             assert [message.position for message in await subscriber.poll(timeout=None)] == [3, 4, 5]
 
     asyncio.run(main())
+
+
+def test_another_event_loop_is_refused_and_may_close(publisher: rt.Publisher) -> None:
+    subscriber = rt.aio.Subscriber(publisher.directory, "s")
+
+    async def read() -> list[rt.Message]:
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await subscriber.poll()
+
+    assert numbers(asyncio.run(read())) == list(range(10))
+    publisher.publish(b"more")
+
+    async def go_on() -> None:
+        for call in (subscriber.poll(), anext(subscriber), subscriber.ack(0), subscriber.seek(0)):
+            with pytest.raises(rt.Closed, match="another event loop"):
+                await call
+        await subscriber.close()
+
+    asyncio.run(go_on())
+    assert not [thread for thread in threading.enumerate() if thread.name == "rt-aio"]
+
+
+def test_another_event_loop_that_would_wait_for_a_publisher_is_refused(tmp_path: Path) -> None:
+    tls = tls_of(make_pki(tmp_path / "pki"), "feed")
+    publisher = rt.aio.Publisher(tmp_path, "s", publisher_id="feed", endpoints=["localhost:1"], tls=tls)
+
+    async def wait() -> None:
+        with pytest.raises(rt.Closed, match="another event loop"):
+            await asyncio.wait_for(publisher.wait(publisher.publish(b"one").number), WAIT_SECONDS)
+        await publisher.close(0)
+
+    asyncio.run(publisher.open())
+    asyncio.run(wait())
+
+
+class _SlowOpening:
+    """Subscribers that open when it is allowed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[rt.Subscriber] = []
+        self.may_open = threading.Event()
+        real = rt.client.subscriber.Subscriber
+
+        def open_slowly(*args: object, **options: object) -> rt.Subscriber:
+            self.may_open.wait(WAIT_SECONDS)
+            self.opened.append(real(*args, **options))  # type: ignore[arg-type]
+            return self.opened[-1]
+
+        monkeypatch.setattr(rt.client.subscriber, "Subscriber", open_slowly)
+
+
+def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _SlowOpening(monkeypatch)
+
+    async def main() -> None:
+        subscriber = rt.aio.Subscriber(publisher.directory, "s")
+        opening = asyncio.create_task(subscriber.__aenter__())
+        await asyncio.sleep(0)
+        for _ in range(2):  # The opening, then the closing that this begins.
+            opening.cancel()
+            await asyncio.sleep(0.01)
+        assert opening.cancelled()
+        slow.may_open.set()
+        while [thread for thread in threading.enumerate() if thread.name == "rt-aio"]:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
+    with pytest.raises(rt.Closed):
+        slow.opened[0].poll()
+
+
+def test_a_first_call_that_was_cancelled_does_not_hide_the_position(
+    publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = _SlowOpening(monkeypatch)
+
+    async def main() -> None:
+        subscriber = rt.aio.Subscriber(publisher.directory, "s", position=7)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(subscriber.poll(), 0.01)
+        slow.may_open.set()
+        while subscriber.position != 7:
+            await asyncio.sleep(0.01)
+        assert numbers(await subscriber.poll()) == [7, 8, 9]
+        await subscriber.close()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
