@@ -206,12 +206,12 @@ class Subscriber:
         place = check_place(position)
         self._gate.raise_if_closed(self.directory)
         start = found_place(self._disk, self.directory, place, lambda: self.log_end)
-        self._requested_start, self._is_sought = start, True
-        reader, self._reader = self._reader, None
-        if reader is not None:
+        if self._reader is not None:
+            self._watch = DirectoryWatch(self.directory)  # If it fails, all stays as it is.
+            reader, self._reader = self._reader, None
             reader.close()
-            self._watch = DirectoryWatch(self.directory)
             self._has_begun = True
+        self._requested_start, self._is_sought = start, True
 
     def call_off(self) -> None:
         """End the wait of a `next_batch` in another thread, or the next one: it returns None."""

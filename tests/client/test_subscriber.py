@@ -138,6 +138,21 @@ def test_a_seek_goes_back_and_forth_and_waits_for_what_is_not_there_yet(publishe
         subscriber.seek(0)
 
 
+def test_a_seek_in_a_directory_that_was_removed_fails_and_leaves_the_subscriber_as_it_was(
+    publisher: rt.Publisher,
+) -> None:
+    path = Path(publisher.directory)
+    with rt.Subscriber(path, "stream") as subscriber:
+        assert numbers(subscriber.poll(4)) == [0, 1, 2, 3]
+        path.rename(f"{path}.away")
+        with pytest.raises(rt.LogNotFound):
+            subscriber.seek(2)
+        Path(f"{path}.away").rename(path)
+        assert numbers(subscriber.poll(2)) == [4, 5]
+        subscriber.seek(2)
+        assert numbers(subscriber.poll(2)) == [2, 3]
+
+
 @pytest.mark.parametrize("is_polled", [False, True])
 def test_a_close_moves_the_position_past_nothing_that_was_not_delivered(
     publisher: rt.Publisher, is_polled: bool
