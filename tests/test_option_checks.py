@@ -145,6 +145,8 @@ def test_only_a_delivered_position_is_acknowledged(session: str, position: Any) 
         {"retention": "x"},
         {"position": "x"},
         {"position": -1},
+        {"connect_timeout": math.nan},
+        {"connect_timeout": "5"},
     ],
 )
 def test_a_subscriber_refuses_it(session: str, options: dict[str, Any]) -> None:
@@ -160,6 +162,19 @@ def test_a_poll_refuses_it(session: str, options: dict[str, Any]) -> None:
         for poll in (subscriber.poll, reader.poll):
             with pytest.raises(rt.InvalidOption):
                 poll(**options)
+
+
+@pytest.mark.parametrize(
+    "options", [*({"max_messages": wrong} for wrong in (-1, 0, "x", 1.5)), {"timeout": math.nan}]
+)
+def test_a_read_of_a_batch_refuses_it_and_passes_over_no_message(
+    session: str, options: dict[str, Any]
+) -> None:
+    with rt.Subscriber(session, "s") as subscriber, rt.LogReader(session) as reader:
+        for source in (subscriber, reader):
+            with pytest.raises(rt.InvalidOption):
+                source.next_batch(**options)
+            assert [message.number for message in source.poll()] == list(range(10))
 
 
 @pytest.mark.parametrize("count", [-1, "x", 1.5, None])

@@ -37,7 +37,7 @@ from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import is_log_directory, merged_directory
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.names import check_name
-from rt.option_checks import check_count, check_path, check_position
+from rt.option_checks import check_count, check_path, check_position, check_timeout
 from rt.sidecar.pull_process import PullSidecar
 from rt.sidecar.pull_settings import PullSettings, Retention, check_retention, copy_directory
 
@@ -104,7 +104,7 @@ class Subscriber:
             raise InvalidOption("not callable", where="on_event", got=repr(on_event)[:200])
         self._on_event = on_event
         self._retention = check_retention(retention)
-        self._connect_timeout, self._disk = connect_timeout, disk
+        self._connect_timeout, self._disk = check_timeout(connect_timeout, name="connect_timeout"), disk
         self._gate = DeliveryGate(self._wake)
         self._counter = DeliveryCounter(on_event)
         self._reader: FollowReader | None = None

@@ -135,6 +135,9 @@ class LogReader:
         self, timeout: float | None = None, max_messages: int | None = None
     ) -> MessageBatch | None:
         """The next messages in columns; None at the end, or (`follow`) after `timeout` seconds."""
+        timeout = check_timeout(timeout)
+        if max_messages is not None:
+            check_count(max_messages, name="max_messages", least=1)
         batch = self._delivery.take_rest()  # Of an interrupted iteration or a limited poll.
         if batch is None:
             deferred, self._deferred = self._deferred, None
