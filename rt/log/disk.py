@@ -181,6 +181,10 @@ class _RealFile:
         if fd >= 0:
             os.close(fd)
 
+    def __del__(self) -> None:
+        """Readers are often dropped without a close."""
+        self.close()
+
 
 class _RealLock(_RealFile):
     """`close` unlocks at once, even if a child process that another thread is starting still has a copy of

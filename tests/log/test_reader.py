@@ -1,5 +1,6 @@
 """Reading live and finished logs: order, places, following, trims under the reader, damage."""
 
+import gc
 import os
 import threading
 from pathlib import Path
@@ -231,6 +232,20 @@ def test_close_from_an_event_handler_ends_the_reading(tmp_path: Path) -> None:
         trim(publisher)
         reader = rt.LogReader(publisher.directory, position=0, on_event=lambda event: reader.close())
         assert numbers(reader) == []
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_reader_that_is_dropped_keeps_no_descriptor(long_log: Path, follow: bool) -> None:
+    def opened() -> list[str]:
+        gc.collect()
+        return os.listdir("/proc/self/fd")
+
+    before = opened()
+    reader = rt.LogReader(long_log, follow=follow)
+    next(iter(reader))
+    assert len(opened()) > len(before)
+    del reader
+    assert len(opened()) == len(before)
 
 
 def test_polling_waits_for_the_first_message_only(tmp_path: Path) -> None:

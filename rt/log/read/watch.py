@@ -35,12 +35,14 @@ EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC})
 class DirectoryWatch:
     """Wakes when a file of one directory is written, created or renamed. `wake` is thread-safe."""
 
+    _wake_fd = -1
+    _inotify: INotify | None = None
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._closing = threading.Lock()
         with storage_errors(path, "watching a log directory"):
             self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._inotify: INotify | None = None
         self._polled: LogPoll | None = None
         """Set if the system has no inotify instance or watch left."""
         self._poll = select.poll()
@@ -104,6 +106,11 @@ class DirectoryWatch:
             fd, self._wake_fd = self._wake_fd, -1
             if fd >= 0:
                 os.close(fd)
+
+    def __del__(self) -> None:
+        """Readers are often dropped without a close."""
+        if self._wake_fd >= 0:
+            self.close()
 
     def _drain(self) -> None:
         assert self._inotify is not None
