@@ -104,14 +104,13 @@ class Subscriber:
     @property
     def log_end(self) -> int | None:
         """See `rt.Subscriber.log_end`. None before it was opened."""
-        opening = self._opening
-        return opening.result().log_end if opening is not None and opening.done() else None
+        return None if self._subscriber is None else self._subscriber.log_end
 
     def stats(self) -> SubscriberStats:
         """See `rt.Subscriber.stats`: from any thread. `rt.Closed` before it was opened."""
-        if self._opening is None or not self._opening.done():
+        if self._subscriber is None:
             raise Closed("the subscriber is not open", hint="Use `async with`, or read from it.")
-        read = self._opening.result().stats()
+        read = self._subscriber.stats()
         held = [(batch, len(batch)) for batch in tuple(self._left)]
         position = self._position
         if (rest := self._delivery.rest) is not None:

@@ -152,3 +152,16 @@ def test_a_first_call_that_was_cancelled_does_not_hide_the_position(
         await subscriber.close()
 
     asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
+
+
+def test_one_that_could_not_be_opened_counts_as_not_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        subscriber = rt.aio.Subscriber(tmp_path, "s")
+        with pytest.raises(rt.LogNotFound):
+            await subscriber.poll()
+        with pytest.raises(rt.Closed, match="not open"):
+            subscriber.stats()
+        assert subscriber.log_end is None
+        await subscriber.close()
+
+    asyncio.run(main())
