@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 import rt
+from rt.log.write import batcher
+from rt.spark.sink import spool as spool_module
 from rt.spark.sink.spool import Spool, SpooledRow, check_written_columns
 
 
@@ -67,13 +69,44 @@ def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
             {"value": pa.array([b"a"]), "timestamp": pa.array([2**62], pa.timestamp("us", tz="UTC"))},
             "a timestamp is out of range",
         ),
+        (
+            {"value": pa.array([b"", b""]), "topic": pa.array(["t", "é" * 513])},
+            r"topic too long \(at row 1 of the partition\): got 1026 bytes of UTF-8, expected at most 1024",
+        ),
+        (
+            {
+                "value": pa.array([b"", b""]),
+                "topic": pa.array([b"t", b"\xff"]).view(pa.string()),
+            },
+            r"a topic is not UTF-8 \(at row 1 of the partition\): got b'\\xff'",
+        ),
     ],
 )
-def test_nulls_and_times_out_of_range_are_refused(
+def test_rows_that_cannot_be_published_are_refused(
     tmp_path: Path, columns: dict[str, pa.Array], error: str
 ) -> None:
     with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidMessage, match=error):
         spool.fill([batch(**columns)])
+
+
+def test_values_above_the_limit_are_refused_before_any_row_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (spool_module, batcher):
+        monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 2**21)
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([None, None, [{"key": "k", "value": b"v"}]], kind)
+
+    def rows(size: int) -> pa.RecordBatch:
+        return batch(value=pa.array([b"a", bytes(2**21), bytes(size)]), headers=headers)
+
+    with spooled(tmp_path, rows(2**21 - 1000)) as spool:
+        assert len(list(spool.rows(None))) == 3
+    with (
+        Spool(str(tmp_path), None) as spool,
+        pytest.raises(rt.MessageTooLarge, match=r"at row 5 of the partition\): .* at most 2097152"),
+    ):
+        spool.fill([rows(2**20), rows(2**21)])
 
 
 @pytest.mark.parametrize(

@@ -305,13 +305,14 @@ def as_values(values: Iterable[bytes]) -> list[bytes]:
     return values if set(map(type, values)) <= {bytes} else [as_bytes(value) for value in values]
 
 
-def check_size(size: int, headers: Headers = ()) -> None:
+def check_size(size: int, headers: Headers = (), *, where: str | None = None) -> None:
     """Raise `rt.MessageTooLarge` for a value, with its headers, above the limit."""
     if headers:
         size += cost_of(headers) + SECTION_COST_BYTES
     if size > MESSAGE_BYTES_MAX:
         raise MessageTooLarge(
             "message too large",
+            where=where,
             got=f"{size} bytes",
             expected=f"at most {MESSAGE_BYTES_MAX}",
             hint="Split the value.",

@@ -15,11 +15,14 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rt.errors import InvalidMessage, InvalidOption
+from rt.errors import InvalidMessage, InvalidOption, TopicTooLong
 from rt.log.disk import storage_errors
+from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.log.format.headers import Headers
+from rt.log.write.batcher import check_size
 from rt.spark.sink.packed_headers import pack_headers, unpack_headers
 from rt.spark.sink.row_order import DIGEST_BYTES, digests_of
 from rt.spark.source.columns import HEADERS_KIND
@@ -40,6 +43,8 @@ _SPOOLED: Final = pa.schema(
     [("value", pa.binary()), ("topic", pa.string()), ("timestamp_ns", pa.int64()), ("headers", pa.binary())]
 )
 """`headers` are packed."""
+_HEADERS_COST_MAX: Final = 2**20
+"""More than the headers of a message may add to its size."""
 _CHUNK: Final = 1024
 """The number of rows that are reordered at once."""
 
@@ -92,7 +97,7 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=directory, prefix="rows-")  # noqa: SIM115
 
     def fill(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows. `rt.InvalidMessage` for a null, `rt.InvalidHeader`; storage errors."""
+        """Read all rows. `rt.InvalidMessage` for a row that cannot be published; storage errors."""
         with storage_errors(self._directory, "spooling rows"):
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
@@ -133,17 +138,55 @@ class Spool:
         topics, stamps, headers = (columns.get(name) for name in ("topic", "timestamp_ns", "headers"))
         if "timestamp" in columns:
             stamps = _nanoseconds(columns["timestamp"])
-        return pa.record_batch(
+        first_row = len(self.digests) // DIGEST_BYTES
+        prepared = pa.record_batch(
             [
                 columns["value"].cast(pa.binary()),
                 pa.repeat(pa.scalar(self._topic), count) if topics is None else topics.cast(pa.string()),
                 pa.nulls(count, pa.int64()) if stamps is None else stamps.cast(pa.int64()),
-                pa.nulls(count, pa.binary())
-                if headers is None
-                else pack_headers(headers, len(self.digests) // DIGEST_BYTES),
+                pa.nulls(count, pa.binary()) if headers is None else pack_headers(headers, first_row),
             ],
             schema=_SPOOLED,
         )
+        _check_values(prepared, first_row)
+        if topics is not None:
+            _check_topics(prepared["topic"], first_row)
+        return prepared
+
+
+def _check_values(rows: pa.RecordBatch, first_row: int) -> None:
+    """`rt.MessageTooLarge`. `first_row` is the place of the first row in its partition."""
+    sizes = pc.binary_length(rows["value"]).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(sizes > MESSAGE_BYTES_MAX - _HEADERS_COST_MAX).tolist():
+        where = f"row {first_row + row} of the partition"
+        check_size(int(sizes[row]), unpack_headers(rows["headers"][row].as_py()), where=where)
+
+
+def _check_topics(topics: pa.Array, first_row: int) -> None:
+    """`rt.TopicTooLong`, `rt.InvalidMessage`. Spark does not check that its strings are UTF-8."""
+    sizes = pc.binary_length(topics).to_numpy(zero_copy_only=False)
+    if len(sizes) and sizes.max() > TOPIC_BYTES_MAX:
+        row = int(sizes.argmax())
+        raise TopicTooLong(
+            "topic too long",
+            where=f"row {first_row + row} of the partition",
+            got=f"{sizes[row]} bytes of UTF-8",
+            expected=f"at most {TOPIC_BYTES_MAX}",
+        )
+    try:
+        topics.validate(full=True)
+    except pa.ArrowInvalid:
+        for row, topic in enumerate(topics.cast(pa.binary()).to_pylist()):
+            try:
+                topic.decode()
+            except UnicodeDecodeError:
+                raise InvalidMessage(
+                    "a topic is not UTF-8",
+                    where=f"row {first_row + row} of the partition",
+                    got=repr(topic)[:200],
+                    expected="text",
+                ) from None
+        raise
 
 
 def _nanoseconds(stamps: pa.Array) -> pa.Array:
