@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow.dataset as ds
 import pytest
@@ -105,12 +107,27 @@ def test_headers_are_exported(spark: SparkSession, tmp_path: Path) -> None:
 def test_topics_that_cannot_name_directories_get_different_ones(spark: SparkSession, tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     topics = ["a/b", "..", "a=b%", "1", "t" * 1024, "t" * 1023 + "u", "é" * 512]
+    topics += ["", "__HIVE_DEFAULT_PARTITION__", "\0", "a\0b", "ab"]
     for number, topic in enumerate(topics):
         feeds.publish("a", [b"%d" % number], topic, [number])
     feeds.merge()
     export(feeds, spark, LocalFilesystem(str(tmp_path / "target")))
     assert exported(tmp_path / "target") == truth(feeds.rows())
     assert len(list((tmp_path / "target" / "date=1970-01-01").iterdir())) == len(topics)
+    feeds.close()
+
+
+def test_the_date_is_that_of_the_timestamp_to_the_nanosecond(spark: SparkSession, tmp_path: Path) -> None:
+    feeds = Feeds(tmp_path)
+    day_ns = 86_400 * 10**9
+    stamps = [20_000 * day_ns - 1, 20_000 * day_ns, 0, -1, -day_ns, -day_ns - 1, -(2**63), 2**63 - 1]
+    feeds.publish("a", [b""] * len(stamps), "t", stamps)
+    feeds.merge()
+    export(feeds, spark, LocalFilesystem(str(tmp_path / "target")))
+    read = spark.read.parquet(str(tmp_path / "target")).orderBy("position")
+    assert [row.date for row in read.select("date").collect()] == [
+        date(1970, 1, 1) + timedelta(days=stamp // day_ns) for stamp in stamps
+    ]
     feeds.close()
 
 
@@ -130,6 +147,27 @@ def test_messages_trimmed_before_their_export_are_an_error_or_skipped(
     (part,) = Exporter(settings, ExportTarget(storage), spark).parts(once=True)
     assert (part.start, part.end - part.start - part.rows) == (exported_end, low - exported_end)
     assert [row[0] for row in exported(tmp_path / "target")] == [*range(exported_end), *range(low, part.end)]
+
+
+def test_an_export_up_to_the_end_of_a_log_that_is_trimmed_completely_ends(
+    spark: SparkSession, feeds: Feeds, tmp_path: Path
+) -> None:
+    def wait(_: float) -> NoReturn:
+        pytest.fail("it waits for positions that are trimmed")
+
+    target = ExportTarget(LocalFilesystem(str(tmp_path / "target")))
+    target.open()
+    target.commit(0, 10, rows=10, log_end=10, time_ns=0)
+    feeds.roll()
+    feeds.trim(1)
+    end = feeds.log.position
+    where = DirectorySource(feeds.path)
+    with pytest.raises(rt.Gap, match=f"positions 10 to {end - 1} were trimmed before"):
+        list(Exporter(ExportSettings(where), target, spark, wait=wait).parts(once=True))
+    settings = ExportSettings(where, skip_lost=True)
+    (part,) = Exporter(settings, target, spark, wait=wait).parts(once=True)
+    assert (part.start, part.end, part.rows, part.moves) == (10, end, 0, ())
+    assert list(Exporter(settings, target, spark, wait=wait).parts(once=True)) == []
 
 
 def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ Invariants:
 - Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
 
 Columns: those of `format("rt")`, headers, timestamp_ns and run. Directories: `date` (of the timestamp, UTC)
-and `topic`. In directory names a topic longer than 80 bytes is cut and made unique by a hash, and an empty
-one reads as null. `full_topic` in the files is the published topic.
+and `topic`. In directory names an empty topic reads as null. A topic that cannot name a directory (longer
+than 80 bytes, with a NUL, or the name that means null) is cut and made unique by a hash. `full_topic` in the
+files is the published topic.
 """
 
 from __future__ import annotations
@@ -44,9 +45,17 @@ SCHEMA: Final = (
     f"topic string, value binary, headers {HEADERS_KIND}"
 )
 _POLL_SECONDS: Final = 1.0
-_DATE: Final = "date_from_unix_date(cast(floor(timestamp_ns / 86400000000000) as int))"
+_DAY_NS: Final = 86_400_000_000_000
+_DATE: Final = (
+    f"date_from_unix_date(cast(timestamp_ns div {_DAY_NS} - if(timestamp_ns % {_DAY_NS} < 0, 1, 0) as int))"
+)
+"""In whole numbers: `/` would round the last nanoseconds of a day up to the next one."""
+_IS_NAME: Final = (
+    f"octet_length(topic) <= {TOPIC_BYTES_MAX} and topic <> '__HIVE_DEFAULT_PARTITION__' "
+    "and not contains(topic, char(0))"
+)
 _DIRECTORY: Final = (
-    f"if(octet_length(topic) <= {TOPIC_BYTES_MAX}, topic, concat(left(topic, 20), '~', sha2(topic, 256)))"
+    f"if({_IS_NAME}, topic, concat(replace(left(topic, 20), char(0), ''), '~', sha2(topic, 256)))"
 )
 
 
@@ -109,6 +118,8 @@ class Exporter:
             low, high = log.bounds()
             end = high if last is None else last
             start = max(position, low)
+            if start >= end and last is not None:
+                return last  # The rest was trimmed meanwhile.
             if start < end:
                 within = end_within(log.outline(start, end), start, end, settings.part_bytes)
                 due = time.monotonic() + settings.linger_seconds if due is None else due
@@ -123,11 +134,15 @@ class Exporter:
         if start < low:
             self._report_loss(start, min(low, end))
         target = self._target
-        frame = self._rows(max(start, low), end)
-        url = target.storage.url(target.staging)
-        frame.write.mode("overwrite").partitionBy("date", "topic").option("compression", "zstd").parquet(url)
-        rows = self._check(url, max(start, low), end)
+        rows = self._stage(max(start, low), end) if low < end else 0
         return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns())
+
+    def _stage(self, start: int, end: int) -> int:
+        """Write the positions to staging, and return their number."""
+        url = self._target.storage.url(self._target.staging)
+        frame = self._rows(start, end)
+        frame.write.mode("overwrite").partitionBy("date", "topic").option("compression", "zstd").parquet(url)
+        return self._check(url, start, end)
 
     def _rows(self, start: int, end: int) -> DataFrame:
         where = self._settings.where
@@ -186,6 +201,6 @@ class Exporter:
                 f"positions {start} to {end - 1} were trimmed before they were exported",
                 event=event,
                 where=self._settings.where,
-                hint="Use --skip-lost to continue without them. hold_limit limits how much nodes retain.",
+                hint="Use --skip-lost to continue without them. hold-bytes-max limits how much nodes retain.",
             )
         logger.warning("data_loss where=%s event=%s", self._settings.where, event)
