@@ -167,7 +167,63 @@ def test_who_is_overtaken_at_the_last_moment_spoils_nothing(tmp_path: Path, is_f
     assert part.end == (2 if is_faster else 1)
     stage(third, "three")
     third.commit(part.end, 3, rows=1, log_end=3, time_ns=0)
-    assert not (tmp_path / STATE / "staging").exists()
+    assert list((tmp_path / STATE / "staging").iterdir()) == []
+
+
+class Slow(LocalFilesystem):
+    """Something happens after a path that ends with `at` was looked at, or before it is written."""
+
+    at = ""
+    happens: Callable[[], None] | None = None
+
+    def _passed(self, path: str) -> None:
+        happens = self.happens
+        if happens is not None and path.endswith(self.at):
+            self.happens = None
+            happens()
+
+    def exists(self, path: str) -> bool:
+        found = super().exists(path)
+        self._passed(path)
+        return found
+
+    def size(self, path: str) -> int | None:
+        found = super().size(path)
+        self._passed(path)
+        return found
+
+    def write(self, path: str, content: bytes) -> None:
+        super().write(path, content)
+        self._passed(path)
+
+
+def test_no_file_is_lost_if_two_exports_rename_the_same_ones(tmp_path: Path) -> None:
+    """The second one arrives while the first has looked at a file, and has not renamed it yet."""
+    storage = Slow(str(tmp_path))
+    first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
+    first.open()
+    stage(first, "one")
+    storage.at, storage.happens = "topic=b/part-one.parquet", second.open
+    first.commit(0, 1, rows=1, log_end=1, time_ns=0)
+    assert seen(tmp_path) == {place: ["one"] for place in PLACES}
+
+
+def test_what_a_later_export_has_staged_is_kept(tmp_path: Path) -> None:
+    """The first one stops for a while when its part is complete."""
+    storage = Slow(str(tmp_path))
+    first, second = ExportTarget(storage), ExportTarget(LocalFilesystem(str(tmp_path)))
+
+    def overtake() -> None:
+        second.open()
+        stage(second, "two")
+
+    first.open()
+    stage(first, "one")
+    storage.at, storage.happens = ".moved", overtake
+    first.commit(0, 1, rows=1, log_end=1, time_ns=0)
+    part = second.commit(1, 2, rows=1, log_end=2, time_ns=0)
+    assert len(part.moves) == len(PLACES)
+    assert seen(tmp_path) == {place: ["one", "two"] for place in PLACES}
 
 
 def test_a_file_is_created_by_the_first_one_also_where_there_are_no_links(

@@ -44,6 +44,9 @@ class Filesystem(Protocol):
     def exists(self, path: str) -> bool:
         """Whether the file or directory exists."""
 
+    def size(self, path: str) -> int | None:
+        """The bytes of a file; None if it does not exist."""
+
     def read(self, path: str) -> bytes | None:
         """A small file; None if it does not exist."""
 
@@ -108,6 +111,13 @@ class LocalFilesystem:
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._path(path))
+
+    def size(self, path: str) -> int | None:
+        with storage_errors(self._path(path), "looking for a file"):
+            try:
+                return os.path.getsize(self._path(path))
+            except FileNotFoundError:
+                return None
 
     def read(self, path: str) -> bytes | None:
         with storage_errors(self._path(path), "reading a file"):
@@ -203,6 +213,12 @@ class HadoopFilesystem:
     def exists(self, path: str) -> bool:
         with _hadoop_errors(self.url(path), "looking for a file"):
             return bool(self._fs.exists(self._path(path)))
+
+    def size(self, path: str) -> int | None:
+        with _hadoop_errors(self.url(path), "looking for a file"):
+            if not self._fs.exists(self._path(path)):
+                return None
+            return int(self._fs.getFileStatus(self._path(path)).getLen())
 
     def read(self, path: str) -> bytes | None:
         with _hadoop_errors(self.url(path), "reading a file"):

@@ -13,8 +13,9 @@ Invariants:
   no incomplete file is visible.
 - The next part starts at the end of the newest one. Parts follow each other without gap or overlap, except
   for lost messages.
-- One exporter creates a description. What others have staged is deleted afterwards, as they can no longer
-  describe it.
+- One exporter creates a description. What earlier ones have staged is deleted afterwards, as they can no
+  longer describe it. A later one may already be staging the next part.
+- A file is deleted only if its copy is complete: an earlier exporter may still be renaming.
 - Parquet readers ignore names that start with `_`.
 """
 
@@ -57,6 +58,8 @@ class ExportTarget:
     def __init__(self, storage: Filesystem) -> None:
         self.storage = storage
         self._id = uuid.uuid4().hex
+        self._staged: list[str] = []
+        """The staging directories at the time of `open`."""
 
     @property
     def staging(self) -> str:
@@ -70,6 +73,7 @@ class ExportTarget:
     def open(self) -> ExportedPart | None:
         """Take over the target and complete the renames of an earlier exporter. Returns the newest part."""
         self.storage.write(f"{STATE}/exporter", self._id.encode())
+        self._staged = self.storage.names(f"{STATE}/staging")
         part = self.last()
         if part is not None:
             if not self.is_moved(part):
@@ -97,7 +101,9 @@ class ExportTarget:
                 hint="Run one export per target.",
             )
         self._move(part)
-        self.storage.remove(f"{STATE}/staging")
+        for staging in (*self._staged, self._id):
+            self.storage.remove(f"{STATE}/staging/{staging}")
+        self._staged.clear()
         self._remove_old()
         return part
 
@@ -107,11 +113,14 @@ class ExportTarget:
 
     def _move(self, part: ExportedPart) -> None:
         for source, target in part.moves:
-            if self.storage.exists(source):
-                if self.storage.exists(target):  # The move is a copy there, and was interrupted after it.
+            staged, moved = self.storage.size(source), self.storage.size(target)
+            if staged is not None and staged == moved:  # The move is a copy there: only the removal is left.
+                self.storage.remove(source)
+            elif staged is not None:
+                if moved is not None:
                     self.storage.remove(target)
                 self.storage.move(source, target)
-            elif not self.storage.exists(target):
+            elif moved is None:
                 raise Corrupt(
                     "a file of an exported part is missing",
                     path=self.storage.url(target),
