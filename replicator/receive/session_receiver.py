@@ -88,11 +88,19 @@ class SessionReceiver(Receiver[SessionScanner]):
     ) -> SessionReceiver:
         """Lock and recover the replica (created if missing); it continues at its end.
 
-        Everything before `at` is merged, and `number` comes next: see `skip_to`. `rt.Corrupt`,
-        `rt.DirectoryLocked`, `rt.ClusterMismatch` (another incarnation), storage errors.
+        Everything before `at` is merged, so segments before it are trimmed if one is incomplete, and `number`
+        comes next: see `skip_to`. `rt.Corrupt`, `rt.DirectoryLocked`, `rt.ClusterMismatch` (another
+        incarnation), storage errors.
         """
         assert identity.kind is LogKind.SESSION, identity
-        writer = LogWriter.open(path, identity, disk=disk, resume=True, scanner_for=_marking_scanner)
+        writer = LogWriter.open(
+            path,
+            identity,
+            disk=disk,
+            resume=True,
+            needed_from=None if at is None else at.segment,
+            scanner_for=_marking_scanner,
+        )
         try:
             receiver = cls(writer, frame_bytes_max=frame_bytes_max)
             receiver._resume(None if writer.is_sealed else writer.recovered.resumed)

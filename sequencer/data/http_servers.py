@@ -39,12 +39,14 @@ from sequencer.rest.base.node_snapshot import (
     MergeStatus,
     NodeSnapshot,
     TrimCounter,
+    UnopenedReplica,
 )
 from sequencer.rest.http.dispatcher import Dispatcher
 from sequencer.rest.http.listener import HttpListener
 from sequencer.rest.views.admin_actions import ACTIONS
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.sessions.client_tracker import ClientTracker
+from sequencer.sessions.opener import Opener
 from sequencer.sessions.sync_timing import Durations
 from sequencer.state.forgotten_sessions import ForgottenSessions
 from sequencer.state.state import SequencerState
@@ -62,6 +64,7 @@ class DataView(Protocol):
     config: NodeConfig
     follower: StateFollower
     link: ControlLink
+    opener: Opener
     repair: RepairService
     trims: TrimCounter
     lease_counts: LeaseCounter
@@ -204,6 +207,7 @@ class HttpServers:
             state=None if data.follower.state is None else _copy(data.follower.state),
             merging=None if data.merger is None else _merge_status(data.merger),
             damaged=data.repair.damaged_segments(),
+            unopened=_unopened(data.opener.unopened, data.follower.state),
             failure="" if data.failure is None else str(data.failure),
             reset=data.resets.status(),
             configured=frozenset(data.config.replicated),
@@ -262,6 +266,15 @@ def _copy(state: SequencerState) -> SequencerState:
         tables=state.tables.copy(),
         closed=dict(state.closed),
         forgotten=ForgottenSessions(),
+    )
+
+
+def _unopened(errors: Mapping[int, RtError], state: SequencerState | None) -> tuple[UnopenedReplica, ...]:
+    sessions = {} if state is None else state.sessions
+    return tuple(
+        UnopenedReplica(sessions[one].name, str(error))
+        for one, error in sorted(errors.items())
+        if one in sessions
     )
 
 

@@ -50,6 +50,8 @@ class Opener:
         """
         self._follower, self._replicas, self._reports = follower, replicas, reports
         self._spawn, self._on_unopened = spawn, on_unopened
+        self.unopened: dict[int, RtError] = {}
+        """By session id: why its replica could not be opened; it is tried again."""
         self._opening: set[int] = set()
         """Sessions whose replicas are being opened."""
         self._control = 0
@@ -135,19 +137,24 @@ class Opener:
     async def opened(self, session_id: int) -> SessionReplica | None:
         """Open a replica, however long that takes; None if its session is not known any more."""
         logged, failures = "", 0
-        while (session := self._follower.session(session_id)) is not None:
-            try:
-                return await self._replicas.open_replica(session)
-            except RtError as error:
-                if isinstance(error, Corrupt):
-                    failures = self._on_unopened(error, failures if str(error) == logged else 0)
-                if str(error) != logged:
-                    logged = str(error)
-                    logger.error(
-                        "session_replica_failed session=%s id=%d error=%r", session.name, session_id, logged
-                    )
-            await asyncio.sleep(OPEN_RETRY_S)
-        return None
+        try:
+            while (session := self._follower.session(session_id)) is not None:
+                try:
+                    return await self._replicas.open_replica(session)
+                except RtError as error:
+                    self.unopened[session_id] = error
+                    if isinstance(error, Corrupt):
+                        failures = self._on_unopened(error, failures if str(error) == logged else 0)
+                    if str(error) != logged:
+                        logged = str(error)
+                        logger.error(
+                            "session_replica_failed session=%s id=%d error=%r",
+                            *(session.name, session_id, logged),
+                        )
+                await asyncio.sleep(OPEN_RETRY_S)
+            return None
+        finally:
+            self.unopened.pop(session_id, None)
 
     def _open_soon(self, session_id: int) -> None:
         """Open a replica, unless that is in progress, and report its final ends."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Final
 
@@ -17,10 +17,10 @@ from replicator.receive.batch_boundaries import SegmentBoundaries
 from replicator.receive.group_commit import GroupCommit
 from replicator.receive.session_receiver import SessionReceiver
 from replicator.receive.session_replica import SessionReplicaWriter, UnfinishedBytes
-from rt.errors import Corrupt, DiskFull, LogNotFound, RtError
+from rt.errors import ClusterMismatch, Corrupt, DiskFull, InvalidName, LogNotFound, RtError
 from rt.log.disk import REAL, Disk, File
 from rt.log.format.segment import LogKind, SegmentId
-from rt.log.format.segment_table import LogIdentity, TrimReason
+from rt.log.format.segment_table import TABLE_FILE, LogIdentity, TrimReason
 from rt.log.scan.catalog import segment_path
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.sessions.batch_index import RangeInfo
@@ -44,6 +44,22 @@ def check_no_link(path: str) -> None:
             expected="a directory",
             hint="Find out who created the link, and remove it.",
         )
+
+
+@contextlib.contextmanager
+def _corrupt_if_foreign(path: str) -> Iterator[None]:
+    """`rt.Corrupt` if a replica's directory holds another log: its files are at fault, not a client."""
+    try:
+        yield
+    except (ClusterMismatch, InvalidName) as error:
+        raise Corrupt(
+            "the directory of a session replica holds another log",
+            path=os.path.join(path, TABLE_FILE),
+            offset=0,
+            got=error.got,
+            expected=error.expected,
+            hint="Its files were exchanged: put the right ones back.",
+        ) from error
 
 
 class SessionReplicas:
@@ -165,14 +181,16 @@ class SessionReplicas:
             released = consumed if self.is_released(session.id) else None
 
             def open_receiver() -> SessionReceiver:
-                check_no_link(self.path(session.id))
-                receiver = SessionReceiver.open(
-                    self.path(session.id),
-                    _identity_of(session),
-                    disk=self._disk,
-                    at=released,
-                    number=consumed_number(session),
-                )
+                path = self.path(session.id)
+                check_no_link(path)
+                with _corrupt_if_foreign(path):
+                    receiver = SessionReceiver.open(
+                        path,
+                        _identity_of(session),
+                        disk=self._disk,
+                        at=released,
+                        number=consumed_number(session),
+                    )
                 try:
                     if released is not None:
                         with contextlib.suppress(DiskFull):  # It is trimmed later.

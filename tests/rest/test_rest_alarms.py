@@ -28,6 +28,7 @@ from sequencer.rest.base.node_snapshot import (
     DamagedSegment,
     MergeStatus,
     NodeSnapshot,
+    UnopenedReplica,
     obstacles,
 )
 from sequencer.rest.views.alarms import CLIENT_LAG_S, DAMAGE_S, MERGE_LAG_BYTES, RESET_S, alarms_of
@@ -144,6 +145,19 @@ def test_damage_is_told_for_a_day_after_it_was_found_with_its_place() -> None:
     assert "/rt/s/merged/log.0.3 at offset 4096" in the_text(node(0))
     assert "found 3 corrupt segments and repaired 2" in the_text(node(0))
     assert found(node(DAMAGE_S)) == []
+
+
+def test_replicas_that_cannot_be_opened_raise_one_alarm_critical_if_no_other_node_has_them() -> None:
+    one, other = UnopenedReplica("feed", "it is a link."), UnopenedReplica("other", "it is newer.")
+    assert found(healthy(unopened=(one, other))) == [("replica-unopened", "warning")]
+    assert "of session feed and 1 more: it is a link. The node" in the_text(healthy(unopened=(one, other)))
+    alone = pb.Standing(node="n1", leader="n1", term=5, role="leader", epoch=1, is_caught_up=True)
+    alone.nodes.add(name="n1", address="n1:5002", is_counted=True)
+    node = healthy(standing=alone, unopened=(one,))
+    assert ("replica-unopened", "critical") in found(node)
+    assert "of session feed: it is a link. No other node" in next(
+        alarm.text for alarm in alarms_of(node) if alarm.name == "replica-unopened"
+    )
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,12 @@ class Played:
 
 
 class Lagging:
-    """A session of several segments: this node's copy holds all of it; the cluster merged it, elsewhere."""
+    """A session of several segments: this node's copy holds all of it; the cluster merged it, elsewhere.
 
-    def __init__(self, config: NodeConfig, root: Path) -> None:
+    `unmerged`: the number of segments, the last ones, that it did not merge.
+    """
+
+    def __init__(self, config: NodeConfig, root: Path, *, unmerged: int = 0) -> None:
         path = self.publisher_path = publish(REAL, *[1500] * 12, root=str(root))
         self.copy_path = Path(config.sessions_directory) / "1"
         replica = session_copy(REAL, str(self.copy_path), path)
@@ -94,7 +97,7 @@ class Lagging:
         self.state = new_state()
         must(RunOpened, apply(self.state, OpenRun("feed", incarnation, None, 0, header.run_id)))
         self.plans: list[WritePlan] = []
-        for roll in range(self.end.roll + 1):
+        for roll in range(self.end.roll + 1 - unmerged):
             first = read_header(REAL, path, SegmentId(0, roll))
             marks = read_marks(REAL, path, SegmentId(0, roll))
             assert first is not None

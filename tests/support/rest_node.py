@@ -227,6 +227,7 @@ class Served:
             ),
             failure=None,
             trims=TrimCounter(),
+            opener=SimpleNamespace(unopened={}),
             repair=SimpleNamespace(damaged_segments=tuple, damage=DamageCounter()),
             lease_counts=LeaseCounter(),
             hold_tracker=SimpleNamespace(refused={}),

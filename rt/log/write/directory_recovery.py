@@ -116,7 +116,7 @@ class DirectoryRecovery:
         return recovered
 
     def mark_trimmed(self, segments: Sequence[SealedSegment]) -> None:
-        """List those of `segments` that exist as trimmed, whatever their bytes: other nodes trimmed them.
+        """List those of `segments` that are listed, or exist, as trimmed, whatever their bytes.
 
         Call it before `run`.
         """
@@ -125,7 +125,7 @@ class DirectoryRecovery:
         trimmed = {
             segment.id: segment
             for segment in segments
-            if segment.id in here and (segment.id not in listed or not listed[segment.id].is_trimmed)
+            if (not listed[segment.id].is_trimmed if segment.id in listed else segment.id in here)
         }
         if trimmed:
             entries = listed | trimmed
@@ -133,6 +133,16 @@ class DirectoryRecovery:
                 self.table.identity, tuple(entries[segment] for segment in sorted(entries))
             )
             write_whole(self._disk, os.path.join(self.path, TABLE_FILE), encode_table(self.table))
+
+    def release_before(self, segment: SegmentId) -> None:
+        """Trim the listed segments before `segment`, which nobody needs, if one of them is incomplete.
+
+        Call it before `run`. Nothing is written unless one is incomplete: the disk may be full.
+        """
+        released = [one for one in self.table.segments if one.id < segment and not one.is_trimmed]
+        if any(self._size(one.id) != one.size_bytes for one in released):
+            now_ns = self._clock()
+            self.mark_trimmed([one.trimmed(TrimReason.MERGED, now_ns) for one in released])
 
     def _remove_leftovers(self) -> None:
         for name in self._disk.list_directory(self.path):
@@ -272,16 +282,18 @@ class DirectoryRecovery:
     def _check_listed(self) -> None:
         """Sealed segments were completely durable, so a shorter or missing one is corrupt."""
         for segment in self.table.segments:
-            path = os.path.join(self.path, segment.id.file_name)
-            if not segment.is_trimmed and (size := self._disk.size(path)) != segment.size_bytes:
+            if not segment.is_trimmed and (size := self._size(segment.id)) != segment.size_bytes:
                 raise Corrupt(
                     "a sealed segment is incomplete",
-                    path=path,
+                    path=os.path.join(self.path, segment.id.file_name),
                     offset=min(size or 0, segment.size_bytes),
                     got="no file" if size is None else f"{size} bytes",
                     expected=f"{segment.size_bytes} bytes",
                     hint="Restore the file, or start a new session directory.",
                 )
+
+    def _size(self, segment: SegmentId) -> int | None:
+        return self._disk.size(os.path.join(self.path, segment.file_name))
 
     def _durable_end(self, walk: RecoveryScan, durable: DurableEnd | None, *, is_newest: bool) -> int:
         """The synced size of a segment: all of it, unless it is the newest one."""

@@ -103,6 +103,7 @@ class LogWriter:
         *,
         resume: bool = False,
         trimmed_elsewhere: Sequence[SealedSegment] = (),
+        needed_from: SegmentId | None = None,
         scanner_for: Callable[[SegmentHeader], Scanner] = scanner_for,
         disk: Disk = REAL,
         clock: Callable[[], int] = time.time_ns,
@@ -116,8 +117,8 @@ class LogWriter:
         is completely durable; then the origin must match too (`rt.ClusterMismatch`). It is scanned by the
         scanner that `scanner_for` makes of its header: `recovered.resumed` has its state (chain, marks,
         sessions, last block), valid at its `boundary`, where the segment was cut. `scanner_for` is called for
-        no other segment. Existing segments in `trimmed_elsewhere` are trimmed,
-        even if corrupt.
+        no other segment. Segments in `trimmed_elsewhere` that the directory has are trimmed, even if corrupt.
+        An incomplete sealed segment before `needed_from` is no error: all before that are trimmed then.
 
         Raises `rt.DirectoryLocked`, `rt.InvalidName`, `rt.Corrupt`, `rt.UnknownVersion`, storage errors.
         """
@@ -130,6 +131,8 @@ class LogWriter:
                     disk, writer.path, identity, clock, resume_with=scanner_for if resume else None
                 )
                 recovery.mark_trimmed(trimmed_elsewhere)
+                if needed_from is not None:
+                    recovery.release_before(needed_from)
                 writer._adopt(recovery.run())
         except BaseException:
             writer.close()

@@ -172,6 +172,13 @@ class DamagedSegment(Struct, frozen=True):
     is_growing: bool
 
 
+class UnopenedReplica(NamedTuple):
+    """A session replica of this node that cannot be opened, and why. The node tries again."""
+
+    session: str
+    error: str
+
+
 class SilentPublisher(NamedTuple):
     """A publisher that published nothing for longer than it promised."""
 
@@ -196,6 +203,7 @@ class NodeSnapshot(Struct, frozen=True):
     """A copy; None before the first snapshot."""
     merging: MergeStatus | None = None
     damaged: tuple[DamagedSegment, ...] = ()
+    unopened: tuple[UnopenedReplica, ...] = ()
     failure: str = ""
     """Why the data process failed; empty: it has not."""
     reset: ResetStatus = NO_RESET

@@ -29,6 +29,13 @@ _MEND: Final = {
     "(same name and bytes); the node uses it at once. Or discard all data: POST /hard-reset.",
 }
 
+_OPENING: Final = {
+    True: "The node tries again. It repairs corrupt files, or moves the replica to `damaged` and fetches "
+    "what is not merged from the others, if a majority has whole disks without this one. Any other cause "
+    "needs an operator.",
+    False: "No other node has these bytes: put the right files back. The node uses them at once.",
+}
+
 Severity: TypeAlias = Literal["critical", "warning"]
 
 MERGE_LAG_BYTES: Final = 256 * 2**20
@@ -164,6 +171,7 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
         yield Alarm(
             "log-corrupt", "critical", f"{node.node} cannot merge: {node.merging.damage}. {_MEND[has_peers]}"
         )
+    yield from _of_replicas(node)
     yield from _of_damage(node)
     end_s = node.counts.certificate_end_s
     left_s = end_s - node.now_ns / NS_PER_S
@@ -176,6 +184,20 @@ def _of_this_node(node: NodeSnapshot) -> Iterator[Alarm]:
             else f"The certificate of {node.node} expires on {day}, in {_duration(left_s)}."
         )
         yield Alarm("certificate", severity, f"{text} Replace it. No restart is needed.")
+
+
+def _of_replicas(node: NodeSnapshot) -> Iterator[Alarm]:
+    """One alarm for all session replicas that cannot be opened; critical if no other node has them."""
+    if node.unopened:
+        first, *others = node.unopened
+        more = f" and {len(others)} more" if others else ""
+        has_peers = len(node.standing.nodes) > 1
+        yield Alarm(
+            "replica-unopened",
+            "warning" if has_peers else "critical",
+            f"{node.node} cannot open its replica of session {first.session}{more}: {first.error} "
+            f"{_OPENING[has_peers]}",
+        )
 
 
 def _of_damage(node: NodeSnapshot) -> Iterator[Alarm]:

@@ -19,8 +19,9 @@ from replicator.receive.batch_boundaries import read_marks
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Closed, DiskFull, Fenced, RtError, StorageFailed, TooManyFiles
 from rt.log.disk import REAL
+from rt.log.format.checksum import sealed
 from rt.log.format.segment import SegmentId
-from rt.log.format.segment_table import TABLE_FILE, encode_table
+from rt.log.format.segment_table import TABLE_FILE, VERSION, encode_table
 from rt.log.scan.directory import list_segments, read_header, read_table
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.merged import merged_log as merging_module
@@ -331,25 +332,53 @@ def caught_up(*names: str, learners: tuple[str, ...] = ()) -> pb.ToData:
     return pb.ToData(standing=pb.Standing(is_caught_up=True, nodes=nodes))
 
 
+def name_another(lagging: Lagging) -> None:
+    """Let the segments table name another session, as if two directories were exchanged."""
+    _change_identity(lagging, name="other")
+
+
+def make_another_incarnation(lagging: Lagging) -> None:
+    _change_identity(lagging, origin=bytes(16))
+
+
+def _change_identity(lagging: Lagging, **changes: object) -> None:
+    table = read_table(REAL, str(lagging.copy_path))
+    assert table is not None
+    changed = replace(table, identity=replace(table.identity, **changes))
+    (lagging.copy_path / TABLE_FILE).write_bytes(encode_table(changed))
+
+
+def attempts_of(data, monkeypatch) -> list[int]:
+    """What `on_unopened` returns for each attempt that fails from now on."""
+    tries: list[int] = []
+    on_unopened = data.repair.on_unopened
+    monkeypatch.setattr(
+        data.opener, "_on_unopened", lambda *found: tries.append(on_unopened(*found)) or tries[-1]
+    )
+    return tries
+
+
+@pytest.mark.parametrize("spoil", [forget_segment, name_another, make_another_incarnation])
 def test_a_sound_replica_that_cannot_be_opened_is_set_aside_and_the_node_then_has_another_disk(
-    config, tmp_path, monkeypatch
+    config, tmp_path, monkeypatch, spoil
 ):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher")
     good = files_of(REAL, str(lagging.copy_path))
-    forget_segment(lagging)
+    spoil(lagging)
     do_join(lagging.state, "m1", "n1", "n2")
 
     async def first() -> bytes:
         async with Played(config) as played:
             data = played.data
+            tries = attempts_of(data, monkeypatch)
             data.tasks.spawn(data.repair.repairer.run())
             await played.say(lagging.snapshot())
             await played.say(caught_up("m1", "n1", "n2", learners=("a1",)))
             await played.until(lambda: data.failure is not None)
             assert "replica was set aside" in str(data.failure)
             assert played.joins == [], "it reported less than it had"
-            assert data.repair.repairer.found == 2 * GIVE_UP_TRIES, "m1 would do it first"
+            assert tries[-1] == 2 * GIVE_UP_TRIES + 1, "m1 would do it first"
             with pytest.raises(RtError, match="was set aside"):
                 await data.replicas.open_replica(lagging.state.sessions[1])
             assert played.joins == []
@@ -369,13 +398,14 @@ def test_a_sound_replica_that_cannot_be_opened_is_set_aside_and_the_node_then_ha
     assert files_of(REAL, str(kept)) == good
 
 
+@pytest.mark.parametrize("spoil", [forget_segment, name_another])
 @pytest.mark.parametrize("others", [(), ("n2",), ("n2", "n3")])
 def test_a_sound_replica_is_not_set_aside_unless_a_majority_has_whole_disks_without_it(
-    config, tmp_path, monkeypatch, others
+    config, tmp_path, monkeypatch, others, spoil
 ):
     monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
     lagging = Lagging(config, tmp_path / "publisher")
-    forget_segment(lagging)
+    spoil(lagging)
     do_join(lagging.state, "n1", *others)
     if "n3" in others:
         do_join(lagging.state, "n3", disk=1)
@@ -384,10 +414,11 @@ def test_a_sound_replica_is_not_set_aside_unless_a_majority_has_whole_disks_with
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
+            tries = attempts_of(data, monkeypatch)
             data.tasks.spawn(data.repair.repairer.run())
             await played.say(lagging.snapshot())
             await played.say(caught_up("n1", *others))
-            await played.until(lambda: data.repair.repairer.found > 4 * GIVE_UP_TRIES)
+            await played.until(lambda: tries and tries[-1] > 4 * GIVE_UP_TRIES)
             assert data.failure is None
             assert (lagging.copy_path / TABLE_FILE).exists()
             await data.tasks.cancel()
@@ -402,15 +433,11 @@ def test_a_replica_that_is_being_repaired_is_not_set_aside_however_often_it_was_
     lagging = Lagging(config, tmp_path / "publisher")
     forget_segment(lagging)
     do_join(lagging.state, "n1", "n2", "n3")
-    tries: list[int] = []
 
     async def play() -> None:
         async with Played(config) as played:
             data = played.data
-            on_unopened = data.repair.on_unopened
-            monkeypatch.setattr(
-                data.opener, "_on_unopened", lambda *found: tries.append(on_unopened(*found)) or tries[-1]
-            )
+            tries = attempts_of(data, monkeypatch)
             await played.say(lagging.snapshot())
             await played.say(caught_up("n1", "n2", "n3"))
             await played.until(lambda: len(tries) > 4 * GIVE_UP_TRIES)
@@ -419,6 +446,85 @@ def test_a_replica_that_is_being_repaired_is_not_set_aside_however_often_it_was_
             await data.tasks.cancel()
 
     asyncio.run(play())
+
+
+def make_a_link(lagging: Lagging) -> None:
+    real = lagging.copy_path.with_name("real")
+    lagging.copy_path.rename(real)
+    lagging.copy_path.symlink_to(real)
+
+
+def write_a_newer_version(lagging: Lagging) -> None:
+    path = lagging.copy_path / TABLE_FILE
+    content = bytearray(path.read_bytes())
+    content[8] = VERSION + 1
+    path.write_bytes(sealed(bytes(content)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [(make_a_link, "is a symbolic link"), (write_a_newer_version, "segments table of an unknown version")],
+)
+def test_a_replica_that_only_an_operator_can_repair_raises_an_alarm_until_it_is_opened(
+    config, tmp_path, monkeypatch, spoil, reason
+):
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher")
+    good = (lagging.copy_path / TABLE_FILE).read_bytes()
+    do_join(lagging.state, "n1", "n2", "n3")
+    spoil(lagging)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            data = played.data
+            await played.say(lagging.snapshot())
+            await played.say(caught_up("n1", "n2", "n3"))
+            await played.until(lambda: data.opener.unopened)
+            assert reason in str(data.opener.unopened[1])
+            assert data.replicas.all() == []
+            if lagging.copy_path.is_symlink():
+                lagging.copy_path.unlink()
+                lagging.copy_path.with_name("real").rename(lagging.copy_path)
+            (lagging.copy_path / TABLE_FILE).write_bytes(good)
+            await played.until(lambda: not data.opener.unopened)
+            assert data.replicas.get(1) is not None
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_an_incomplete_segment_of_which_nothing_is_needed_does_not_keep_a_replica_closed(
+    config, tmp_path, monkeypatch, is_missing
+):
+    """If its run is over no node has its bytes any more, so it could never be repaired."""
+    monkeypatch.setattr(opening_module, "OPEN_RETRY_S", 0.001)
+    lagging = Lagging(config, tmp_path / "publisher", unmerged=1)
+    spoilt = lagging.copy_path / "log.0.0"
+
+    async def merge() -> None:
+        async with Played(config) as played:
+            await played.say(lagging.snapshot())
+            await played.until(lambda: played.data.merger.position == lagging.state.position)
+
+    async def again() -> None:
+        async with Played(config) as played:
+            data = played.data
+            await played.say(snapshot_of(lagging.state, 20))
+            await played.until(lambda: data.opener.unopened)
+            data.tasks.spawn(data.repair.repairer.run())
+            await asyncio.to_thread(data.merger.sync)
+            await played.until(lambda: data.replicas.get(1) is not None)
+            assert lagging.segments == [lagging.end.roll - 1, lagging.end.roll]
+            await played.until(lambda: not data.repair.repairer.corrupt_segments)
+            await data.tasks.cancel()
+
+    asyncio.run(merge())
+    assert len(lagging.segments) > 2
+    if is_missing:
+        spoilt.unlink()
+    else:
+        os.truncate(spoilt, 100)
+    asyncio.run(again())
 
 
 def test_ends_of_lives_that_are_merged_are_forgotten(config):
