@@ -18,7 +18,7 @@ import click
 
 import rt
 from rt.child_process import loading
-from rt.cli import logging_setup
+from rt.cli import logging_setup, standard_streams
 from rt.cli.formats.console import report
 from rt.cli.options import option
 from rt.cli.signals import Interrupted
@@ -108,7 +108,7 @@ def _exit_status() -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from interrupt
     except BrokenPipeError as error:
-        _drop_stdout()
+        standard_streams.drop_stdout()
         raise click.exceptions.Exit(0) from error
     except RtError as error:
         status = EXIT_MISUSE if isinstance(error, InvalidOption) else EXIT_FAILED
@@ -116,7 +116,7 @@ def _exit_status() -> Iterator[None]:
     except ValueError as error:
         raise _failed(error, EXIT_MISUSE) from error
     except OSError as error:
-        raise _failed(error, EXIT_FAILED) from error
+        raise _failed(standard_streams.named(error), EXIT_FAILED) from error
 
 
 def _failed(error: Exception, status: int) -> click.exceptions.Exit:
@@ -124,14 +124,6 @@ def _failed(error: Exception, status: int) -> click.exceptions.Exit:
     logger.debug("command_failed", exc_info=error)
     report(error)
     return click.exceptions.Exit(status)
-
-
-def _drop_stdout() -> None:
-    """Stdout is closed: buffered output must not fail again when the process ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 @click.group(
@@ -164,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command `rt`, and return its exit status."""
     # At its import, numpy would start a thread for each processor, for computations that rt has none of.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    standard_streams.open_closed()
     try:
         status = cli.main(arguments, prog_name="rt", standalone_mode=False)
     except click.ClickException as error:
@@ -171,8 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         status = EXIT_INTERRUPTED
+    except OSError as error:
+        report(standard_streams.named(error))
+        status = EXIT_FAILED
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_stdout()
+    except OSError:  # it was reported
+        standard_streams.drop_stdout()
     return status if isinstance(status, int) else 0

@@ -315,6 +315,7 @@ REAL: Disk = RealDisk()
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+_UNUSABLE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR})
 OPEN_AGAIN = "Open the publisher or reader again, or restart the node."
 
 
@@ -335,6 +336,9 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
     if isinstance(error, PermissionError):
         hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
         return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)
+    if error.errno in _UNUSABLE:
+        hint = "Choose another path, or move away what is there."
+        return StorageFailed(f"this path cannot be used, while {doing}", where=path, got=got, hint=hint)
     hint = f"Repair the disk. {OPEN_AGAIN} Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
 

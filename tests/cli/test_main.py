@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from types import ModuleType
 
 import click
@@ -136,6 +137,39 @@ def test_misuse_is_exit_status_2(arguments: list[str], capfd: pytest.CaptureFixt
     assert "Usage: rt" in err
 
 
+@pytest.mark.parametrize(
+    ("redirected", "expected"),
+    [
+        ("--version >&-", "stdin or stdout is closed: got Bad file descriptor"),
+        ("--help >/dev/full", "cannot write to stdout: got No space left on device"),
+        ("certs show ca.crt >&-", "stdin or stdout is closed: got Bad file descriptor"),
+        ("certs show ca.crt >/dev/full", "cannot write to stdout: got No space left on device"),
+        ("sub data/s/sessions/p >&-", "stdin or stdout is closed: got Bad file descriptor"),
+        ("sub data/s/sessions/p >/dev/full", "cannot write to stdout: got No space left on device"),
+        ("log stat data/s/sessions/p >&-", "stdin or stdout is closed: got Bad file descriptor"),
+        ("pub --path d --stream s --quiet <&-", "stdin or stdout is closed: got Bad file descriptor"),
+    ],
+)
+def test_a_standard_stream_that_is_closed_or_full_is_one_line(
+    redirected: str, expected: str, tmp_path: Path
+) -> None:
+    assert run("certs", "init", str(tmp_path)).exit_code == 0
+    with rt.Publisher(tmp_path / "data", "s", publisher_id="p") as publisher:
+        publisher.publish(b"1")
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m rt {redirected}"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"rt: {expected}\n")
+
+
+def test_files_do_not_get_the_descriptor_of_a_closed_stderr(tmp_path: Path) -> None:
+    program = "import os; from rt.cli.main import main; main(['--version']); print(os.open('/', os.O_RDONLY))"
+    command = ["/bin/sh", "-c", f'{sys.executable} -c "{program}" 2>&- <&-']
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert int(ended.stdout.split()[-1]) > 2
+
+
 def test_the_version_is_the_packages() -> None:
     assert run("--version").stdout == f"rt {rt.__version__}\n"
 
@@ -196,6 +230,7 @@ def test_importing_the_command_loads_no_subcommand() -> None:
     assert set(done.stdout.split()) == {
         *("rt.cli.formats", "rt.cli.formats.console", "rt.cli.formats.tables"),
         *("rt.cli.logging_setup", "rt.cli.main", "rt.cli.options", "rt.cli.signals"),
+        "rt.cli.standard_streams",
     }
 
 

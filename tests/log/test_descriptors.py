@@ -90,6 +90,14 @@ def test_a_missing_permission_is_not_called_a_failed_disk(code: int) -> None:
     assert "Repair the disk" not in str(found)
 
 
+@pytest.mark.parametrize("code", [errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR])
+def test_a_path_that_cannot_be_used_is_not_called_a_failed_disk(code: int) -> None:
+    found = storage_error(OSError(code, os.strerror(code)), "/a", "opening a log directory")
+    assert isinstance(found, StorageFailed)
+    assert str(found).startswith("this path cannot be used, while opening a log directory (at /a)")
+    assert "Repair the disk" not in str(found)
+
+
 def test_a_failed_disk_says_what_to_open_again_and_a_full_one_that_the_call_works_again() -> None:
     failed = storage_error(OSError(errno.EIO, os.strerror(errno.EIO)), "/a", "writing")
     assert "Repair the disk. Open the publisher or reader again, or restart the node." in str(failed)
