@@ -20,7 +20,7 @@ from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.checksum import crc32c
 from rt.log.scan.directory import read_file
-from rt.log.whole_files import write_whole
+from rt.log.whole_files import write_whole_among_others
 
 
 class SubscriberCursor:
@@ -78,10 +78,13 @@ _RECORD = struct.Struct("<8sQI")
 
 
 def write_position(disk: Disk, path: str, magic: bytes, position: int) -> None:
-    """Store `position`. Durable on return. Raises storage errors."""
+    """Store `position`. Durable on return. Raises storage errors.
+
+    Subscribers of one name may share a copy, and the file.
+    """
     record = _RECORD.pack(magic, position, 0)[:16]
     with storage_errors(path, "keeping a position"):
-        write_whole(disk, path, record + crc32c(record).to_bytes(4, "little"))
+        write_whole_among_others(disk, path, record + crc32c(record).to_bytes(4, "little"))
 
 
 def read_position(disk: Disk, path: str, magic: bytes) -> int | None:

@@ -13,9 +13,19 @@ from rt.log.disk import Disk, File
 def write_whole(disk: Disk, path: str, content: bytes) -> None:
     """Replace the file `path` by `content`; a crash leaves the old or the new one. Durable on return.
 
-    Writes a temporary file, syncs it, renames it, and syncs the directory.
+    Writes a temporary file, syncs it, renames it, and syncs the directory. The only writer of `path`.
     """
     open_whole(disk, path, content).close()
+
+
+def write_whole_among_others(disk: Disk, path: str, content: bytes) -> None:
+    """As `write_whole`, while other threads and processes do the same: the last rename wins.
+
+    A crash may leave its temporary file.
+    """
+    directory = os.path.dirname(path) or "."
+    with disk.hold_directory(directory):
+        _open_whole(disk, directory, path, content, f".{os.urandom(4).hex()}").close()
 
 
 def open_whole(disk: Disk, path: str, content: bytes) -> File:
@@ -83,8 +93,8 @@ def remove_last_first(disk: Disk, paths: Sequence[str], why: OSError) -> None:
         raise OSError(errno.EIO, f"removing what did not fit: {error.strerror}") from why
 
 
-def _open_whole(disk: Disk, directory: str, path: str, content: bytes) -> File:
-    aside = os.path.join(directory, f".{os.path.basename(path)}.new")
+def _open_whole(disk: Disk, directory: str, path: str, content: bytes, mark: str = "") -> File:
+    aside = os.path.join(directory, f".{os.path.basename(path)}{mark}.new")
     if disk.size(aside) is not None:
         disk.remove(aside)
     file = disk.create(aside)

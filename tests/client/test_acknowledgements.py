@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from publishing import DEADLINE_SECONDS, DIRECTORY, numbers, on_files, on_memory
 import rt
 import rt.log.read.reader
 from rt.client.fork_safety import open_publishers
-from rt.log.disk import REAL
+from rt.log.disk import REAL, RealDisk
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,32 @@ def test_an_acknowledged_position_is_never_ahead_of_the_log(monkeypatch: pytest.
     publisher.flush()
     with rt.Subscriber(DIRECTORY, "stream", name="n", disk=left) as subscriber:
         assert [m.value for m in subscriber.poll(1000, timeout=0)] == [b"new"]
+
+
+def test_subscribers_of_one_name_that_share_a_copy_acknowledge_at_the_same_time(tmp_path: Path) -> None:
+    with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+        publisher.publish_many(values(9))
+    directory = publisher.directory
+
+    class Meanwhile(RealDisk):
+        """Another one acknowledges between the file that is written and its name."""
+
+        def rename(self, source: str, target: str) -> None:
+            acknowledging = threading.Thread(target=other.ack, args=(7,))
+            acknowledging.start()
+            acknowledging.join()
+            super().rename(source, target)
+
+    with (
+        rt.Subscriber(directory, "s", name="sink", disk=Meanwhile()) as subscriber,
+        rt.Subscriber(directory, "s", name="sink") as other,
+    ):
+        subscriber.poll(8)
+        other.poll(7)
+        subscriber.ack(8)
+    with rt.Subscriber(directory, "s", name="sink") as next_one:
+        assert next_one.position == 8
+    assert not list(Path(directory).glob(".acknowledged*"))
 
 
 def test_an_acknowledgement_that_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
