@@ -96,7 +96,8 @@ class Publisher:
     program was killed, the nodes raise the alarm `publisher-silent` until one comes, the session is opened
     again, or an operator closes it. `close`, or a `with` block without error, ends the promise.
 
-    Thread-safe. Not usable in a forked child: open a new one there.
+    Thread-safe. Not usable in a forked child: open a new one there. A signal handler must not call it: it may
+    have interrupted a call, and would wait for it forever. Raise `SystemExit` there to end the `with` block.
     """
 
     def __init__(
