@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from merged_logs import Feeds
+from pyspark.errors import PySparkException
 
+import rt
 from rt.cli.main import cli
+from rt.cli.spark.errors import spark_errors
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.spark.export.filesystem import LocalFilesystem
@@ -69,3 +73,37 @@ def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
     found = run(tmp_path / "target", "--endpoints", "127.0.0.1:1", "--stream", "s", *files)
     assert found.exit_code == 1
     assert "the role of the certificate cannot hold messages back" in found.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PySpark leaves a pipe open.
+def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    feeds = Feeds(tmp_path)
+    feeds.close()
+    found = run(tmp_path / "target", "--path", feeds.path, "--once", "--master", "local[1]")
+    assert (found.exit_code, found.stderr.count("\n")) == (1, 1), found.output
+    assert "Spark does not start: got [JAVA_GATEWAY_EXITED]" in found.stderr
+    assert "It needs Java 17 or newer: set JAVA_HOME." in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (
+            "failed\n\tat x\nCaused by: one\n\tat y\nCaused by: java.io.IOException: No space.\n",
+            "java.io.IOException: No space. Try again.",
+        ),
+        (
+            "failed\nCaused by: thrown from the Python worker: rt.errors.Gap: 5 are missing\nCaused by: one",
+            "rt.errors.Gap: 5 are missing. Try again.",
+        ),
+        ("Traceback\n  x\nKeyError: 'a'\nmore", "KeyError: 'a'. Try again."),
+        ("[GONE] It is gone.\nat x", "[GONE] It is gone. Try again."),
+    ],
+)
+def test_an_error_of_spark_is_reported_with_its_cause(text: str, cause: str) -> None:
+    with pytest.raises(rt.RtError) as raised, spark_errors("it failed", "target", "Try again."):
+        raise PySparkException(text)
+    assert str(raised.value) == f"it failed (at target): got {cause}"
+    with pytest.raises(KeyError), spark_errors("it failed", None, ""):
+        raise KeyError

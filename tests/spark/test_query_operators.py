@@ -23,7 +23,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import rt
-from rt.cli.spark.query import cause_of
+from rt.cli.spark.errors import cause_of
 from rt.objects import MemoryStore
 from rt.query import Factories, Observable, Operator, QueryEngine, Source, VirtualScheduler, applied
 from rt.query import operators as ops

@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from rt.cli.endpoints import NodeOptions, endpoint_options
 from rt.cli.options import STREAM_NAME, FiniteRange, json_option, option
 from rt.cli.signals import Interrupts
+from rt.cli.spark.errors import spark_errors
 from rt.cli.spark.session import parse_setting, spark_session
 from rt.errors import RtError
 from rt.units import format_time
@@ -204,7 +205,9 @@ def _target(
         yield ExportTarget(open_storage(target, None)), None
         return
     spark = spark_session("rt export", master, settings)
-    try:
-        yield ExportTarget(open_storage(target, spark)), spark
-    finally:
-        spark.stop()
+    hint = "What was exported before is complete. See the log of Spark."
+    with spark_errors("the export has failed in Spark", target, hint):
+        try:
+            yield ExportTarget(open_storage(target, spark)), spark
+        finally:
+            spark.stop()

@@ -185,14 +185,16 @@ def compare(
 
 
 def _audit(directories: tuple[str, ...], master: str | None, *, as_json: bool) -> None:
+    from rt.cli.spark.errors import spark_errors
     from rt.cli.spark.session import spark_session
     from rt.spark.export.audit_job import audit
 
     session = spark_session("rt log compare", master, [])
-    try:
-        found = audit(directories, session)
-    finally:
-        session.stop()
+    with spark_errors("the audit has failed in Spark", None, "See the log of Spark."):
+        try:
+            found = audit(directories, session)
+        finally:
+            session.stop()
     show(found, as_json=as_json, to_object=audit_object, to_lines=audit_lines)
     if found.problems:
         raise click.exceptions.Exit(1)

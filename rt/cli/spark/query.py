@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import click
 
 from rt.cli.options import option
 from rt.cli.signals import Interrupts
+from rt.cli.spark.errors import spark_errors
 from rt.cli.spark.session import parse_setting, spark_session
 from rt.errors import InvalidOption, RtError
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "rt_query_job"
 _POLL_S: Final = 1
-_CAUSE: Final = re.compile(r"^(?:rt\.[\w.]+|\w+(?:Error|Exception)): .+$", re.MULTILINE)
-"""The last line of a traceback of Python."""
+_HINT: Final = "The checkpoint is that of the last micro-batch. See the log of Spark."
 
 
 @click.group()
@@ -52,11 +51,9 @@ def run(job: str, on_spark: bool, once: bool, master: str | None, conf: tuple[st
             "Give --spark. To run a query in the engine, start an engine in your program: docs/queries.md."
         )
     settings = [parse_setting(each) for each in conf]
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, spark_errors("the query on Spark has failed", job, _HINT):
         found = load_job(job)
         spark = spark_session(f"rt query {Path(job).name}", master, settings)
-        from pyspark.errors import StreamingQueryException
-
         from rt.query.spark import start
 
         running = None
@@ -65,11 +62,6 @@ def run(job: str, on_spark: bool, once: bool, master: str | None, conf: tuple[st
                 running = start(found, spark, once=once)
                 while not running.awaitTermination(_POLL_S):
                     pass
-        except StreamingQueryException as error:
-            hint = "The checkpoint is that of the last micro-batch. See the log of Spark."
-            raise RtError(
-                "the query on Spark has failed", where=job, got=cause_of(error), hint=hint
-            ) from error
         finally:
             if running is not None:
                 running.stop()
@@ -100,10 +92,3 @@ def _job_of(module: ModuleType, path: str) -> SparkJob:
         what = "the file must set the variable job to a SparkJob"
         raise InvalidOption(what, where=path, got=type(found).__name__)
     return found
-
-
-def cause_of(error: Exception) -> str:
-    """The last error of Python in what Spark reports, or its first line."""
-    text = str(error)
-    found = _CAUSE.findall(text)
-    return (found[-1] if found else text.partition("\n")[0])[:1000]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rt.cli.formats.tables import escape
+from rt.cli.spark.errors import spark_errors
 from rt.errors import RtError
 
 if TYPE_CHECKING:
@@ -42,4 +43,6 @@ def spark_session(name: str, master: str | None, settings: list[tuple[str, str]]
         conf.setMaster(master)
     conf.setIfMissing("spark.master", "local[*]")
     conf.setIfMissing("spark.app.name", name)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    hint = "It needs Java 17 or newer: set JAVA_HOME. Spark's own messages are above."
+    with spark_errors("Spark does not start", None, hint):
+        return SparkSession.builder.config(conf=conf).getOrCreate()

@@ -1,0 +1,33 @@
+"""What commands report when Spark fails: one line with the cause, instead of a traceback of two languages."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from rt.errors import RtError
+
+_PYTHON: Final = re.compile(r"(?:^|worker: )((?:rt\.[\w.]+|\w+(?:Error|Exception)): .+)$", re.MULTILINE)
+"""The last line of a traceback of Python, or the only one."""
+_JAVA: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_CHARACTERS_MAX: Final = 1000
+
+
+@contextlib.contextmanager
+def spark_errors(problem: str, where: str | None, hint: str) -> Iterator[None]:
+    """Convert the errors of Spark and its JVM to `rt.RtError`. Others pass."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        raise RtError(problem, where=where, got=cause_of(error).rstrip("."), hint=hint) from error
+
+
+def cause_of(error: Exception) -> str:
+    """The last error of Python in what Spark reports, or else the last one of Java, or its first line."""
+    text = str(error)
+    found = _PYTHON.findall(text) or _JAVA.findall(text)
+    return (found[-1] if found else text.partition("\n")[0])[:_CHARACTERS_MAX]
