@@ -115,6 +115,8 @@ def test_topics_are_a_list_or_json() -> None:
         ({**LOG, "startingTimestamp": "yesterday"}, "startingTimestamp cannot be 'yesterday'"),
         ({**LOG, "startingTimestamp": "2023-11-14T22:13:20"}, "expected a time with its zone"),
         ({**LOG, "endingTimestamp": "2300-01-01T00:00:00Z"}, "between the years 1678 and 2262"),
+        ({**LOG, "endingTimestamp": "9999-12-31T23:00:00-02:00"}, "between the years 1678 and 2262"),
+        ({**LOG, "startingTimestamp": "0001-01-01T00:00:00+01:00"}, "between the years 1678 and 2262"),
         ({**LOG, "topics": "[1]"}, "topics cannot be '[1]'"),
         ({**LOG, "failOnDataLoss": "yes"}, "failOnDataLoss cannot be 'yes': expected true or false"),
         ({**LOG, "minPartitions": "0"}, "minPartitions cannot be '0': expected a number above 0"),

@@ -167,6 +167,13 @@ def test_a_read_error_is_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_a_schema_with_columns_that_are_not_null_is_refused(feeds: Feeds) -> None:
+    """Spark would refuse the rows, in each task."""
+    schema = StructType().add("position", LongType(), nullable=False).add("topic", StringType())
+    with pytest.raises(rt.InvalidOption, match="columns that are NOT NULL: position"):
+        RtDataSource({"path": feeds.path}).reader(schema)
+
+
 def test_a_directory_without_a_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(rt.LogNotFound) as error:
         reader(str(tmp_path)).partitions()

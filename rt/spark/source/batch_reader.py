@@ -97,6 +97,11 @@ class RangesReader:
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.columns = check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields])
+        if strict := [field.name for field in schema.fields if not field.nullable]:
+            raise InvalidOption(
+                f"the schema has columns that are NOT NULL: {', '.join(strict)}",
+                hint="Leave that out: Spark expects nullable columns of a source.",
+            )
         if options.include_headers and "headers" not in self.columns:
             raise InvalidOption(
                 "includeHeaders is true, but the schema has no column headers",

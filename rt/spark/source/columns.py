@@ -68,5 +68,5 @@ def check_columns(fields: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 def timestamp_ns(when: datetime) -> int:
     """Nanoseconds since the Unix epoch. `when` must have a time zone."""
-    since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    since = when - datetime(1970, 1, 1, tzinfo=UTC)  # In UTC, `when` may be in the year 0 or 10,000.
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
