@@ -103,6 +103,29 @@ def test_large_headers_make_record_batches_of_bounded_size(
     assert all(batch.nbytes <= 1.1 * bytes_max for batch in made)
 
 
+def test_headers_of_messages_that_a_filter_leaves_out_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a row keeps in memory is counted: the headers of its whole batch."""
+    monkeypatch.setattr(arrow_batches, "BYTES_MAX", 2**20)
+    feeds = Feeds(tmp_path, ["a"])
+    with rt.Publisher(tmp_path, "s", publisher_id="b", linger_ms=60_000, fsync="never") as publisher:
+        for batch in range(20):
+            publisher.publish(b"", "u", headers={"k": b"%d" % batch})
+            for number in range(5):
+                publisher.publish(b"", "t", headers={"k": bytes([batch, number]) * 30_000})
+            publisher.flush()
+        feeds.log.merge_all([publisher.directory])
+    reader = RangeReader(
+        feeds.path, 0, 120, interest=Projection(topics=frozenset("u")), on_loss=lambda _: None
+    )
+    made = list(gather(reader.batches(), ("headers",)))
+    got = [headers[0]["value"] for batch in made for headers in batch["headers"].to_pylist()]
+    assert got == [b"%d" % batch for batch in range(20)]
+    assert max(batch.num_rows for batch in made) <= 4
+    feeds.close()
+
+
 def test_a_log_without_headers_has_nulls(tmp_path: Path) -> None:
     feeds = Feeds(tmp_path)
     feeds.fill(5)

@@ -47,20 +47,25 @@ def gather(batches: Iterable[MessageBatch], columns: Sequence[str]) -> Iterator[
 
 
 def _pieces(batch: MessageBatch, has_headers: bool) -> Iterator[tuple[MessageBatch, int]]:
-    """The batch and its size, split if it exceeds `BYTES_MAX`. A message is never split."""
-    own = _header_bytes(batch) if has_headers and batch.header_table is not None else None
+    """The batch and its size, split if it exceeds `BYTES_MAX`. A message is never split.
+
+    A piece keeps the headers of its whole batch in memory, also of messages that a filter left out.
+    """
+    table = batch.header_table if has_headers else None
+    own = None if table is None else _header_bytes(batch)
+    least = 0 if table is None else len(table.value_bytes)
     while len(batch):
         size = int(batch.value_offsets[-1] - batch.value_offsets[0]) + _ROW_BYTES * len(batch)
         if own is not None:
             size += int(own.sum())
         if size <= BYTES_MAX or len(batch) == 1:
-            yield batch, size
+            yield batch, max(size, least)
             return
         ends = batch.value_offsets[1:] - batch.value_offsets[0] + _ROW_BYTES * np.arange(1, len(batch) + 1)
         if own is not None:
             ends += np.cumsum(own)
         stop = max(int(np.searchsorted(ends, BYTES_MAX, "right")), 1)
-        yield batch.slice(0, stop), int(ends[stop - 1])
+        yield batch.slice(0, stop), max(int(ends[stop - 1]), least)
         batch, own = batch.slice(stop, len(batch)), None if own is None else own[stop:]
 
 
