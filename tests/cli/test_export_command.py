@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,7 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "--status", "--json").stdout) is None
     target = ExportTarget(LocalFilesystem(str(tmp_path)))
     target.open()
-    target.commit(100, 1100, rows=990, log_end=5000, time_ns=1_700_000_000_123_000_000)
+    target.commit(100, 1100, rows=990, log_end=5000, time_ns=1_700_000_000_123_000_000, stream="trades")
 
     assert run(tmp_path, "--status").stdout == (
         "exported up to position 1,100: 990 messages from 100 on (10 are lost), 0 files, "
@@ -39,6 +42,7 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
         "end": 1100,
         "rows": 990,
         "log_end": 5000,
+        "stream": "trades",
         "files": 0,
         "lag": 3900,
         "time": "2023-11-14T22:13:20.123Z",
@@ -75,15 +79,23 @@ def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
     assert "the role of the certificate cannot hold messages back" in found.stderr
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PySpark leaves a pipe open.
-def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    feeds = Feeds(tmp_path)
-    feeds.close()
-    found = run(tmp_path / "target", "--path", feeds.path, "--once", "--master", "local[1]")
-    assert (found.exit_code, found.stderr.count("\n")) == (1, 1), found.output
-    assert "Spark does not start: got [JAVA_GATEWAY_EXITED]" in found.stderr
-    assert "It needs Java 17 or newer: set JAVA_HOME." in found.stderr
+def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+    Feeds(tmp_path).close()
+    program = "import sys; from rt.cli.main import main; sys.exit(main())"
+    arguments = ["export", tmp_path / "target", "--path", tmp_path / "merged", "--master", "local[1]"]
+    found = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+    )
+    assert found.returncode == 1
+    assert "Traceback" not in found.stderr
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("rt: Spark does not start: got [JAVA_GATEWAY_EXITED]")
+    assert "It needs Java 17 or newer: set JAVA_HOME." in last
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from typing import NoReturn
 
 import pyarrow.dataset as ds
 import pytest
-from merged_logs import Feeds
+from merged_logs import CLUSTER, Feeds
 from pyspark.sql import SparkSession
 from sink_nodes import Sink
 
 import rt
+from rt.log.format.segment import LogKind
+from rt.log.format.segment_table import LogIdentity
 from rt.spark.data_source import latest_position
+from rt.spark.export import exporter
 from rt.spark.export.exporter import Exporter, ExportSettings
 from rt.spark.export.filesystem import Filesystem, HadoopFilesystem, LocalFilesystem, open_storage
 from rt.spark.export.target import ExportedPart, ExportTarget
@@ -178,6 +181,23 @@ def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds,
     with pytest.raises(rt.Gap, match=r"the export has reached position .* but the log ends with"):
         export(other, spark, storage)
     other.close()
+    target = ExportTarget(storage)
+    end = feeds.log.position
+    target.open()
+    target.commit(end, end, rows=0, log_end=end, time_ns=0, stream="quotes")
+    feeds.fill(2)
+    with pytest.raises(rt.WriteConflict, match=r"the export of another stream .*: got s, expected quotes"):
+        export(feeds, spark, storage)
+
+
+def test_a_copy_of_some_topics_is_refused(
+    spark: SparkSession, feeds: Feeds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filtered = LogIdentity(LogKind.FILTERED, CLUSTER, "s")
+    monkeypatch.setattr(exporter, "read_identity", lambda *_: filtered)
+    with pytest.raises(rt.LogNotFound, match="the directory holds a copy of some topics only"):
+        export(feeds, spark, LocalFilesystem(str(tmp_path / "target")))
+    assert not (tmp_path / "target").exists()
 
 
 def test_nodes_hold_messages_until_they_are_exported(spark: SparkSession, sink: Sink, tmp_path: Path) -> None:

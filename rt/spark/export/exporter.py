@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from rt.errors import Corrupt, Gap
+from rt.errors import Corrupt, Gap, LogNotFound, WriteConflict
 from rt.events import SkipForward
+from rt.log.disk import REAL, storage_errors
+from rt.log.format.segment import LogKind
 from rt.log.read.log_source import LogSource
+from rt.log.scan.directory import read_identity
 from rt.spark.export.target import ExportedPart, ExportTarget
 from rt.spark.options import ClusterSource
 from rt.spark.source.columns import HEADERS_KIND
@@ -93,6 +96,15 @@ class Exporter:
         log.
         """
         with closing(open_log(self._settings.where)) as log:
+            stream = self._stream()
+            if (part := self._target.last()) is not None and part.stream not in {"", stream}:
+                raise WriteConflict(
+                    "the target has the export of another stream",
+                    where=self._target.storage.url(""),
+                    got=stream,
+                    expected=part.stream,
+                    hint="Use one target per stream.",
+                )
             part = self._target.open()
             low, high = log.bounds()
             position = low if part is None else part.end
@@ -106,7 +118,7 @@ class Exporter:
                 )
             last = high if once else None
             while (end := self._next_end(log, position, last)) is not None:
-                yield (part := self._export(log, position, end))
+                yield (part := self._export(log, stream, position, end))
                 position = part.end
                 self._hold(log, position)
 
@@ -128,14 +140,29 @@ class Exporter:
             self._wait(_POLL_SECONDS)
         return None
 
-    def _export(self, log: LogSource, start: int, end: int) -> ExportedPart:
+    def _stream(self) -> str:
+        """The name of the stream. `rt.LogNotFound` for a copy that is not complete by design."""
+        where = self._settings.where
+        if isinstance(where, ClusterSource):
+            return where.stream
+        with storage_errors(where.path, "opening a log"):
+            identity = read_identity(REAL, where.path)
+        if identity.kind is LogKind.FILTERED and not self._settings.skip_lost:
+            raise LogNotFound(
+                "the directory holds a copy of some topics only",
+                where=where.path,
+                hint="Export from the nodes, or from a copy of all topics.",
+            )
+        return identity.name
+
+    def _export(self, log: LogSource, stream: str, start: int, end: int) -> ExportedPart:
         """Export the positions from `start` to `end`, or those that are not trimmed."""
         low, high = log.bounds()
         if start < low:
             self._report_loss(start, min(low, end))
         target = self._target
         rows = self._stage(max(start, low), end) if low < end else 0
-        return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns())
+        return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns(), stream=stream)
 
     def _stage(self, start: int, end: int) -> int:
         """Write the positions to staging, and return their number."""

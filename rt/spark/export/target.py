@@ -39,8 +39,8 @@ _PARTS_KEPT: Final = 100
 
 
 class ExportedPart(Struct, frozen=True):
-    """Positions from `start` up to `end`, as exported. `moves`: the staged and the final name of each
-    file.
+    """Positions from `start` up to `end` of a stream, as exported. `moves`: the staged and the final name of
+    each file.
     """
 
     start: int
@@ -50,6 +50,7 @@ class ExportedPart(Struct, frozen=True):
     """The end of the log at that time."""
     time_ns: int
     moves: tuple[tuple[str, str], ...]
+    stream: str = ""
 
 
 class ExportTarget:
@@ -82,14 +83,16 @@ class ExportTarget:
                 self.storage.remove(staging)
         return part
 
-    def commit(self, start: int, end: int, *, rows: int, log_end: int, time_ns: int) -> ExportedPart:
+    def commit(
+        self, start: int, end: int, *, rows: int, log_end: int, time_ns: int, stream: str = ""
+    ) -> ExportedPart:
         """Publish what is staged as the part from `start` to `end`. `rt.WriteConflict`.
 
         On return it is as durable as the storage allows.
         """
         staged = [path for path in self.storage.files(self.staging) if path.endswith(".parquet")]
         part = ExportedPart(
-            start, end, rows, log_end, time_ns, tuple(moves_of(staged, self.staging, start, end))
+            start, end, rows, log_end, time_ns, tuple(moves_of(staged, self.staging, start, end)), stream
         )
         self.storage.sync([source for source, _ in part.moves])
         owner = self.storage.read(f"{STATE}/exporter")
