@@ -1,8 +1,9 @@
 """Hard resets of a node's files: session replicas are deleted, and the whole merged log is trimmed.
 
 This happens when the data process starts, before it opens anything. A running data process that learns of a
-hard reset ends and is started again. The messages that are deleted without having been merged are recorded
-durably first, completion last. So after a crash the next start finishes the reset and deletes nothing newer.
+hard reset ends and is started again. The merged log is trimmed first, which makes room on a full disk. Then
+the messages that are deleted without having been merged are recorded durably, completion last. So after a
+crash the next start finishes the reset and deletes nothing newer.
 
     the file `cleared` beside the session replicas, JSON:
     {"epoch", "is_done", "dropped": [[session, id, X, first, end], ...]}
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from rt.errors import Corrupt, RtError
+from rt.errors import Corrupt, DiskFull, RtError, TooManyFiles
 from rt.log.disk import REAL, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
@@ -72,6 +73,7 @@ class HardResetter:
         """Execute the state's last hard reset; durable on return. Storage errors."""
         cleared = state.cleared
         assert cleared is not None
+        self._trim(state.cluster, cleared)
         if self.done.epoch < cleared.epoch:
             found = {(one.session_id, one.run): one for one in self._unmerged(state, cleared)}
             # What an earlier reset that did not end here has deleted, too.
@@ -87,7 +89,6 @@ class HardResetter:
             for session_id in self._older(cleared):
                 shutil.rmtree(os.path.join(self._sessions, str(session_id)))
             REAL.sync_directory(self._sessions)
-        self._trim(state.cluster, cleared)
         self._record(HardResetRecord(cleared.epoch, True, self.done.dropped))
 
     def _older(self, cleared: ClearedRange) -> list[int]:
@@ -114,6 +115,7 @@ class HardResetter:
             return 0
 
     def _trim(self, cluster: bytes, cleared: ClearedRange) -> None:
+        """Trim the merged log. If it is corrupt, or the disk too full to record that, it is deleted."""
         if not is_log_directory(REAL, self._merged):
             return
         begin = SegmentId(cleared.epoch, 0)
@@ -121,16 +123,18 @@ class HardResetter:
             writer = LogWriter.open(
                 self._merged, LogIdentity(LogKind.MERGED, cluster, self._stream), resume=True
             )
-        except Corrupt as error:
-            if any(segment >= begin for segment in list_segments(REAL, self._merged)):
+            with contextlib.closing(writer):
+                if writer.active is not None and writer.active.id < begin:
+                    writer.seal()
+                writer.trim(begin, TrimReason.RESET)
+        except (Corrupt, DiskFull) as error:
+            if isinstance(error, TooManyFiles) or any(
+                segment >= begin for segment in list_segments(REAL, self._merged)
+            ):
                 raise
-            logger.error("corrupt_log_dropped path=%s error=%r", self._merged, str(error))
-            shutil.rmtree(self._merged)
-            return
-        with contextlib.closing(writer):
-            if writer.active is not None and writer.active.id < begin:
-                writer.seal()
-            writer.trim(begin, TrimReason.RESET)
+            logger.error("merged_log_dropped path=%s error=%r", self._merged, str(error))
+            with storage_errors(self._merged, "deleting the merged log"):
+                shutil.rmtree(self._merged)
 
     def _record(self, done: HardResetRecord) -> None:
         content = {"epoch": done.epoch, "is_done": done.is_done, "dropped": done.dropped}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import shutil
 from pathlib import Path
@@ -20,7 +21,8 @@ from replicator.protocol.handshake import PushHello
 from replicator.protocol.messages import LogOffset, Run
 from rt.cluster_epoch import forced_number
 from rt.errors import Corrupt, Fenced
-from rt.log.disk import REAL
+from rt.log import whole_files
+from rt.log.disk import REAL, File
 from rt.log.format.segment import SegmentId
 from rt.log.format.segment_table import TrimReason
 from rt.log.scan.directory import list_segments, read_header, read_table
@@ -191,6 +193,39 @@ def test_a_merged_log_that_cannot_be_opened_goes_whole(kept: Kept) -> None:
     reset(kept.state)
     kept.hard_resetter().clear(kept.state)
     assert not kept.merged.exists()
+
+
+@pytest.mark.parametrize("crash_at", [None, "_unmerged", "_record"])
+def test_a_full_disk_is_freed_by_the_merged_log_before_anything_is_recorded(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, crash_at: str | None
+) -> None:
+    """No new file fits as long as there is a merged log."""
+    fill = whole_files._fill
+
+    def fill_if_there_is_room(file: File, content: bytes) -> None:
+        if any(path.stat().st_size for path in kept.merged.glob("log.*")):
+            raise OSError(errno.ENOSPC, "no space")
+        fill(file, content)
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whole_files, "_fill", fill_if_there_is_room)
+    reset(kept.state)
+    if crash_at is not None:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(HardResetter, crash_at, crash)
+            kept.hard_resetter().clear(kept.state)
+        assert kept.replicas == ["1", "2", "3"]
+    found = kept.hard_resetter()
+    assert found.is_due(kept.state)
+    found.clear(kept.state)
+    assert [(one.session_id, one.first, one.end) for one in found.done.dropped] == [
+        (1, 10, 30),
+        (2, 0, 30),
+        (3, 0, 30),
+    ]
+    assert (kept.replicas, kept.merged.exists()) == ([], False)
 
 
 def test_segments_of_the_new_epoch_are_never_taken_for_old_ones(kept: Kept) -> None:
