@@ -7,6 +7,7 @@ Invariants:
   of them fail for `patience_seconds`, that is an error. If none has ever answered, `connect_seconds` count.
 - A node that fails again and again is logged once, until it answers.
 - Once the members have changed, the nodes that they name are asked too.
+- All answers are of one cluster and one line of epochs. A forced reset in between is an error.
 - The end of the log is asked of a majority at first. The log is empty if every node says so.
 - What is returned was verified here.
 
@@ -34,6 +35,7 @@ from replicator.protocol.handshake import (
     check_found,
 )
 from replicator.protocol.messages import Chunk
+from replicator.pull.known_log import KnownLog
 from replicator.pull.loop_thread import LoopThread
 from replicator.pull.node_call import SILENCE_SECONDS, NodeCall, pull_channel
 from replicator.pull.node_channels import NodeChannels
@@ -42,6 +44,7 @@ from rt.endpoints import check_endpoints
 from rt.errors import (
     CertificateError,
     ClusterMismatch,
+    Diverged,
     InvalidName,
     InvalidOption,
     ProtocolViolation,
@@ -94,8 +97,10 @@ class RemoteLog:
         key: str,
         patience_seconds: float = PATIENCE_SECONDS,
         connect_seconds: float | None = None,
+        epoch: int = 0,
     ) -> None:
         self._stream = stream
+        self._known_log = KnownLog(epoch)
         self._patience_seconds = patience_seconds
         self._connect_seconds = patience_seconds if connect_seconds is None else connect_seconds
         endpoints = check_endpoints(endpoints, is_required=True)
@@ -113,6 +118,10 @@ class RemoteLog:
         self._held: Acknowledged | None = None
         self._told_node: str | None = None  # The endpoint of the node that was told so.
         self.received_bytes = 0  # Of the log, also those that were skipped.
+
+    @property
+    def epoch(self) -> int:
+        return self._known_log.epoch
 
     def bounds(self) -> tuple[int, int]:
         """Nodes may differ in how much they have: the most counts."""
@@ -255,6 +264,8 @@ class RemoteLog:
             silence_seconds = SILENCE_SECONDS if self._has_answered else trial.share_seconds()
             try:
                 call = self._loop.run(self._open(PullHello(self._stream, merged), silence_seconds))
+            except Diverged:  # All nodes will follow this one.
+                raise
             except RtError as error:
                 self._leave(error, trial)
             else:
@@ -265,6 +276,7 @@ class RemoteLog:
     async def _open(self, hello: PullHello, silence_seconds: float) -> NodeCall:
         call = await NodeCall.open(self._nodes.channel(), hello, silence_seconds)
         try:
+            self._known_log.check(call.start)
             self._nodes.record_answer(call.start, self._failures)
         except RtError:
             await call.end()

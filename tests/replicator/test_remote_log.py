@@ -18,6 +18,7 @@ from range_nodes import RangeNodes, range_nodes
 
 import rt
 from replicator.pull.remote_log import RemoteLog
+from rt.cluster_epoch import epoch_of, forced_number
 from rt.events import BadMessage, SkipForward
 from rt.log.disk import REAL
 from rt.log.read.log_source import NO_END
@@ -70,8 +71,11 @@ def log(nodes: RangeNodes) -> Iterator[RemoteLog]:
     log.close()
 
 
-def open_log(nodes: RangeNodes, *, patience_seconds: float = 60.0, **options: str) -> RemoteLog:
-    return RemoteLog(nodes.endpoints, "s", patience_seconds=patience_seconds, **{**nodes.files, **options})
+def open_log(
+    nodes: RangeNodes, *, patience_seconds: float = 60.0, epoch: int = 0, **options: str
+) -> RemoteLog:
+    files = {**nodes.files, **options}
+    return RemoteLog(nodes.endpoints, "s", patience_seconds=patience_seconds, epoch=epoch, **files)
 
 
 def read(log: RemoteLog, start: int, end: int, interest: Projection = EVERYTHING) -> list[rt.Message]:
@@ -157,6 +161,48 @@ def test_a_node_that_dies_during_a_read_is_replaced_by_another(feeds: Feeds, nod
         log.close()
     assert got == rows
     assert nodes.asked(log) != victim
+
+
+FIRST, FORCED = epoch_of(1, 0), epoch_of(forced_number(1), 7)
+
+
+def test_no_range_goes_on_with_the_messages_of_after_a_forced_reset(feeds: Feeds, nodes: RangeNodes) -> None:
+    log = open_log(nodes)
+    with nodes.in_epochs(FIRST, FIRST):
+        batches = log.read(0, len(feeds.rows()), EVERYTHING, refuse)
+        next(batches)
+        victim = nodes.asked(log)
+        with nodes.in_epochs(FORCED, FORCED):
+            nodes.stop(victim)
+            try:
+                with pytest.raises(rt.Diverged, match="a forced reset gave positions"):
+                    list(batches)
+                with pytest.raises(rt.Diverged):
+                    log.find_time(0, 5, 0)
+            finally:
+                nodes.start(victim)
+    log.close()
+
+
+@pytest.mark.parametrize("left", [FIRST, epoch_of(forced_number(1), 8)])
+def test_a_node_of_before_the_forced_reset_or_of_another_one_is_left(
+    feeds: Feeds, nodes: RangeNodes, left: int
+) -> None:
+    with nodes.in_epochs(left, FORCED):
+        log = open_log(nodes, epoch=FORCED)
+        log._nodes.target = nodes.endpoints[0]
+        assert read(log, 0, 5) == feeds.rows()[:5]
+        assert nodes.asked(log) == 1
+        log.close()
+
+
+def test_a_reset_that_is_not_forced_ends_no_reader(feeds: Feeds, nodes: RangeNodes) -> None:
+    log = open_log(nodes)
+    for number in (1, 2):
+        with nodes.in_epochs(epoch_of(number, 0), epoch_of(number, 0)):
+            assert read(log, 0, 5) == feeds.rows()[:5]
+            assert log.epoch == epoch_of(number, 0)
+    log.close()
 
 
 @pytest.mark.parametrize("is_rolled", [False, True])

@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from range_nodes import RangeNodes, range_nodes
 
 import rt
+from rt.cluster_epoch import epoch_of, forced_number
 from rt.spark.options import ClusterSource
 from rt.spark.source import arrow_batches, batch_reader
 from rt.spark.source.batch_reader import RtPartition, RtReader
@@ -76,8 +77,8 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
     monkeypatch.setattr(arrow_batches, "BYTES_MAX", 2**20)
     opened: list[Any] = []
 
-    def open_and_keep(where: ClusterSource, *, is_planned: bool) -> Any:
-        opened.append(open_log(where, is_planned=is_planned))
+    def open_and_keep(where: ClusterSource, **options: Any) -> Any:
+        opened.append(open_log(where, **options))
         return opened[-1]
 
     monkeypatch.setattr(batch_reader, "open_log", open_and_keep)
@@ -94,6 +95,20 @@ def test_a_node_that_dies_while_a_task_reads_is_replaced_by_another(
     messages = [(row["position"], row["value"]) for batch in got for row in batch.to_pylist()]
     assert messages == [(row.position, row.value) for row in large.rows()]
     large.close()
+
+
+def test_a_task_reads_no_other_messages_than_were_planned_before_a_forced_reset(
+    feeds: Feeds, nodes: RangeNodes
+) -> None:
+    reader = RtReader(parse_options(options(nodes)), StructType().add("position", "long"))
+    with nodes.in_epochs(epoch_of(1, 0), epoch_of(1, 0)):
+        (planned,) = reader.partitions()
+        assert sum(batch.num_rows for batch in reader.read(planned)) == len(feeds.rows())
+        with (
+            nodes.in_epochs(epoch_of(forced_number(1), 7), epoch_of(forced_number(1), 7)),
+            pytest.raises(rt.Diverged, match="a forced reset gave positions of the log other messages"),
+        ):
+            list(reader.read(planned))
 
 
 def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNodes) -> None:

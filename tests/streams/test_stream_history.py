@@ -14,13 +14,18 @@ from range_nodes import RangeNodes, range_nodes
 from stream_consumers import Collector
 
 import rt
+from rt.cluster_epoch import epoch_of, forced_number
 from rt.errors import Overloaded
+from rt.log.read.projection import EVERYTHING
+from rt.net.grpc_errors import Unreachable
 from rt.sidecar.pull_process import LOCK_FILE
 from rt.streams import SequenceToken, StartPosition, StreamId, StreamOptions, StreamProvider, memory_stores
 from rt.streams.agent.agent import REWIND
 from rt.streams.cluster.cluster import Cluster
 from rt.streams.cluster.cluster_queues import ClusterQueues
 from rt.streams.cluster.log_gaps import LogGaps
+from rt.streams.cluster.node_ranges import NodeLogs
+from rt.streams.core.errors import QueueReset
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.subscriptions.subscription_store import Stores
 
@@ -362,3 +367,32 @@ def test_gaps_that_do_not_touch_are_told_apart() -> None:
     found = [(gap.wanted.sequence_number, gap.resumed.sequence_number, gap.reason) for gap in gaps.take()]
     assert found == [(0, 1100, "a"), (1200, 1600, "b; c")]
     assert gaps.take() == []
+
+
+FIRST, FORCED = epoch_of(1, 0), epoch_of(forced_number(1), 7)
+
+
+def test_a_position_of_before_a_forced_reset_is_not_read_after_it(nodes: RangeNodes) -> None:
+    logs, others = (NodeLogs(nodes.endpoints, "s", rt.TLS(**nodes.files)) for _ in range(2))
+
+    async def main() -> None:
+        gaps = LogGaps("s")
+        with nodes.in_epochs(FIRST, FIRST):
+            reader = logs.reader(0, EVERYTHING, gaps, 0)
+            assert (await reader.read(10, 10)).end == 10
+            assert await logs.end() == EVENTS
+        with nodes.in_epochs(FORCED, FORCED):
+            assert await logs.end() == EVENTS, "it needs no position"
+            with pytest.raises(QueueReset):
+                await reader.read(20, 10)
+            feed = logs.feed(10, EVERYTHING, gaps, 0)
+            with pytest.raises(QueueReset):
+                await feed.read(10)
+            feed.close()
+            assert (await logs.reader(10, EVERYTHING, gaps, 1).read(20, 10)).end == 20
+        logs.close()
+        with nodes.in_epochs(FIRST, FIRST), pytest.raises(Unreachable):
+            await others.reader(10, EVERYTHING, gaps, 1).read(20, 10)
+        others.close()
+
+    asyncio.run(main())

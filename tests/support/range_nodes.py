@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,20 @@ class RangeNodes:
     def asked(self, log: RemoteLog) -> int:
         """The node that a reader asks now."""
         return self.endpoints.index(log._nodes.target)
+
+    @contextlib.contextmanager
+    def in_epochs(self, *epochs: int) -> Iterator[None]:
+        """Each node is in one of these, from its next answer on."""
+        before = [node.epoch for _, node in sorted(self.nodes.items())]
+        self._enter(epochs)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def _enter(self, epochs: Sequence[int]) -> None:
+        for index, epoch in enumerate(epochs):
+            self.nodes[index].epoch = epoch
 
     def close(self) -> None:
         """Stop all."""

@@ -26,8 +26,12 @@ NO_END: Final = NUMBER_MAX
 class LogSource(Protocol):
     """A merged log as its readers need it. One thread uses it.
 
-    Everything it returns must be verified. It raises only errors of `rt.errors`.
+    Everything it returns must be verified, and of one log: `rt.Diverged` if a forced reset replaced a part.
+    It raises only errors of `rt.errors`.
     """
+
+    epoch: int
+    """The epoch of the nodes' cluster, once one has answered (see `rt.cluster_epoch`); 0: there is none."""
 
     def bounds(self) -> tuple[int, int]:
         """The first retained position, and one past the last whole message, now.
@@ -73,9 +77,11 @@ def open_nodes(
     key: str | os.PathLike[str],
     connect_seconds: float | None = None,
     patience_seconds: float | None = None,
+    epoch: int = 0,
 ) -> LogSource:
     """The log of the nodes at `endpoints`. None: the default of the implementation.
 
+    `epoch`: of the nodes that positions come from, 0 if they come from none: the log must be that one's.
     `connect_seconds` is how long the first answer of any node may take, `patience_seconds` how long all nodes
     may fail after that. `rt.CertificateError`.
     """
@@ -94,6 +100,7 @@ def open_nodes(
         cert=os.fspath(cert),
         key=os.fspath(key),
         connect_seconds=connect_seconds,
+        epoch=epoch,
         **patience,
     )
     return source

@@ -83,12 +83,13 @@ def _gap(event: SkipForward | BadMessage, where: object) -> Gap:
 
 
 class RtPartition(InputPartition):
-    """Positions from `start` up to, not including, `end`."""
+    """Positions from `start` up to, not including, `end`, as nodes in `epoch` have them."""
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, epoch: int = 0) -> None:
         super().__init__((start, end))
         self.start = start
         self.end = end
+        self.epoch = epoch
 
 
 class RangesReader:
@@ -124,7 +125,7 @@ class RangesReader:
             min_parts=options.min_partitions,
             max_part_bytes=options.max_partition_bytes,
         )
-        return [RtPartition(*part) for part in parts]
+        return [RtPartition(*part, log.epoch) for part in parts]
 
     def read_range(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The record batches of a partition; none for anything else."""
@@ -133,7 +134,8 @@ class RangesReader:
         if not isinstance(partition, RtPartition):
             return
         try:
-            with closing(open_log(self.options.where, is_planned=True)) as log:
+            where, epoch = self.options.where, partition.epoch
+            with closing(open_log(where, is_planned=True, epoch=epoch)) as log:
                 freeze_modules()
                 batches = log.read(partition.start, partition.end, self.interest, self.loss.on_loss)
                 for batch in gather(batches, self.columns):

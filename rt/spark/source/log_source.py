@@ -38,6 +38,7 @@ class LocalLog:
 
     def __init__(self, path: str, *, disk: Disk = REAL) -> None:
         self.path = path
+        self.epoch = 0
         self._disk = disk
         self._tail: LogReader | None = None
         self._synced: DurableEnd | None = None
@@ -100,11 +101,13 @@ def _ignore(event: Event) -> None:
     """A torn tail is not part of the log yet. Trimmed messages are reported to the reader."""
 
 
-def open_log(where: DirectorySource | ClusterSource, *, is_planned: bool = False) -> LogSource:
+def open_log(
+    where: DirectorySource | ClusterSource, *, is_planned: bool = False, epoch: int = 0
+) -> LogSource:
     """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`.
 
     `is_planned`: the driver has reached nodes to plan this. If none answers any more, they are waited for
-    longer than `connect_seconds`, as they may be restarting.
+    longer than `connect_seconds`, as they may be restarting. `epoch`: that of the nodes that it has reached.
     """
     if isinstance(where, DirectorySource):
         return LocalLog(where.path)
@@ -115,4 +118,5 @@ def open_log(where: DirectorySource | ClusterSource, *, is_planned: bool = False
         cert=where.cert,
         key=where.key,
         connect_seconds=None if is_planned else where.connect_seconds,
+        epoch=epoch,
     )

@@ -29,7 +29,7 @@ _ELSEWHERE_POSITIONS: Final = 65_536
 
 
 class ClusterHistory:
-    """`directory` is the copy, `nodes` the nodes' log; None if there are none."""
+    """`directory` is the copy, `nodes` the nodes' log; None: there are none. `generation`: see `NodeLogs`."""
 
     def __init__(
         self,
@@ -38,8 +38,10 @@ class ClusterHistory:
         stream: StreamId,
         start: SequenceToken,
         split: Split | None,
+        generation: int | None = None,
     ) -> None:
         self._directory = directory
+        self._generation = generation
         self._nodes = nodes
         self._stream = stream
         self._at = start
@@ -88,7 +90,7 @@ class ClusterHistory:
             return QueueRead([], self._at)
         if self._range is None:
             interest = Projection(topics=frozenset([self._stream.topic]))
-            self._range = self._nodes.reader(self._position, interest, self._gaps)
+            self._range = self._nodes.reader(self._position, interest, self._gaps, self._generation)
         read = await self._range.read(self._lacking_until or None, messages)
         return self._passed_on(read.batches, SequenceToken(read.end), events_max)
 

@@ -108,14 +108,16 @@ class ClusterQueues:
             await receiver.open()
             return receiver
         gaps = LogGaps(cluster.stream)
-        lead = nodes.feed(position_of(start, self._split), self._topics.interest, gaps)
+        generation = self._generation_of(queue)
+        lead = nodes.feed(position_of(start, self._split), self._topics.interest, gaps, generation)
         return LeadingReceiver(receiver, lead, gaps, start, self._split, self._topics)
 
     def reads(self, stream: StreamId) -> bool:
         return self._topics.has(stream.topic)
 
     async def history(self, queue: QueueId, stream: StreamId, start: SequenceToken) -> ClusterHistory:
-        return ClusterHistory(self._directory(queue), self._nodes_of(queue), stream, start, self._split)
+        nodes, generation = self._nodes_of(queue), self._generation_of(queue)
+        return ClusterHistory(self._directory(queue), nodes, stream, start, self._split, generation)
 
     async def latest(self, queue: QueueId) -> SequenceToken | None:
         """The end of the log on the nodes, or in the directory."""
@@ -157,6 +159,11 @@ class ClusterQueues:
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             await writer.close()
+
+    def _generation_of(self, queue: QueueId) -> int | None:
+        """The generation of forced resets in which the positions are right; None: not known."""
+        epoch = self._epochs.get(queue.name)
+        return None if epoch is None else epoch.stored.generation
 
     def _directory(self, queue: QueueId) -> str:
         return self._clusters[queue.name].directory(self._topics.patterns)

@@ -166,7 +166,8 @@ class ClusterReceiver:
         skips = self._gaps.skips
         if self._nodes is not None and skips and (batch is None or skips[0].wanted < batch.positions[0]):
             skip = skips.popleft()
-            self._range = self._nodes.reader(skip.wanted, self._topics.interest, self._gaps)
+            generation = None if self._epoch is None else self._epoch.stored.generation
+            self._range = self._nodes.reader(skip.wanted, self._topics.interest, self._gaps, generation)
             self._range_end = skip.resumed
             self._begun_at = None
 

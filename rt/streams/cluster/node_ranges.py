@@ -3,6 +3,7 @@
 Invariants:
 - What the nodes have is read. Only what they have trimmed is a gap.
 - A read that is cancelled loses nothing: the next one returns its result.
+- Positions are read in the generation of forced resets in which they were right.
 - Reads use threads of their own. Nodes that hang keep no other work of this host waiting.
 """
 
@@ -18,12 +19,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from rt.errors import Closed, RtError
+from rt.cluster_epoch import generation_of, name_of
+from rt.errors import Closed, Diverged, RtError
 from rt.log.read.log_source import NO_END, LogSource, open_nodes
 from rt.log.read.projection import Projection
 from rt.log.scan.message_batch import MessageBatch
+from rt.net.grpc_errors import Unreachable
 from rt.net.tls import TLS
 from rt.streams.cluster.log_gaps import LogGaps
+from rt.streams.core.errors import QueueReset
 
 PATIENCE_S: Final = 10.0
 """How long all nodes may fail before a read raises, in seconds. The caller reads again."""
@@ -60,21 +64,27 @@ class NodeLogs:
         self._changing = threading.Lock()
         self._is_closed = False
 
-    def reader(self, position: int, interest: Projection, gaps: LogGaps) -> NodeRangeReader:
-        """Reads from `position` on what `interest` selects. `gaps` gets what the nodes have trimmed."""
-        return NodeRangeReader(self, position, interest, gaps)
+    def reader(
+        self, position: int, interest: Projection, gaps: LogGaps, generation: int | None
+    ) -> NodeRangeReader:
+        """Reads from `position` on what `interest` selects. `gaps` gets what the nodes have trimmed.
+
+        `generation`: of forced resets, in which the position is right; None: not known.
+        """
+        return NodeRangeReader(self, position, interest, gaps, generation)
 
     def submit(self, reader: NodeRangeReader, limit: int | None, messages_max: int) -> Future[RangeRead]:
         """Read in a thread."""
         if self._is_closed:
             raise Closed("the queues are closed", where=self._stream)
-        return self._pool.submit(self._with_log, lambda log: reader.read_from(log, limit, messages_max))
+        with_log = self._with_log if reader.generation is None else self._with_any_log
+        return self._pool.submit(with_log, lambda log: reader.read_from(log, limit, messages_max))
 
     async def end(self) -> int:
         """The end of the log. Raises errors of the nodes."""
         if self._is_closed:
             raise Closed("the queues are closed", where=self._stream)
-        return await asyncio.wrap_future(self._pool.submit(self._with_log, lambda log: log.bounds()[1]))
+        return await asyncio.wrap_future(self._pool.submit(self._with_any_log, lambda log: log.bounds()[1]))
 
     async def position_at(self, timestamp_ns: int) -> int:
         """The first message with this timestamp or a later one; the end if there is none. Raises errors of
@@ -83,13 +93,11 @@ class NodeLogs:
         if self._is_closed:
             raise Closed("the queues are closed", where=self._stream)
         find = partial(_position_at, timestamp_ns)
-        return await asyncio.wrap_future(self._pool.submit(self._with_log, find))
+        return await asyncio.wrap_future(self._pool.submit(self._with_any_log, find))
 
-    def feed(self, position: int, interest: Projection, gaps: LogGaps) -> NodeFeed:
-        """All from `position` on that `interest` selects, as it comes. `gaps` gets what the nodes have
-        trimmed.
-        """
-        return NodeFeed(self, position, interest, gaps)
+    def feed(self, position: int, interest: Projection, gaps: LogGaps, generation: int | None) -> NodeFeed:
+        """All from `position` on that `interest` selects, as it comes. See `reader`."""
+        return NodeFeed(self, position, interest, gaps, generation)
 
     @contextlib.contextmanager
     def log(self) -> Iterator[LogSource]:
@@ -119,6 +127,12 @@ class NodeLogs:
         with self.log() as log:
             return use(log)
 
+    def _with_any_log(self, use: Callable[[LogSource], _Result]) -> _Result:
+        """A log that a forced reset replaced is opened again: `use` has no position, or checks the epoch."""
+        while True:
+            with contextlib.suppress(Diverged):
+                return self._with_log(use)
+
     def _taken(self) -> LogSource:
         with self._changing:
             if self._idle:
@@ -138,11 +152,19 @@ class NodeLogs:
 class NodeRangeReader:
     """Reads on from `position`. One task uses it."""
 
-    def __init__(self, logs: NodeLogs, position: int, interest: Projection, gaps: LogGaps) -> None:
+    def __init__(
+        self,
+        logs: NodeLogs,
+        position: int,
+        interest: Projection,
+        gaps: LogGaps,
+        generation: int | None,
+    ) -> None:
         self._logs = logs
         self.position = position
         self._interest = interest
         self._gaps = gaps
+        self.generation: Final = generation
         self._under_way: asyncio.Future[RangeRead] | None = None
         self._widening = 1
 
@@ -150,7 +172,7 @@ class NodeRangeReader:
         """The messages of the next positions before `limit` (None: up to the end of the log), in thousands
         of positions if most are of other streams. Nothing at the end.
 
-        More than `messages_max` only with a block that has more. Raises errors of the nodes.
+        More than `messages_max` only with a block that has more. Raises errors of the nodes, `QueueReset`.
         """
         if self._under_way is None:
             self._under_way = asyncio.wrap_future(self._logs.submit(self, limit, messages_max))
@@ -165,6 +187,7 @@ class NodeRangeReader:
     def read_from(self, log: LogSource, limit: int | None, messages_max: int) -> RangeRead:
         """Runs in a thread."""
         start, end = log.bounds()
+        _check_generation(log, self.generation)
         end = end if limit is None else min(end, limit)
         position = self.position
         if position < start:
@@ -195,8 +218,17 @@ class NodeFeed:
     It has a thread, which an event loop that ended or a process that exits does not wait for.
     """
 
-    def __init__(self, logs: NodeLogs, position: int, interest: Projection, gaps: LogGaps) -> None:
+    def __init__(
+        self,
+        logs: NodeLogs,
+        position: int,
+        interest: Projection,
+        gaps: LogGaps,
+        generation: int | None,
+    ) -> None:
         self._logs, self._position, self._interest, self._gaps = logs, position, interest, gaps
+        self._generation = generation
+        self._failure: RtError | None = None
         self._loop = asyncio.get_running_loop()
         self._batches: deque[MessageBatch] = deque()
         self._arrived = asyncio.Event()
@@ -205,8 +237,12 @@ class NodeFeed:
         threading.Thread(target=self._run, name="rt-streams-feed", daemon=True).start()
 
     async def read(self, messages_max: int) -> MessageBatch:
-        """The next messages. Waits for them. A cancelled call loses nothing."""
+        """The next messages. Waits for them. A cancelled call loses nothing. Raises `QueueReset`,
+        `rt.Diverged`.
+        """
         while not self._batches:
+            if self._failure is not None:
+                raise self._failure
             self._arrived.clear()
             await self._arrived.wait()
         batch = self._batches.popleft()
@@ -231,21 +267,32 @@ class NodeFeed:
             try:
                 with self._logs.log() as log:
                     self._read(log)
+            except (QueueReset, Diverged) as error:
+                if isinstance(error, QueueReset) or self._generation is None:
+                    self._call(partial(self._fail, error))
+                    return
             except RtError as error:
                 logger.info("queue_feed_failed position=%d error=%r", self._position, str(error))
 
     def _read(self, log: LogSource) -> None:
         with contextlib.closing(log.read(self._position, NO_END, self._interest, self._gaps)) as found:
             for batch in found:
+                _check_generation(log, self._generation)
                 self._room.acquire()
                 if self._is_closed.is_set():
                     return
-                try:
-                    self._loop.call_soon_threadsafe(self._take, batch)
-                except RuntimeError:  # The event loop is closed.
-                    self._is_closed.set()
-                    return
+                self._call(partial(self._take, batch))
                 self._position = batch.end
+
+    def _call(self, act: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:  # The event loop is closed.
+            self._is_closed.set()
+
+    def _fail(self, error: RtError) -> None:
+        self._failure = error
+        self._arrived.set()
 
     def _take(self, batch: MessageBatch) -> None:
         self._batches.append(batch)
@@ -256,6 +303,18 @@ def _consume_error(under_way: asyncio.Future[RangeRead]) -> None:
     """The reader may have been given up."""
     if not under_way.cancelled():
         under_way.exception()
+
+
+def _check_generation(log: LogSource, generation: int | None) -> None:
+    """`QueueReset` if the nodes continue after a later forced reset than that of this generation.
+
+    `rt.Unreachable` if they were not part of it.
+    """
+    if generation is None or (got := generation_of(log.epoch)) == generation:
+        return
+    if got > generation:
+        raise QueueReset("a reset of the cluster was forced", got=f"epoch {name_of(log.epoch)}")
+    raise Unreachable("the nodes are in an epoch before a forced reset", got=f"epoch {name_of(log.epoch)}")
 
 
 def _position_at(timestamp_ns: int, log: LogSource) -> int:
