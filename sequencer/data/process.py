@@ -282,11 +282,13 @@ class DataProcess:
         self.link.send(pb.ToControl(propose=command))
 
     async def _on_message(self, message: pb.ToData) -> None:
+        state = None
         if message.HasField("snapshot") and self.failure is None:
-            await self._prepare_for(message.snapshot)
+            state = decode_state(message.snapshot.state)
+            await self._prepare_for(message.snapshot.epoch_id, state)
         if self.failure is not None:
             return  # Later messages may belong to another line of epochs than the state here.
-        self.follower.on_message(message)
+        self.follower.on_message(message, state)
         if message.HasField("standing"):
             self._peers.update(message.standing)
             self.merged_log.on_view(message.standing)
@@ -298,15 +300,13 @@ class DataProcess:
         elif message.HasField("fetch"):
             self.tasks.spawn(self.fetcher.fetch(message.fetch))
 
-    async def _prepare_for(self, snapshot: pb.ControlSnapshot) -> None:
-        """End the process, or open the merged log, before anything uses the state in `snapshot`."""
+    async def _prepare_for(self, epoch: int, state: SequencerState) -> None:
+        """End the process, or open the merged log, before anything uses the state of a snapshot."""
         known = self.follower.epoch
-        if known and line_of(snapshot.epoch_id) != line_of(known):  # Open streams gave it to their clients.
+        if known and line_of(epoch) != line_of(known):  # Open streams gave it to their clients.
             self._end(RestartLater("the cluster was reset by force: clients must connect again"))
-        elif self.merger is None:
-            state = decode_state(snapshot.state)
-            if any(state.cluster) and self._is_in_place(state):
-                await self.merged_log.open(state.cluster)
+        elif self.merger is None and any(state.cluster) and self._is_in_place(state):
+            await self.merged_log.open(state.cluster)
 
     def _on_lost(self) -> None:
         self._members_version = 0

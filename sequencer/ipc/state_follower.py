@@ -79,11 +79,14 @@ class StateFollower:
     def session(self, session_id: int) -> Session | None:
         return None if self.state is None else self.state.sessions.get(session_id)
 
-    def on_message(self, message: pb.ToData) -> None:
-        """Handle a message of the control process. `rt.FormatError`, `rt.UnknownVersion`."""
+    def on_message(self, message: pb.ToData, state: SequencerState | None = None) -> None:
+        """Handle a message of the control process. `rt.FormatError`, `rt.UnknownVersion`.
+
+        `state`: that of the snapshot in it, if the caller has decoded it.
+        """
         match message.WhichOneof("kind"):
             case "snapshot":
-                self._on_state(message.snapshot)
+                self._on_state(message.snapshot, state or decode_state(message.snapshot.state))
             case "applied":
                 applied = message.applied
                 if self.state is None or applied.index != self.index + 1:
@@ -95,8 +98,7 @@ class StateFollower:
                 self.standing = message.standing
                 self.is_caught_up = message.standing.is_caught_up
 
-    def _on_state(self, snapshot: pb.ControlSnapshot) -> None:
-        state = decode_state(snapshot.state)
+    def _on_state(self, snapshot: pb.ControlSnapshot, state: SequencerState) -> None:
         self.is_caught_up = False
         self.epoch = snapshot.epoch_id
         known = self.state

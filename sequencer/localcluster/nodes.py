@@ -236,6 +236,7 @@ class LocalCluster:
     def wait_ready(self, *, timeout_s: float = WAIT_S) -> str:
         """Wait until all running nodes listen and one leads, and return the leader.
 
+        A node that listens may not have the state of the cluster yet, and then asks clients to try again.
         Raises also `ProcessEnded` if a part of a node fails.
         """
         ports = [self.data_ports[name] for name in self.running]

@@ -29,7 +29,9 @@ from rt.net import memory_guard
 from rt.v1 import sequencer_pb2 as pb
 from sequencer.config.config import NodeConfig
 from sequencer.config.restart_policy import RestartLater
+from sequencer.data import process
 from sequencer.data.process import DataProcess
+from sequencer.ipc import state_follower
 from sequencer.ipc.server import ControlServer
 from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
@@ -40,6 +42,7 @@ from sequencer.state.apply import apply
 from sequencer.state.command_codec import encode_command
 from sequencer.state.commands import JoinDisk, ResetCluster
 from sequencer.state.state import SequencerState
+from sequencer.state.state_codec import decode_state
 from sequencer.state.write_plan import SessionEnd
 
 
@@ -95,6 +98,26 @@ def test_a_control_process_that_begins_anew_is_told_how_far_merging_is_durable(c
             played.heard.clear()
             await played.say(snapshot_of(state, index=0))
             assert len(played.merged) == 1
+
+    asyncio.run(play())
+
+
+def test_a_snapshot_is_decoded_once(config, monkeypatch):
+    """A large one takes tenths of a second, in which the event loop stands still."""
+    decoded = []
+
+    def decode(content):
+        decoded.append(content)
+        return decode_state(content)
+
+    for module in (process, state_follower):
+        monkeypatch.setattr(module, "decode_state", decode)
+
+    async def play() -> None:
+        async with Played(config) as played:
+            for count in (1, 2):
+                await played.say(snapshot_of(new_state()))
+                assert len(decoded) == count
 
     asyncio.run(play())
 
