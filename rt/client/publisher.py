@@ -140,24 +140,27 @@ class Publisher:
         self._problem = ReplicationProblem(self.directory, on_error)
         wake = partial(self._wake.put, None)
         identity = LogIdentity(LogKind.SESSION, os.urandom(16), self.session, dedup_id)
-        self._log = SessionLog.open(
+        log = self._log = SessionLog.open(
             self.directory, identity, settings, lock=lock, wake=wake, is_pushed=bool(endpoints), disk=disk
         )
-        self._writer = BatchWriter(self._log, settings, lock=lock, wake=wake)
-        self._monitor = PublisherMonitor(self._log, self._writer, self._problem, lock)
-        trimming = LocalRetention(
-            lambda: self._log.writer.table.segments, settings.persistence_ns, self._log.trim_merged, wake
-        )
-        lingering = LingerDuty(
-            linger_ms / 1000, lambda: self._writer.batch, self._writer.write_lingering, self.session
-        )
-        self._duties = BackgroundTasks(
-            f"rt-publisher-{self.session}",
-            [lingering.run, self._log.sync_if_due, trimming.run],
-            wake=self._wake,
-            is_idle=lambda: self._writer.has_ended,
-            on_failed=self._writer.fail,
-        )
+        try:
+            writer = self._writer = BatchWriter(log, settings, lock=lock, wake=wake)
+            self._monitor = PublisherMonitor(self._log, self._writer, self._problem, lock)
+            trimming = LocalRetention(
+                lambda: log.writer.table.segments, settings.persistence_ns, log.trim_merged, wake
+            )
+            batch, write = lambda: writer.batch, writer.write_lingering
+            lingering = LingerDuty(linger_ms / 1000, batch, write, self.session)
+            self._duties = BackgroundTasks(
+                f"rt-publisher-{self.session}",
+                [lingering.run, self._log.sync_if_due, trimming.run],
+                wake=self._wake,
+                is_idle=lambda: self._writer.has_ended,
+                on_failed=self._writer.fail,
+            )
+        except BaseException:
+            self._log.close()
+            raise
         try:
             if endpoints and tls is not None:
                 self._replication = self._monitor.replication = WaitHandle(

@@ -85,13 +85,13 @@ class SessionLog:
     ) -> Self:
         """Open the directory and start a run at its end. Raises as `LogWriter.open`."""
         writer = _open_writer(directory, identity, disk, _LOCKED_SECONDS if is_pushed else 0)
-        log = cls(writer, settings, lock=lock, wake=wake, is_pushed=is_pushed, disk=disk)
         try:
+            log = cls(writer, settings, lock=lock, wake=wake, is_pushed=is_pushed, disk=disk)
             log.start_run(writer.end)
+            return log
         except BaseException:
             writer.close()
             raise
-        return log
 
     @property
     def end(self) -> int:

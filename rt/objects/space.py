@@ -99,10 +99,15 @@ class PersistedObjectSpace(Registry):
         failed.
         """
         writer = store.begin(kind)
-        self.save(writer)
+        try:
+            self.save(writer)
+        except BaseException:
+            writer.rollback()  # It is open if an interrupt came first.
+            raise
         try:
             writer.commit()
         except BaseException as error:
+            writer.rollback()
             self.on_save_failed(
                 unknown_outcome=isinstance(error, CommitUnknown) or not isinstance(error, Exception)
             )

@@ -24,6 +24,7 @@ from receiving_node import make_pki, tls_of
 import rt
 import rt.log.write.sealed_segments
 from rt.client.fork_safety import open_publishers
+from rt.errors import DirectoryLocked
 from rt.log.whole_files import write_whole
 from rt.sidecar import push_pool
 from rt.sidecar.protocol import PushRequested
@@ -263,6 +264,33 @@ def test_an_interrupt_at_any_line_of_an_opening_leaves_no_session_to_push(
             break
     publisher.close(timeout=0)
     assert pool.unfinished() == set()
+    assert line > 50
+
+
+@functools.cache
+def is_of_log_opening(file: str) -> bool:
+    return file.endswith(("rt/client/publisher.py", "rt/client/batch_writer.py", "rt/client/session_log.py"))
+
+
+def test_an_interrupt_while_a_publisher_opens_leaves_no_lock(tmp_path: Path) -> None:
+    for line in itertools.count(1):
+        interrupter = Interrupter(line, is_of_log_opening)
+        before = sys.gettrace()
+        sys.settrace(interrupter)
+        try:
+            publisher = rt.Publisher(tmp_path, "s", publisher_id="feed")
+        except Interrupt as error:
+            interrupt = error  # It keeps alive what was opened, as in a debugger.
+        finally:
+            sys.settrace(before)
+        if not interrupter.where:
+            publisher.close()
+            break
+        try:
+            rt.Publisher(tmp_path, "s", publisher_id="feed").close()
+        except DirectoryLocked:
+            pytest.fail(interrupter.where)
+        del interrupt
     assert line > 50
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import linecache
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, PersistedObjectSpace
+from rt.query.monitoring.checkpoint_stats import MeasuredStore
 
 KINDS = ["list", "queue", "stack", "linked_list", "set", "sorted_dictionary"]
 
@@ -51,15 +54,20 @@ def edited() -> tuple[MemoryStore, PersistedObjectSpace]:
     return store, space
 
 
-def interrupted(line: int, call: Callable[[], object]) -> bool:
-    """Run `call` with an interrupt at line number `line` of the object space's code. Whether it got there."""
+def interrupted(
+    line: int, call: Callable[[], object], is_of: Callable[[FrameType], bool] = lambda _: True
+) -> bool:
+    """Run `call` with an interrupt at line number `line` of the object space's code. Whether it got there.
+
+    `is_of`: the frames whose lines count.
+    """
     seen = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
         if "/rt/objects/" not in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and is_of(frame):
             seen += 1
             if seen == line:
                 raise KeyboardInterrupt
@@ -133,3 +141,37 @@ def test_an_interrupt_anywhere_in_recording_the_outcome_loses_nothing(is_good: b
                 tell()
         check(store, space)
     assert line > 30
+
+
+def is_before_a_commit(frame: FrameType) -> bool:
+    """CPython looks at no signals at a bare `try`."""
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    is_try = linecache.getline(name, number).strip() == "try:"
+    return not is_try and (frame.f_code.co_name, name.rpartition("/")[2]) in {
+        ("checkpoint", "space.py"),
+        ("save", "space.py"),
+        ("commit", "memory_store.py"),
+    }
+
+
+@pytest.mark.parametrize("kind", CheckpointKind)
+def test_an_interrupt_in_a_checkpoint_leaves_no_writer_open(kind: CheckpointKind) -> None:
+    for line in itertools.count(1):
+        store, space = edited()
+        was_interrupted = interrupted(
+            line, lambda space=space, store=store: space.checkpoint(store, kind), is_before_a_commit
+        )
+        store.begin(kind).rollback()
+        if not was_interrupted:
+            break
+    assert line > 15
+
+
+def test_an_interrupt_while_a_measured_writer_begins_leaves_none_open() -> None:
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    with pytest.raises(KeyboardInterrupt):
+        MeasuredStore(store, clock=interrupt).begin(CheckpointKind.FULL)
+    store.begin(CheckpointKind.FULL).rollback()

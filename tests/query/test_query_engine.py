@@ -13,6 +13,7 @@ from query_engines import FailingStore, Numbers, Sink
 
 from rt.errors import DiskFull, InvalidName
 from rt.objects import CheckpointKind, CommitUnknown, MemoryStore, NotSerializable, StateDamaged
+from rt.objects.memory_store import MemoryWriter
 from rt.query import operators as ops
 from rt.query.checkpoint.edge import Release
 from rt.query.checkpoint.factories import Factories
@@ -453,6 +454,27 @@ def test_an_interrupted_event_is_never_saved(breaks: type[BaseException]) -> Non
     after.engine.checkpoint()
     after.engine.deliver()
     assert after.sink.values == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("what", ["a checkpoint", "an entry of the log"])
+def test_an_interrupt_before_a_commit_begins_refuses_no_later_one(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process()
+    process.engine.start("q", "every", {"count": 2}, sink="out")
+    process.feed(3)
+
+    def interrupt(_: MemoryWriter) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(MemoryWriter, "commit", interrupt)
+        if what == "a checkpoint":
+            process.engine.checkpoint()
+        else:
+            process.engine.start("other", "every", {"count": 2}, sink="out")
+    process.store.begin(CheckpointKind.FULL).rollback()
+    process.engine.unload()
 
 
 @pytest.mark.parametrize("waiting", ["for the state", "to record the commit"])

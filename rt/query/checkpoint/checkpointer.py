@@ -71,6 +71,7 @@ class Checkpointer:
         try:
             writer.commit()
         except BaseException as error:
+            writer.rollback()
             with self._lock.next():
                 self._catalog.save_failed()
                 self._runtime.save_failed(unknown_outcome=_is_unknown(error))
@@ -118,6 +119,7 @@ class Checkpointer:
         try:
             writer.commit()
         except BaseException as error:
+            writer.rollback()
             if _is_unknown(error):
                 appended(False)
             raise

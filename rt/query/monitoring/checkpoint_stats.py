@@ -65,7 +65,12 @@ class MeasuredStore:
         return self._store.reader()
 
     def begin(self, kind: CheckpointKind) -> StateWriter:
-        return _MeasuredWriter(self._store.begin(kind), self._finish, self._clock())
+        writer = self._store.begin(kind)
+        try:
+            return _MeasuredWriter(writer, self._finish, self._clock())
+        except BaseException:
+            writer.rollback()  # An interrupt: the caller cannot.
+            raise
 
     def close(self) -> None:
         self._store.close()
