@@ -367,5 +367,5 @@ def _fenced(directory: str, got: str) -> Fenced:
         where=directory,
         got=got,
         hint="Another publisher, or another copy of this directory, took over its name; or an operator reset "
-        "the cluster: then open it again.",
+        "the cluster: then open it again. If this directory was restored from a copy, begin a new one.",
     )

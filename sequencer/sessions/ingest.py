@@ -276,9 +276,8 @@ class IngestStream:
         """By run number: sealed runs that were open during this stream, from the current one on. Never a run
         that was fenced: nothing after the end at which it is closed may be acknowledged."""
         self._ended: RtError | None = None
-        self._has_replica = asyncio.Event()
-        if replica is not None:
-            self._has_replica.set()
+        self._has_begun = asyncio.Event()
+        """Set at the end, or when a run was accepted: before, progress may be of another one with its number."""
         self.start = ingest.start(session, replica)
 
     @property
@@ -310,7 +309,7 @@ class IngestStream:
             # The cluster merged a run that is incomplete here: continue without the rest.
             await self._ingest.replicas.skip_to(replica, session, LogOffset(opened.number, 0, 0), None)
         await replica.store.start_run(opened)
-        self._has_replica.set()
+        self._has_begun.set()
         return replica
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
@@ -332,8 +331,7 @@ class IngestStream:
             runs = runs[count:]
 
     async def append(self, item: Chunk | SegmentSealed) -> None:
-        replica = self._replica
-        if replica is None:
+        if (replica := self._replica) is None:
             if isinstance(item, SegmentSealed):
                 return  # Its run was merged before this node had a replica.
             raise Fenced("bytes of a run that was not announced", where=self.hello.session)
@@ -367,7 +365,9 @@ class IngestStream:
         """Alarms need it: see `client_tracker`."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
-        await self._has_replica.wait()
+        await self._has_begun.wait()
+        if self._ended is not None:
+            raise self._ended
         assert self._replica is not None
         progress = await self._replica.store.next_progress(told, lambda: self._ended is not None)
         if self._ended is not None:
@@ -379,6 +379,7 @@ class IngestStream:
         """End the stream, which may be idle, with this error."""
         if self._ended is None:
             self._ended = error
+            self._has_begun.set()
             if self._replica is not None:
                 self._replica.store.wake()
 

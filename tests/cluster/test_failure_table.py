@@ -63,6 +63,32 @@ def test_of_a_lost_session_directory_all_that_was_replicated_stays(faults: Fault
         faults.verdict()
 
 
+def test_what_a_directory_restored_from_a_copy_publishes_is_not_acknowledged_for_a_lost_run(
+    faults: Faults, tmp_path: Path
+) -> None:
+    """Its next run has the number of one that the cluster has merged, and the same numbers of messages."""
+    root, copy, session = tmp_path / "root", tmp_path / "copy", "restored"
+    tls = faults.nodes.certificate("publisher", session)
+
+    def opened(path: Path) -> rt.Publisher:
+        return rt.Publisher(path, "s", publisher_id=session, endpoints=faults.nodes.endpoints, tls=tls)
+
+    with opened(root) as publisher:
+        publisher.wait(publisher.publish(b"first"), "merged", timeout=WAIT_S)
+    shutil.copytree(root, copy)
+    with opened(root) as publisher:
+        publisher.wait(publisher.publish(b"later"), "merged", timeout=WAIT_S)
+    with opened(copy) as publisher:
+        number = publisher.publish(b"other")
+        with pytest.raises(rt.Fenced, match="another run id"):
+            publisher.wait(number, "merged", timeout=WAIT_S)
+        with pytest.raises(rt.Fenced, match="restored from a copy, begin a new one"):
+            publisher.close()
+    with opened(tmp_path / "new") as publisher:
+        publisher.wait(publisher.publish(b"again"), "merged", timeout=WAIT_S)
+    faults.verdict(others={session: 3})
+
+
 def test_of_two_hosts_with_one_session_name_one_is_fenced(faults: Faults) -> None:
     with faults.sender("twin", host="first") as first:
         faults.wait_flow(first)

@@ -37,9 +37,10 @@ from sequencer.state.state import End, SequencerState
 # Two directories of one session
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("by", ["a command", "a snapshot"])
 def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_so_at_once(
-    config: NodeConfig, by: str
+    config: NodeConfig, by: str, has_begun: bool
 ) -> None:
     """The other one may have reached other nodes only: no stream of it takes the place of this one."""
 
@@ -55,7 +56,10 @@ def test_an_idle_stream_of_a_directory_that_another_one_took_over_from_is_told_s
             for name in ("a", "b"):
                 hello = PushHello("s", name, opening(name).incarnation, None)
                 intake = streams[name] = await data.ingest.accept(hello, Identity("s", "publisher", name))
-                told = await intake.next_progress(None)
+                told = None
+                if has_begun:
+                    await intake.open_run(Run(opening(name).run, opening(name).run_id))
+                    told = await intake.next_progress(None)
                 streams[name] = asyncio.ensure_future(intake.next_progress(told))
                 await asyncio.sleep(0)
             newer = opening("a", incarnation=1, newest=1)
