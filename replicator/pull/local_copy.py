@@ -125,7 +125,7 @@ class LocalCopy:
         with storage_errors(self.path, "opening a copy"):
             if self._receiver is not None or not is_log_directory(self._disk, self.path):
                 return
-            identity = read_identity(self._disk, self.path)
+            identity = read_identity(self._disk, self.path, name=self._stream)
         self._check_topics()
         self._epoch = self._read_epoch()
         wanted = LogIdentity(self._kind, identity.origin, self._stream)

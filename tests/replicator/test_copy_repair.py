@@ -21,6 +21,7 @@ from rt.errors import Corrupt, Diverged, RtError
 from rt.log.check.verify import verify
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
+from rt.log.format.segment_table import TABLE_FILE
 from rt.log.scan.directory import read_table
 from rt.log.write.repair_requests import is_requested, request_repair, requested_repairs
 from rt.testing.merged import MergedLogBuilder
@@ -162,6 +163,24 @@ def test_a_copy_that_cannot_be_opened_is_mended_first(
             spoil(world.file(SECOND))
             async with world.pulling() as running:
                 await until(lambda: world.is_whole or running.done())
+                world.grow(20)
+                await until(lambda: world.is_whole or running.done())
+                assert not running.done(), running.exception()
+        assert verify(world.path).damage == []
+
+    run(main)
+
+
+@pytest.mark.parametrize("spoil", [partial(flip, at=5), Path.unlink])
+def test_a_copy_whose_segment_table_is_lost_or_damaged_is_not_taken_for_another_log(
+    tmp_path: Path, pki: Path, spoil: Callable[[Path], None]
+) -> None:
+    async def main() -> None:
+        world = World(tmp_path, pki)
+        async with world.serving():
+            await world.fill()
+            spoil(world.path / TABLE_FILE)
+            async with world.pulling() as running:
                 world.grow(20)
                 await until(lambda: world.is_whole or running.done())
                 assert not running.done(), running.exception()

@@ -137,8 +137,10 @@ def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]
     return list(decode_entries(content, header.seed, is_dense=header.kind is not LogKind.SESSION))
 
 
-def read_identity(disk: Disk, path: str) -> LogIdentity:
-    """The directory's identity from its table; if that is lost, from a segment and the directory's name."""
+def read_identity(disk: Disk, path: str, *, name: str = "") -> LogIdentity:
+    """The directory's identity from its table. If that is lost: from a segment, with `name`, if given, or the
+    directory's name.
+    """
     try:
         table = read_table(disk, path)
     except Corrupt:
@@ -148,7 +150,8 @@ def read_identity(disk: Disk, path: str) -> LogIdentity:
     for segment in list_segments(disk, path):
         header = read_header(disk, path, segment)
         if header is not None:
-            return identity_from(header, path)
+            found = identity_from(header, path)
+            return LogIdentity(found.kind, found.origin, name or found.name)
     raise _no_log(path)
 
 
