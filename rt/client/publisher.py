@@ -121,9 +121,8 @@ class Publisher:
         disk: Disk = REAL,
     ) -> None:
         self.stream = check_name(stream, kind="stream")
-        self.session = check_session_name(
-            name_from_host(socket.gethostname()) if publisher_id is None else publisher_id
-        )
+        name = name_from_host(socket.gethostname()) if publisher_id is None else publisher_id
+        self.session = check_session_name(name)
         settings = PublisherSettings(
             batch_bytes, linger_ms, roll_bytes, fsync, compression, local_persistence, max_silence
         )
@@ -149,8 +148,7 @@ class Publisher:
             trimming = LocalRetention(
                 lambda: log.writer.table.segments, settings.persistence_ns, log.trim_merged, wake
             )
-            batch, write = lambda: writer.batch, writer.write_lingering
-            lingering = LingerDuty(linger_ms / 1000, batch, write, self.session)
+            lingering = LingerDuty(linger_ms / 1000, lambda: writer.batch, writer.write_lingering, name)
             self._duties = BackgroundTasks(
                 f"rt-publisher-{self.session}",
                 [lingering.run, self._log.sync_if_due, trimming.run],
