@@ -277,7 +277,7 @@ class IngestStream:
         that was fenced: nothing after the end at which it is closed may be acknowledged."""
         self._ended: RtError | None = None
         self._has_begun = asyncio.Event()
-        """Set when a run was accepted, or at the end. Earlier progress may be of another run of its number."""
+        """Set at the end, or when a run was accepted. Before, progress may be of one with the same number."""
         self.start = ingest.start(session, replica)
 
     @property
