@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from rt.fork_lock import no_fork
 from rt.line_protocol import LineBuffer, decode_line, encode_line
 
 RESTART_SECONDS_MAX: Final = 5.0
@@ -92,7 +93,7 @@ class ChildProcess:
         self._unsent = b""
         self._lines, self._log_lines = LineBuffer(), LineBuffer()
         self._log: socket.socket | None = None
-        with _no_fork, contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
+        with no_fork, contextlib.ExitStack() as failed, contextlib.ExitStack() as theirs:
             # Unlike a pipe, a socket whose other end is closed raises no signal.
             own, stdin = socket.socketpair()
             self._socket: socket.socket | None = failed.enter_context(own)
@@ -176,7 +177,7 @@ class ChildProcess:
     def hang_up(self) -> None:
         """End its stdin, and stop listening."""
         if self._socket is not None:
-            with _no_fork:
+            with no_fork:
                 self._socket.close()
             self._socket = None
         self._unsent = b""
@@ -247,21 +248,16 @@ class ChildProcess:
                 logger.warning("child_stderr pid=%d line=%r", self.pid, self.last_line)
 
 
-_no_fork = threading.RLock()
-"""Held while a life line exists that no `ChildProcess` in `_children` knows: a fork would keep its copy."""
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    try:
-        for child in list(_children):
-            child.disown()
-        _children.clear()
-    finally:
-        _no_fork.release()
+    for child in list(_children):
+        child.disown()
+    _children.clear()
 
 
-os.register_at_fork(before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_disown_all)
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _received(end: socket.socket) -> bytes | None:

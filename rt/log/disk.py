@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rt.errors import DirectoryLocked, DiskFull, LogNotFound, StorageError, StorageFailed, TooManyFiles
+from rt.fork_lock import no_fork
 from rt.log.format.constants import Buffer
 
 COPY_BYTES = 2**20
@@ -294,13 +295,14 @@ class RealDisk:
 
     def lock(self, path: str) -> Lock:
         """Uses flock: the open file holds the lock, so a second lock in the same process fails too."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(fd)
-            raise
-        return _RealLock(fd)
+        with no_fork:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return _RealLock(fd)
+            except BaseException:
+                os.close(fd)
+                raise
 
 
 _held = threading.local()

@@ -28,6 +28,7 @@ from rt.child_process import (
 )
 from rt.errors import DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
+from rt.fork_lock import no_fork
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
 from rt.sidecar.protocol import (
@@ -153,14 +154,14 @@ class PullSidecar:
     def _lock(self) -> bool:
         """Take the lock. The client inherits it, so the next client starts only when this one has ended."""
         path = os.path.join(self.directory, LOCK_FILE)
-        with storage_errors(path, "locking a copy"):
+        with storage_errors(path, "locking a copy"), no_fork:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(fd)
                 return False
-        self._lock_fd = fd
+            self._lock_fd = fd
         self._share(is_shared=False)
         return True
 

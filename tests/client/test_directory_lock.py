@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from disks import MemoryDisk
-from publishing import on_files, on_memory, pull_the_plug, read
+from publishing import DEADLINE_SECONDS, on_files, on_memory, pull_the_plug, read
 
 import rt
 from rt.client.fork_safety import open_publishers
-from rt.log.disk import REAL
+from rt.log.disk import REAL, Lock
 from rt.objects import SqliteStore
 
 
@@ -73,6 +74,33 @@ os.wait()
             SqliteStore(path).close()
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+def test_a_fork_just_when_a_lock_is_taken_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, forked = threading.Event(), threading.Event()
+    path, take = str(tmp_path / "lock"), fcntl.flock
+
+    def take_and_wait(fd: int, operation: int) -> None:
+        take(fd, operation)
+        if not operation & fcntl.LOCK_UN:
+            taken.set()
+            forked.wait(0.5)  # A fork that does not wait for the lock is over by then.
+
+    monkeypatch.setattr(fcntl, "flock", take_and_wait)
+    locks: list[Lock] = []
+    taking = threading.Thread(target=lambda: locks.append(REAL.lock(path)))
+    taking.start()
+    assert taken.wait(DEADLINE_SECONDS)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        os._exit(any(os.path.lexists(fd) and os.readlink(fd) == path for fd in fds))
+    forked.set()
+    assert os.waitpid(child, 0)[1] == 0
+    taking.join()
+    locks[0].close()
 
 
 def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
