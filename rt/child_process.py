@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from rt.fork_lock import no_fork
 from rt.line_protocol import LineBuffer, decode_line, encode_line
 
 RESTART_SECONDS_MAX: Final = 5.0
@@ -248,16 +247,23 @@ class ChildProcess:
                 logger.warning("child_stderr pid=%d line=%r", self.pid, self.last_line)
 
 
+no_fork: Final = threading.RLock()
+"""A fork waits for it. Hold it from the creation of what a forked child must not keep, such as a life line or
+a locked file, until the handlers of forks find it. Hold it shortly, and take no other lock meanwhile.
+"""
 _children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    for child in list(_children):
-        child.disown()
-    _children.clear()
+    try:
+        for child in list(_children):
+            child.disown()
+        _children.clear()
+    finally:
+        no_fork.release()
 
 
-os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=_disown_all)
 
 
 def _received(end: socket.socket) -> bytes | None:

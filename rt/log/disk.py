@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from rt.child_process import no_fork
 from rt.errors import DirectoryLocked, DiskFull, LogNotFound, StorageError, StorageFailed, TooManyFiles
-from rt.fork_lock import no_fork
 from rt.log.format.constants import Buffer
 
 COPY_BYTES = 2**20

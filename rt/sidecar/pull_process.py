@@ -24,11 +24,11 @@ from rt.child_process import (
     ChildProcess,
     RestartBackoff,
     child_environment,
+    no_fork,
     poll_timeout_ms,
 )
 from rt.errors import DirectoryLocked, DiskFull, RtError
 from rt.events import CorruptPositions, HoldRefused
-from rt.fork_lock import no_fork
 from rt.line_protocol import decode_line
 from rt.log.disk import REAL, storage_errors
 from rt.sidecar.protocol import (
