@@ -127,6 +127,16 @@ def test_a_node_tells_its_own_lag_and_the_others_what_they_heard_of_it() -> None
     assert [members[name]["role"] for name in ("n1", "n2", "n3")] == ["follower", "leader", "follower"]
 
 
+def test_a_disk_that_was_not_reported_is_empty_and_not_full() -> None:
+    told = all_there()
+    (silent,) = [one for one in told.nodes if one.name == "n3"]
+    silent.summary.disk_bytes = silent.summary.disk_free_bytes = 0
+    text = text_of(view(standing=told))
+    (line,) = [line for line in text.splitlines() if line.startswith("n3 ")]
+    assert "%" not in line
+    assert line.count(" B") == 1, "what it is behind, and nothing free"
+
+
 def test_how_far_a_step_is_is_told() -> None:
     told = all_there()
     told.nodes[0].summary.step = "copying"
@@ -249,7 +259,7 @@ def test_with_no_node_it_ends_with_1_and_names_each() -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("rt: no node answers: got localhost:")
     assert all(f"localhost:{port}" in result.stderr for port in ports)
-    assert "`curl http://localhost:8080/readiness` (its health port) names the process" in result.stderr
+    assert "`curl http://localhost:8080/readiness` (its health port, unless its settings" in result.stderr
 
 
 def test_json_says_all_in_one_line() -> None:

@@ -92,8 +92,9 @@ def _next_step(endpoint: str) -> str:
     """What to look at if a node runs and does not answer."""
     host = endpoint.rpartition(":")[0]
     return (
-        f"If it runs, one of its processes may hang: `curl http://{host}:8080/readiness` (its health port) "
-        "names the process and the commands that help, and so does `child_hung` in its log."
+        f"If it runs, one of its processes may hang: `curl http://{host}:8080/readiness` (its health port, "
+        "unless its settings name another one) names the process and the commands that help, and so does "
+        "`child_hung` in its log."
     )
 
 

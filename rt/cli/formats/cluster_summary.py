@@ -208,7 +208,7 @@ def _members(members: Sequence[Document]) -> Iterator[str]:
             f"{one['lagMessages']:,}",
             format_size(one["lagBytes"]),
             _percent_used(one),
-            format_size(one["diskFreeBytes"]),
+            format_size(one["diskFreeBytes"]) if one["diskBytes"] else "",
         )
         for one in members
     ]
