@@ -26,6 +26,11 @@ def publisher(tmp_path: Path) -> Iterator[rt.Publisher]:
         yield publisher
 
 
+def waiting_threads() -> set[threading.Thread]:
+    """Those of all subscribers. Other tests may have left some."""
+    return {thread for thread in threading.enumerate() if thread.name == "rt-aio"}
+
+
 def numbers(messages: list[rt.Message]) -> list[int]:
     return [message.number for message in messages]
 
@@ -66,13 +71,14 @@ def test_what_a_handler_of_events_raises_ends_the_call_and_the_next_one_continue
 
 
 def test_another_event_loop_is_refused_and_may_close(publisher: rt.Publisher) -> None:
-    subscriber = rt.aio.Subscriber(publisher.directory, "s")
+    before, subscriber = waiting_threads(), rt.aio.Subscriber(publisher.directory, "s")
 
     async def read() -> list[rt.Message]:
         async with asyncio.timeout(WAIT_SECONDS):
             return await subscriber.poll()
 
     assert numbers(asyncio.run(read())) == list(range(10))
+    (thread,) = waiting_threads() - before
     publisher.publish(b"more")
 
     async def go_on() -> None:
@@ -82,7 +88,8 @@ def test_another_event_loop_is_refused_and_may_close(publisher: rt.Publisher) ->
         await subscriber.close()
 
     asyncio.run(go_on())
-    assert not [thread for thread in threading.enumerate() if thread.name == "rt-aio"]
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
 
 
 def test_another_event_loop_that_would_wait_for_a_publisher_is_refused(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ class _SlowOpening:
 def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
     publisher: rt.Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = _SlowOpening(monkeypatch)
+    before, slow = waiting_threads(), _SlowOpening(monkeypatch)
 
     async def main() -> None:
         subscriber = rt.aio.Subscriber(publisher.directory, "s")
@@ -128,7 +135,7 @@ def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
             await asyncio.sleep(0.01)
         assert opening.cancelled()
         slow.may_open.set()
-        while [thread for thread in threading.enumerate() if thread.name == "rt-aio"]:
+        while waiting_threads() - before:
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
