@@ -279,16 +279,17 @@ class NodeFeed:
             for batch in found:
                 _check_generation(log, self._generation)
                 self._room.acquire()
-                if self._is_closed.is_set():
+                if self._is_closed.is_set() or not self._call(partial(self._take, batch)):
                     return
-                self._call(partial(self._take, batch))
                 self._position = batch.end
 
-    def _call(self, act: Callable[[], None]) -> None:
+    def _call(self, act: Callable[[], None]) -> bool:
+        """In the event loop. False if that is closed."""
         try:
             self._loop.call_soon_threadsafe(act)
-        except RuntimeError:  # The event loop is closed.
+        except RuntimeError:
             self._is_closed.set()
+        return not self._is_closed.is_set()
 
     def _fail(self, error: RtError) -> None:
         self._failure = error
