@@ -130,9 +130,11 @@ def test_an_opening_and_a_close_that_are_cancelled_leave_nothing_open(
         subscriber = rt.aio.Subscriber(publisher.directory, "s")
         opening = asyncio.create_task(subscriber.__aenter__())
         await asyncio.sleep(0)
-        for _ in range(2):  # The opening, then the closing that this begins.
-            opening.cancel()
-            await asyncio.sleep(0.01)
+        opening.cancel()
+        while not subscriber._is_closed:
+            await asyncio.sleep(0)
+        opening.cancel()  # The closing, which that has begun.
+        await asyncio.wait([opening])
         assert opening.cancelled()
         slow.may_open.set()
         while waiting_threads() - before:
