@@ -199,6 +199,9 @@ class _RealLock(_RealFile):
         super().__init__(fd)
         _locks.add(self)
 
+    def take(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def close(self) -> None:
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -296,13 +299,13 @@ class RealDisk:
     def lock(self, path: str) -> Lock:
         """Uses flock: the open file holds the lock, so a second lock in the same process fails too."""
         with no_fork:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = _RealLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return _RealLock(fd)
+                lock.take()
             except BaseException:
-                os.close(fd)
+                lock.close()
                 raise
+        return lock
 
 
 _held = threading.local()

@@ -17,7 +17,7 @@ from publishing import DEADLINE_SECONDS, on_files, on_memory, pull_the_plug, rea
 
 import rt
 from rt.client.fork_safety import open_publishers
-from rt.log.disk import REAL, Lock
+from rt.log.disk import REAL, Lock, _RealLock
 from rt.objects import SqliteStore
 
 
@@ -101,6 +101,28 @@ def test_a_fork_just_when_a_lock_is_taken_does_not_keep_it(
     assert os.waitpid(child, 0)[1] == 0
     taking.join()
     locks[0].close()
+
+
+def test_an_interrupt_when_a_lock_was_just_taken_closes_its_descriptor_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second close could meet a file that another thread has opened since."""
+    path, close, closed = str(tmp_path / "lock"), os.close, list[int]()
+
+    def note_and_close(fd: int) -> None:
+        closed.append(fd)
+        close(fd)
+
+    def take_and_interrupt(lock: _RealLock) -> None:
+        fcntl.flock(lock._fd, fcntl.LOCK_EX)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "close", note_and_close)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_RealLock, "take", take_and_interrupt)
+        REAL.lock(path)
+    assert len(closed) == 1
+    REAL.lock(path).close()
 
 
 def test_a_lock_is_free_when_it_is_given_back_though_a_program_that_is_being_started_has_it(
