@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 import rt
 from rt.bench.measure import Figure
-from rt.errors import Diverged
+from rt.errors import Diverged, RtError
 from rt.log.check.compare import compare
 from sequencer.bench.failover import LEAD_BYTES, RATE_MB, audit
 from sequencer.bench.stage import Setup, Stage
@@ -26,8 +27,7 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
     """Two nodes are added, then the leader and another node are removed."""
     with setup.open(spare=SPARE) as stage:
         nodes, windows = stage.nodes, list[tuple[str, int, int]]()
-        stage.wait_for(lambda: _least_level(stage), LATEST, "members that report their feature level")
-        stage.rest("/raise-feature-level", {"level": LATEST})
+        stage.wait_for(lambda: _raised_level(stage), LATEST, "the highest feature level")
         stage.start_publishers(publishers, 1024)
         stage.ask("flood", lead_bytes=LEAD_BYTES, rate_mb=RATE_MB)
         stage.wait_for(lambda: min(stage.merged()), 1, "merges for the slowest publisher")
@@ -58,9 +58,11 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
             raise Diverged("the merged logs are not what was published", got=f"{found}; {different[:3]}")
 
 
-def _least_level(stage: Stage) -> int:
-    """0 while the node that is asked still opens its log, and knows no members."""
-    return min((int(one["featureLevelLatest"]) for one in stage.rest("/status")["members"]), default=0)
+def _raised_level(stage: Stage) -> int:
+    """The level that the cluster has after an attempt to raise it. Each node has reports of its own."""
+    with suppress(RtError):
+        stage.rest("/raise-feature-level", {"level": LATEST})
+    return int(stage.rest("/status")["featureLevel"])
 
 
 def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") -> tuple[int, int]:

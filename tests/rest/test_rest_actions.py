@@ -28,8 +28,10 @@ from sequencer.rest.views.admin_actions import ACTIONS
 from sequencer.rest.views.context import Action
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state import feature_level
+from sequencer.state.apply_result import CommandRejected, Outcome
 from sequencer.state.commands import Configure, RaiseFeatureLevel, ReleaseHold, TrimSegments
 from sequencer.state.configuration import Configuration
+from sequencer.state.feature_level import FeatureLevelRefused
 from sequencer.state.operations.membership import CancelMembers, RequestMembers
 from sequencer.state.state import MemberRequest, SubscriberHold
 
@@ -421,6 +423,25 @@ def test_a_level_that_a_member_does_not_know_is_refused_before_anything_is_reque
     assert answer["got"] == "rt 1.2.3 with level 1 at most"
     assert "Install a newer rt on n3" in answer["hint"]
     assert not node.was_changed
+
+
+def test_a_level_that_the_leader_refuses_is_reported_as_whole_sentences(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader has reports of its own: it may lack one that the asked node has."""
+    for one in node.view.standing.nodes:
+        one.summary.feature_level_latest = 2
+    refused = FeatureLevelRefused("no report", where="member n1", hint="Start it. Then try again.")
+
+    async def run(_: object) -> Outcome:
+        return CommandRejected(str(refused))
+
+    monkeypatch.setattr(node.commands, "run", run)
+
+    status, answer = node.post("/raise-feature-level", {"level": 2})
+
+    assert (status, answer["error"], answer["hint"]) == (409, "Conflict", "Nothing was changed.")
+    assert answer["what"] == "no report (at member n1). Start it. Then try again"
 
 
 def test_the_level_of_the_cluster_and_of_each_member_are_in_the_status(
