@@ -85,7 +85,7 @@ def latest_position(**options: str) -> int:
     """One past the last position of the log that these options name. For `startingOffsets`.
 
     A new query that starts at a number starts there after every restart. One that starts with "latest" may
-    start elsewhere each time, until its first micro-batch is done.
+    start elsewhere each time, until its first micro-batch is planned.
     """
     with closing(open_log(parse_options(options).where)) as log:
         return log.bounds()[1]

@@ -43,6 +43,7 @@ def test_the_status_of_a_target_is_told_without_spark(tmp_path: Path) -> None:
         "rows": 990,
         "log_end": 5000,
         "stream": "trades",
+        "epoch": 0,
         "files": 0,
         "lag": 3900,
         "time": "2023-11-14T22:13:20.123Z",

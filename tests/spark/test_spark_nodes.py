@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,21 @@ import pytest
 from merged_logs import Feeds
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 from range_nodes import RangeNodes, range_nodes
 
 import rt
 from rt.cluster_epoch import epoch_of, forced_number
+from rt.spark.export.exporter import Exporter, ExportSettings
+from rt.spark.export.filesystem import LocalFilesystem
+from rt.spark.export.target import ExportTarget
 from rt.spark.options import ClusterSource
 from rt.spark.source import arrow_batches, batch_reader
 from rt.spark.source.batch_reader import RtPartition, RtReader
 from rt.spark.source.log_source import open_log
 from rt.spark.source.options import parse_options
+from rt.spark.source.stream_reader import RtStreamReader
 
 pytestmark = [pytest.mark.slow]
 
@@ -48,6 +55,10 @@ def nodes(root: Path, feeds: Feeds) -> Iterator[RangeNodes]:
 
 def options(nodes: RangeNodes) -> dict[str, str]:
     return {"endpoints": ",".join(nodes.endpoints), "stream": "s", **nodes.files}
+
+
+def in_epoch(nodes: RangeNodes, epoch: int) -> contextlib.AbstractContextManager[None]:
+    return nodes.in_epochs(epoch, epoch)
 
 
 def key_of(nodes: RangeNodes) -> list[str]:
@@ -101,14 +112,69 @@ def test_a_task_reads_no_other_messages_than_were_planned_before_a_forced_reset(
     feeds: Feeds, nodes: RangeNodes
 ) -> None:
     reader = RtReader(parse_options(options(nodes)), StructType().add("position", "long"))
-    with nodes.in_epochs(epoch_of(1, 0), epoch_of(1, 0)):
+    with in_epoch(nodes, epoch_of(1, 0)):
         (planned,) = reader.partitions()
         assert sum(batch.num_rows for batch in reader.read(planned)) == len(feeds.rows())
         with (
-            nodes.in_epochs(epoch_of(forced_number(1), 7), epoch_of(forced_number(1), 7)),
+            in_epoch(nodes, epoch_of(forced_number(1), 7)),
             pytest.raises(rt.Diverged, match="a forced reset gave positions of the log other messages"),
         ):
             list(reader.read(planned))
+
+
+def test_a_checkpoint_from_before_a_forced_reset_is_refused_and_from_before_another_reset_is_not(
+    feeds: Feeds, nodes: RangeNodes
+) -> None:
+    def opened() -> RtStreamReader:
+        given = {**options(nodes), "startingOffsets": "latest"}
+        return RtStreamReader(parse_options(given, streaming=True), StructType().add("position", "long"))
+
+    first = parse_options({**options(nodes), "startingOffsets": "0"}, streaming=True)
+    stream = RtStreamReader(first, StructType().add("position", "long"))
+    with in_epoch(nodes, epoch_of(1, 0)):
+        end = stream.latestOffset(start := stream.initialOffset(), ReadMaxRows(5))
+    stream.stop()
+    assert (start["epoch"], end) == (1, {"position": 5, "epoch": 1, "first": 0})
+
+    with in_epoch(nodes, epoch_of(2, 0)):
+        soft = opened()
+        assert soft.latestOffset(end, ReadMaxRows(1)) == {"position": 6, "epoch": 2, "first": 0}
+        assert [part.value for part in soft.partitions(soft.initialOffset(), end)] == [(0, 5)]
+        soft.stop()
+
+    with in_epoch(nodes, epoch_of(forced_number(1), 7)):
+        asks: list[Callable[[RtStreamReader], object]] = [
+            lambda stream: stream.latestOffset(end, ReadMaxRows(5)),
+            lambda stream: stream.partitions(stream.initialOffset(), end),
+            lambda stream: (stream.prepareForTriggerAvailableNow(), stream.partitions(start, end)),
+        ]
+        for ask in asks:
+            forced = opened()
+            with pytest.raises(rt.Diverged, match="a forced reset gave positions of the log other messages"):
+                ask(forced)
+            forced.stop()
+        given = {**options(nodes), "startingOffsets": json.dumps(end)}
+        with pytest.raises(rt.Diverged):
+            RtReader(parse_options(given), StructType().add("position", "long")).partitions()
+
+
+def test_an_export_from_before_a_forced_reset_is_not_continued(
+    spark: SparkSession, feeds: Feeds, nodes: RangeNodes, tmp_path: Path
+) -> None:
+    where = parse_options(options(nodes)).where
+    target = ExportTarget(LocalFilesystem(str(tmp_path)))
+
+    def exporter() -> Exporter:
+        return Exporter(ExportSettings(where), target, spark)
+
+    with in_epoch(nodes, epoch_of(1, 0)):
+        (part,) = exporter().parts(once=True)
+    assert (part.end, part.epoch) == (feeds.rows()[-1].position + 1, 1)
+    with in_epoch(nodes, epoch_of(forced_number(1), 7)):
+        with pytest.raises(rt.Diverged, match="a forced reset gave positions of the log other messages"):
+            list(exporter().parts(once=True))
+        with pytest.raises(PySparkException, match="a forced reset gave positions of the log"):
+            exporter()._rows(0, 3, epoch=1).count()
 
 
 def test_the_key_is_in_no_plan(spark: SparkSession, feeds: Feeds, nodes: RangeNodes) -> None:

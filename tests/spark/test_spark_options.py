@@ -7,6 +7,7 @@ import pytest
 import rt
 from rt.spark.options import ClusterSource
 from rt.spark.sink import options as sink_options
+from rt.spark.source.offset import Offset, parse_start
 from rt.spark.source.options import (
     MAX_PARTITION_BYTES,
     NAMES,
@@ -14,7 +15,6 @@ from rt.spark.source.options import (
     DirectorySource,
     ReadOptions,
     parse_options,
-    parse_position,
 )
 
 LOG = {"path": "/log"}
@@ -39,7 +39,7 @@ def test_nodes_want_their_stream_and_three_files() -> None:
 
 def test_names_of_read_options_are_case_insensitive() -> None:
     options = parse_options({"PATH": "/log", "STARTINGoffsets": "5", "failondataloss": "FALSE"})
-    assert (options.start, options.fail_on_data_loss) == (5, False)
+    assert (options.start, options.fail_on_data_loss) == (Offset(5, 0, 5), False)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,12 @@ def test_names_of_read_options_are_case_insensitive() -> None:
     [
         ("earliest", "earliest"),
         ("LATEST", "latest"),
-        ("0", 0),
+        ("0", Offset(0, 0, 0)),
         ("-2", "earliest"),
         ("-1", "latest"),
-        ('{"position": 17}', 17),
-        (" 7 ", 7),
+        ('{"position": 17}', Offset(17, 0, 17)),
+        ('{"position": 17, "epoch": 65537, "first": 3}', Offset(17, 65537, 3)),
+        (" 7 ", Offset(7, 0, 7)),
     ],
 )
 def test_a_query_starts_at_starting_offsets(value: str, start: object) -> None:
@@ -204,7 +205,9 @@ def test_a_stream_has_no_end(name: str) -> None:
         parse_options({**LOG, name: "5"}, streaming=True)
 
 
-@pytest.mark.parametrize("value", [None, True, 1.0, -1, 2**80, "5", {}, {"position": True}, {"offset": 1}])
-def test_a_checkpoint_that_holds_anything_but_a_position_is_refused(value: object) -> None:
-    with pytest.raises(rt.InvalidOption, match="the offset in the checkpoint cannot be"):
-        parse_position("the offset in the checkpoint", value)
+@pytest.mark.parametrize(
+    "value", [None, True, 1.0, -1, 2**80, "5", {}, {"position": True}, {"offset": 1}, {"position": 1, "e": 1}]
+)
+def test_starting_offsets_that_are_no_position_are_refused(value: object) -> None:
+    with pytest.raises(rt.InvalidOption, match="startingOffsets cannot be"):
+        parse_start("startingOffsets", value)

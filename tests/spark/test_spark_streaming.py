@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -36,8 +37,8 @@ def reader(feeds: Feeds, **options: str) -> RtStreamReader:
     return RtStreamReader(parse_options({"path": feeds.path, **options}, streaming=True), SCHEMA)
 
 
-def at(position: int) -> dict[str, int]:
-    return {"position": position}
+def at(position: int, first: int = 0, epoch: int = 0) -> dict[str, int]:
+    return {"position": position, "epoch": epoch, "first": first}
 
 
 # The reader by itself
@@ -45,16 +46,17 @@ def at(position: int) -> dict[str, int]:
 
 def test_the_text_of_an_offset_is_always_the_same_for_the_same_place(feeds: Feeds) -> None:
     feeds.fill(5)
-    assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0}'
+    assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0, "epoch": 0, "first": 0}'
 
 
 def test_where_a_query_begins_is_asked_of_the_log_once(feeds: Feeds) -> None:
     first = feeds.fill(5)
     stream = reader(feeds, startingOffsets="latest")
-    assert stream.initialOffset() == at(first.stop)
+    start = at(first.stop, first.stop)
+    assert stream.initialOffset() == start
     second = feeds.fill(5)
-    assert stream.initialOffset() == at(first.stop)
-    assert stream.latestOffset(at(first.stop), ReadAllAvailable()) == at(second.stop)
+    assert stream.initialOffset() == start
+    assert stream.latestOffset(start, ReadAllAvailable()) == at(second.stop, first.stop)
     assert latest_position(path=feeds.path) == second.stop
     stream.stop()
 
@@ -66,7 +68,7 @@ def test_the_end_follows_the_log_over_segments_and_never_goes_back(feeds: Feeds)
         end = feeds.fill(5).stop
         feeds.roll()
         assert stream.latestOffset(at(0), ReadAllAvailable()) == at(end)
-        assert stream.reportLatestOffset() == at(end)
+        assert stream.reportLatestOffset() == {"position": end}
         ends.append(end)
     assert stream.latestOffset(at(ends[-1]), ReadAllAvailable()) == at(ends[-1])
     stream.stop()
@@ -146,7 +148,37 @@ def test_a_checkpoint_beyond_the_log_is_an_error(feeds: Feeds) -> None:
     careless.stop()
 
 
-def test_a_start_after_the_repeated_batch_is_an_error(feeds: Feeds) -> None:
+def test_a_first_batch_that_is_repeated_starts_where_the_query_started(feeds: Feeds) -> None:
+    begin = feeds.fill(5).stop
+    stream = reader(feeds, startingOffsets="latest")
+    start = stream.initialOffset()
+    middle = feeds.fill(5).stop
+    end = stream.latestOffset(start, ReadAllAvailable())
+    stream.stop()
+    feeds.fill(5)
+    restarted = reader(feeds, startingOffsets="latest")
+    (partition,) = restarted.partitions(restarted.initialOffset(), end)
+    assert (partition.start, partition.end) == (begin, middle)
+    restarted.stop()
+
+
+def test_a_first_batch_that_is_repeated_names_what_was_trimmed_of_it(feeds: Feeds) -> None:
+    stream = reader(feeds)
+    start = stream.initialOffset()
+    low = feeds.fill(5).stop
+    feeds.roll()
+    feeds.fill(5)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    stream.stop()
+    feeds.trim(1)
+    restarted = reader(feeds)
+    assert restarted.initialOffset() == at(low, low)
+    with pytest.raises(rt.Gap, match=f"needs position 0, but the log starts again at position {low}"):
+        restarted.partitions(restarted.initialOffset(), end)
+    restarted.stop()
+
+
+def test_a_start_after_the_end_is_an_error(feeds: Feeds) -> None:
     feeds.fill(20)
     stream = reader(feeds)
     with pytest.raises(rt.Gap, match="the query needs position 3, but the log starts again at position 9"):
@@ -154,7 +186,10 @@ def test_a_start_after_the_repeated_batch_is_an_error(feeds: Feeds) -> None:
     stream.stop()
 
 
-@pytest.mark.parametrize("offset", [{"offset": 1}, {"position": "1"}, {"position": 1.0}, {}])
+@pytest.mark.parametrize(
+    "offset",
+    [{"offset": 1}, {"position": 1}, at(1) | {"position": "1"}, at(1) | {"epoch": 1.0}, at(1, -1), {}],
+)
 def test_a_checkpoint_of_another_source_is_refused(feeds: Feeds, offset: dict[str, Any]) -> None:
     feeds.fill(1)
     stream = reader(feeds)
@@ -164,6 +199,8 @@ def test_a_checkpoint_of_another_source_is_refused(feeds: Feeds, offset: dict[st
 
 class FakeLog:
     """A log from 3 to 30 that notes what is held; it raises what `failure` says."""
+
+    epoch = 1
 
     def __init__(self) -> None:
         self.held: list[tuple[str, int]] = []
@@ -180,22 +217,29 @@ class FakeLog:
 
 def holding(fake: FakeLog, monkeypatch: pytest.MonkeyPatch, **options: str) -> RtStreamReader:
     nodes = {"endpoints": "n1:1", "stream": "s", "ca": "/ca", "cert": "/cert", "key": "/key"}
-    monkeypatch.setattr(stream_reader, "open_log", lambda _: fake)
+    monkeypatch.setattr(stream_reader, "open_log", lambda _, epoch: fake)
     return RtStreamReader(parse_options({**nodes, **options}, streaming=True), SCHEMA)
 
 
 def test_a_consumer_holds_what_its_checkpoint_does_not_cover(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch, consumer="reader1", startingOffsets="7")
-    stream.initialOffset()
+    start = stream.initialOffset()
+    for _ in range(2):
+        end = stream.latestOffset(start, ReadAllAvailable())
     stream.commit(at(20))
+    assert fake.held == [("reader1", 7), ("reader1", 20)]
+    # The first micro-batch is repeated.
+    restarted = holding(fake, monkeypatch, consumer="reader1", startingOffsets="latest")
+    with contextlib.suppress(AttributeError):  # The outline of the log.
+        restarted.partitions(restarted.initialOffset(), end)
     assert fake.held == [("reader1", 7), ("reader1", 20)]
 
 
 def test_a_query_without_consumer_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeLog()
     stream = holding(fake, monkeypatch)
-    stream.initialOffset()
+    stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
     stream.commit(at(20))
     assert fake.held == []
 
@@ -206,10 +250,11 @@ def test_a_hold_that_reached_no_node_is_sent_again_with_the_next_batch(
     fake = FakeLog()
     stream = holding(fake, monkeypatch, consumer="reader1")
     fake.failure = Unreachable("all nodes are away")
+    start = stream.initialOffset()
     with pytest.raises(Unreachable):
-        stream.initialOffset()
+        stream.latestOffset(start, ReadAllAvailable())
     fake.failure = None
-    stream.initialOffset()
+    stream.latestOffset(start, ReadAllAvailable())
     fake.failure = Unreachable("all nodes are away")
     stream.commit(at(10))
     fake.failure = None
@@ -277,7 +322,7 @@ def test_micro_batches_keep_their_limit_and_a_restart_continues_after_them(
     run(frame, checkpoint, take)
     assert [position for number in sorted(got) for position in got[number]] == list(range(first, second))
     offsets = sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    assert offsets[-1].read_text().splitlines()[-1] == f'{{"position": {second}}}'
+    assert offsets[-1].read_text().splitlines()[-1] == json.dumps(at(second))
 
 
 @pytest.mark.slow

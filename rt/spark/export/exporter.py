@@ -3,6 +3,7 @@
 Invariants:
 - A part is a range of positions that follows the previous part. Spark reads it from the log, verified, and
   writes it to staging. It is accepted if it has one row per position.
+- All parts are of one line of epochs of the cluster: a forced reset may give positions other messages.
 - `ExportTarget` then publishes it exactly once. Only after that is the nodes' hold moved.
 - Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
 
@@ -32,6 +33,7 @@ from rt.spark.export.target import ExportedPart, ExportTarget
 from rt.spark.options import ClusterSource
 from rt.spark.source.columns import HEADERS_KIND
 from rt.spark.source.log_source import open_log
+from rt.spark.source.offset import offset_text
 from rt.spark.source.options import DirectorySource
 from rt.spark.source.partitioner import end_within
 
@@ -95,16 +97,16 @@ class Exporter:
         """Export part by part, and yield each when it is complete. With `once`, up to the current end of the
         log.
         """
-        with closing(open_log(self._settings.where)) as log:
-            stream = self._stream()
-            if (part := self._target.last()) is not None and part.stream not in {"", stream}:
-                raise WriteConflict(
-                    "the target has the export of another stream",
-                    where=self._target.storage.url(""),
-                    got=stream,
-                    expected=part.stream,
-                    hint="Use one target per stream.",
-                )
+        stream = self._stream()
+        if (part := self._target.last()) is not None and part.stream not in {"", stream}:
+            raise WriteConflict(
+                "the target has the export of another stream",
+                where=self._target.storage.url(""),
+                got=stream,
+                expected=part.stream,
+                hint="Use one target per stream.",
+            )
+        with closing(open_log(self._settings.where, epoch=0 if part is None else part.epoch)) as log:
             part = self._target.open()
             low, high = log.bounds()
             position = low if part is None else part.end
@@ -161,17 +163,20 @@ class Exporter:
         if start < low:
             self._report_loss(start, min(low, end))
         target = self._target
-        rows = self._stage(max(start, low), end) if low < end else 0
-        return target.commit(start, end, rows=rows, log_end=high, time_ns=time.time_ns(), stream=stream)
+        epoch = log.epoch
+        rows = self._stage(max(start, low), end, epoch) if low < end else 0
+        return target.commit(
+            start, end, rows=rows, log_end=high, time_ns=time.time_ns(), stream=stream, epoch=epoch
+        )
 
-    def _stage(self, start: int, end: int) -> int:
+    def _stage(self, start: int, end: int, epoch: int) -> int:
         """Write the positions to staging, and return their number."""
         url = self._target.storage.url(self._target.staging)
-        frame = self._rows(start, end)
+        frame = self._rows(start, end, epoch)
         frame.write.mode("overwrite").partitionBy("date", "topic").option("compression", "zstd").parquet(url)
         return self._check(url, start, end)
 
-    def _rows(self, start: int, end: int) -> DataFrame:
+    def _rows(self, start: int, end: int, epoch: int) -> DataFrame:
         where = self._settings.where
         if isinstance(where, DirectorySource):
             options = {"path": where.path}
@@ -179,7 +184,7 @@ class Exporter:
             files = {"ca": where.ca, "cert": where.cert, "key": where.key}
             options = {"endpoints": ",".join(where.endpoints), "stream": where.stream, **files}
         options |= {
-            "startingOffsets": str(start),
+            "startingOffsets": offset_text(start, epoch),
             "endingOffsets": str(end),
             "failOnDataLoss": "false" if self._settings.skip_lost else "true",
         }

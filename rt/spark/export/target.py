@@ -51,6 +51,8 @@ class ExportedPart(Struct, frozen=True):
     time_ns: int
     moves: tuple[tuple[str, str], ...]
     stream: str = ""
+    epoch: int = 0
+    """Of the cluster, in which its positions were right; 0 if the log is in a directory."""
 
 
 class ExportTarget:
@@ -84,16 +86,23 @@ class ExportTarget:
         return part
 
     def commit(
-        self, start: int, end: int, *, rows: int, log_end: int, time_ns: int, stream: str = ""
+        self,
+        start: int,
+        end: int,
+        *,
+        rows: int,
+        log_end: int,
+        time_ns: int,
+        stream: str = "",
+        epoch: int = 0,
     ) -> ExportedPart:
         """Publish what is staged as the part from `start` to `end`. `rt.WriteConflict`.
 
         On return it is as durable as the storage allows.
         """
         staged = [path for path in self.storage.files(self.staging) if path.endswith(".parquet")]
-        part = ExportedPart(
-            start, end, rows, log_end, time_ns, tuple(moves_of(staged, self.staging, start, end)), stream
-        )
+        moves = tuple(moves_of(staged, self.staging, start, end))
+        part = ExportedPart(start, end, rows, log_end, time_ns, moves, stream, epoch)
         self.storage.sync([source for source, _ in part.moves])
         owner = self.storage.read(f"{STATE}/exporter")
         content = encode_record(asdict(part))

@@ -28,6 +28,7 @@ from rt.spark.python_workers import freeze_modules, hide_trace, plain_errors, qu
 from rt.spark.source.columns import HEADERS_KIND, check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
 from rt.spark.source.log_source import open_log
+from rt.spark.source.offset import Offset
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
 
@@ -160,7 +161,7 @@ class RtReader(RangesReader, DataSourceReader):
         if options.max_offsets_per_trigger or options.max_bytes_per_trigger:
             logger.warning("maxOffsetsPerTrigger and maxBytesPerTrigger have no effect in a batch query")
         self.interest = pushed.interest
-        with closing(open_log(options.where)) as log:
+        with closing(open_log(options.where, epoch=options.epoch)) as log:
             freeze_modules()
             low, high = log.bounds()
             start = resolve(options.start, log, options, low, high)
@@ -210,5 +211,5 @@ def resolve(bound: Bound, log: LogSource, options: ReadOptions, low: int, high: 
                     hint="Set startingOffsetsByTimestampStrategy=latest to start at the end.",
                 )
             return position
-        case _:
-            return bound
+        case Offset(position):
+            return position

@@ -15,7 +15,6 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from rt.errors import InvalidOption
-from rt.log.format.constants import NUMBER_MAX
 from rt.spark.options import (
     CLUSTER_OPTIONS,
     CONNECTION_OPTIONS,
@@ -25,6 +24,7 @@ from rt.spark.options import (
     refused,
 )
 from rt.spark.source.columns import timestamp_ns
+from rt.spark.source.offset import Offset, parse_start
 
 MAX_PARTITION_BYTES: Final = 128 * 2**20
 COUNT_MAX: Final = 10**19 - 1
@@ -63,7 +63,7 @@ class AtTime(Struct, frozen=True):
     option: str
 
 
-Bound: TypeAlias = int | Literal["earliest", "latest"] | AtTime
+Bound: TypeAlias = Offset | Literal["earliest", "latest"] | AtTime
 
 
 class DirectorySource(Struct, frozen=True):
@@ -93,6 +93,11 @@ class ReadOptions(Struct, frozen=True):
     include_headers: bool = False
     """Whether the column `headers` is read without a user's schema."""
 
+    @property
+    def epoch(self) -> int:
+        """The latest epoch in which its bounds were right; 0 if they name none."""
+        return max((bound.epoch for bound in (self.start, self.end) if isinstance(bound, Offset)), default=0)
+
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
     """Parse the options of a batch or streaming query. `streaming` is None if that is not known yet.
@@ -108,8 +113,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
     end = _bound(options, "ending", "latest")
     if end == "earliest":
         raise refused("endingOffsets", "earliest", "latest, or a position")
-    if isinstance(start, int) and isinstance(end, int) and end < start:
-        raise refused("endingOffsets", end, f"at least startingOffsets, {start}")
+    if isinstance(start, Offset) and isinstance(end, Offset) and end.position < start.position:
+        raise refused("endingOffsets", end.position, f"at least startingOffsets, {start.position}")
     return ReadOptions(
         _where(options),
         start,
@@ -124,15 +129,6 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         _consumer(options, streaming),
         options.choice("includeHeaders", ("false", "true")) == "true",
     )
-
-
-def parse_position(name: str, value: object) -> int:
-    """Parse a position as in `startingOffsets` and checkpoints: N or {"position": N}."""
-    if isinstance(value, dict) and list(value) == ["position"]:
-        value = value["position"]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= NUMBER_MAX:
-        raise refused(name, value, f'a position from 0 to {NUMBER_MAX}, as N or {{"position": N}}')
-    return value
 
 
 def _where(options: GivenOptions) -> DirectorySource | ClusterSource:
@@ -180,7 +176,7 @@ def _bound(options: GivenOptions, which: str, default: Literal["earliest", "late
         raise refused(name, value, "earliest, latest, or a position") from None
     if isinstance(parsed, int) and parsed in _KAFKA_PLACES:
         return "earliest" if parsed == -2 else "latest"
-    return parse_position(name, parsed)
+    return parse_start(name, parsed)
 
 
 def _parse_timestamp(name: str, value: str) -> int:

@@ -1,13 +1,12 @@
 """Reads a log as a stream.
 
-An offset is {"position": N}: everything before N was read. It has one key and one integer, so that its text
-in a checkpoint, which Spark compares, is unique.
+`rt.spark.source.offset` has the offsets.
 
 Spark's pitfalls handled here:
-- The start of a query is not in its checkpoint before its first batch is done, and Spark asks for it again
-  after a restart. A reader answers the same for its lifetime. But a query that starts with "latest" and fails
-  in its first batch may start later after a restart. To avoid that, give a position (see
-  `rt.spark.data_source.latest_position`).
+- Spark does not record the start of a query, and asks for it again after a restart, when the log may start or
+  end elsewhere. So each offset has it, and a first batch that is repeated starts where it started before.
+- After a restart Spark may ask for the end of the log before it names an offset. So the log is opened again
+  for an offset of another line of epochs. That log raises `rt.Diverged`, or waits for nodes of that line.
 - An end never goes back, nor before what was read. It is after the last verified message, never the size of a
   file.
 - The limits also apply to `Trigger.AvailableNow`, in micro-batches.
@@ -19,7 +18,6 @@ one. So a hold is always one micro-batch late, also while a query is idle.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,13 +31,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from rt.cluster_epoch import line_of
 from rt.errors import RtError
 from rt.events import SkipForward
 from rt.log.read.log_source import LogSource
+from rt.spark.options import ClusterSource
 from rt.spark.python_workers import plain_errors
 from rt.spark.source.batch_reader import RangesReader, resolve
 from rt.spark.source.log_source import open_log
-from rt.spark.source.options import ReadOptions, parse_position
+from rt.spark.source.offset import Offset, parse_offset
+from rt.spark.source.options import ReadOptions
 from rt.spark.source.partitioner import end_within
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._log: LogSource | None = None
-        self._first: int | None = None
-        """Where the query starts; set at the first request."""
+        self._first: Offset | None = None
+        """Where the query starts, if it is new; set at the first request."""
+        self._is_held = False
         self._last: int | None = None
         """`Trigger.AvailableNow`: where it ends."""
 
@@ -66,17 +68,17 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
     @property
     def log(self) -> LogSource:
         if self._log is None:
-            self._log = open_log(self.options.where)
+            self._log = open_log(self.options.where, epoch=self.options.epoch)
         return self._log
 
     @plain_errors
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         if self._first is None:
-            low, high = self.log.bounds()
-            first = resolve(self.options.start, self.log, self.options, low, high)
-            self._hold(first)
-            self._first = first
-        return _offset(self._first)
+            log = self.log
+            low, high = log.bounds()
+            position = resolve(self.options.start, log, self.options, low, high)
+            self._first = Offset(position, log.epoch, position)
+        return self._first.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of one micro-batch. If both limits are set, `latestOffset` applies the second."""
@@ -95,38 +97,47 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
     @plain_errors
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         """The end of the log, for monitoring the query's lag."""
-        return _offset(self.log.bounds()[1])
+        return {"position": self.log.bounds()[1]}
 
     @plain_errors
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Where the next micro-batch ends, never before `start`."""
-        first = _position(start)
-        low, high = self.log.bounds()
+        before = _offset(start)
+        first, log = before.position, self._log_of(before)
+        low, high = log.bounds()
+        if before == self._first and not self._is_held:
+            self._hold(first)
+            self._is_held = True
         end = high if self._last is None else min(high, self._last)
         if first > high:
             self.loss.on_beyond_end("the query", first, high)
-            return _offset(first)
+            return before.to_json()
         if isinstance(limit, ReadMaxRows):
             end = min(end, max(first, low) + limit.max_rows)
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
         if bytes_max is not None and not isinstance(limit, ReadAllAvailable) and first < end:
-            end = end_within(self.log.outline(first, end), first, end, bytes_max)
-        return _offset(max(end, first))
+            end = end_within(log.outline(first, end), first, end, bytes_max)
+        if end <= first:
+            return before.to_json()
+        return Offset(end, log.epoch, before.first).to_json()
 
     @plain_errors
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        first, last = _position(start), _position(end)
-        low, high = self.log.bounds()
+        before, after = _offset(start), _offset(end)
+        first, last = before.position, after.position
+        if before.is_first:
+            first = after.first  # After a restart, `start` is where a new query would start.
+        log = self._log_of(after)
+        low, high = log.bounds()
         if first > last:
-            # After a restart, the new start may lie after the batch that is repeated.
-            self.loss.on_loss(SkipForward(last, first, "the query restarted after it"))
+            self.loss.on_loss(SkipForward(last, first, "the checkpoint goes back"))
             return []
         if last > high:
             self.loss.on_beyond_end("the checkpoint", last, high)
             last = max(first, high)
         if first < min(low, last):
             self.loss.on_loss(SkipForward(first, min(low, last), "trimmed"))
-        return self.plan(self.log, max(first, low), last)
+        return self.plan(log, max(first, low), last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.read_range(partition)
@@ -138,7 +149,7 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         If no node can be reached, more is retained than needed; the next call moves the hold.
         """
         try:
-            self._hold(_position(end))
+            self._hold(_offset(end).position)
         except RtError as error:
             if not error.retriable:
                 raise
@@ -148,6 +159,16 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    def _log_of(self, offset: Offset) -> LogSource:
+        """The log in which `offset` is right."""
+        epoch = offset.epoch
+        if epoch and isinstance(self.options.where, ClusterSource):
+            known = 0 if self._log is None else self._log.epoch
+            if not known or line_of(known) != line_of(epoch):
+                self.stop()
+                self._log = open_log(self.options.where, epoch=epoch)
+        return self.log
 
     def _hold(self, position: int) -> None:
         if self.options.consumer is not None:
@@ -183,10 +204,5 @@ class RefusedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._refuse()
 
 
-def _offset(position: int) -> dict[str, int]:
-    return {"position": position}
-
-
-def _position(offset: dict[str, int] | str) -> int:
-    parsed = json.loads(offset) if isinstance(offset, str) else offset
-    return parse_position("the offset in the checkpoint", parsed)
+def _offset(offset: dict[str, int] | str) -> Offset:
+    return parse_offset("the offset in the checkpoint", offset)
