@@ -233,7 +233,7 @@ def test_headers_that_a_log_cannot_hold_are_refused_with_their_row(
     batch = pa.record_batch([pa.array([b"v"] * len(given)), given], names=["value", "headers"])
     with Spool(str(tmp_path), None) as spool, pytest.raises(rt.InvalidHeader, match=error) as found:
         spool.fill([before, batch])
-    assert found.value.where == "column headers, row 41 of the partition"
+    assert found.value.where == "column headers, row 41"
 
 
 def test_the_most_headers_and_bytes_are_taken() -> None:

@@ -63,22 +63,28 @@ def test_without_timestamps_rows_have_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "error"),
     [
-        ({"value": pa.array([b"a", None])}, "a row has no value"),
-        ({"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())}, "a row has no topic"),
+        ({"value": pa.array([b"a", None])}, r"a row has no value \(at row 1\)"),
         (
-            {"value": pa.array([b"a"]), "timestamp": pa.array([2**62], pa.timestamp("us", tz="UTC"))},
-            "a timestamp is out of range",
+            {"value": pa.array([b"a"]), "topic": pa.array([None], pa.string())},
+            r"a row has no topic \(at row 0\)",
+        ),
+        (
+            {
+                "value": pa.array([b"a", b"b"]),
+                "timestamp": pa.array([1, -(2**63)], pa.timestamp("us", tz="UTC")),
+            },
+            r"a timestamp is out of range \(at row 1\)",
         ),
         (
             {"value": pa.array([b"", b""]), "topic": pa.array(["t", "é" * 513])},
-            r"topic too long \(at row 1 of the partition\): got 1026 bytes of UTF-8, expected at most 1024",
+            r"topic too long \(at row 1\): got 1026 bytes of UTF-8, expected at most 1024",
         ),
         (
             {
                 "value": pa.array([b"", b""]),
                 "topic": pa.array([b"t", b"\xff"]).view(pa.string()),
             },
-            r"a topic is not UTF-8 \(at row 1 of the partition\): got b'\\xff'",
+            r"a topic is not UTF-8 \(at row 1\): got b'\\xff'",
         ),
     ],
 )
@@ -104,7 +110,7 @@ def test_values_above_the_limit_are_refused_before_any_row_is_published(
         assert len(list(spool.rows(None))) == 3
     with (
         Spool(str(tmp_path), None) as spool,
-        pytest.raises(rt.MessageTooLarge, match=r"at row 5 of the partition\): .* at most 2097152"),
+        pytest.raises(rt.MessageTooLarge, match=r"at row 5\): .* at most 2097152"),
     ):
         spool.fill([rows(2**20), rows(2**21)])
 

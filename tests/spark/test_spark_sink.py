@@ -77,6 +77,26 @@ def test_columns_that_cannot_be_published_are_refused_with_a_hint(
     assert sink.messages("refused") == []
 
 
+def test_a_write_with_a_row_that_is_refused_is_finished_with_the_corrected_row(
+    spark: SparkSession, sink: Sink
+) -> None:
+    options = sink.options("corrected")
+    rows = spark.range(0, 300, 1, 3)  # Two tasks at a time: one is done when the last one begins.
+    refused = rows.selectExpr("cast(id as string) value", "repeat('t', if(id = 207, 1025, 1)) topic")
+    with pytest.raises(PySparkException) as error:
+        save(refused, options)
+    text = str(error.value)
+    assert "topic too long (at row 7 of partition 2 of batch 0 of corrected): got 1025 bytes" in text
+    assert re.search(r"Correct the row, and write again with version=0\. Partitions [01]", text)
+    corrected = refused.selectExpr("value", "left(topic, 1) topic")
+    with pytest.raises(PySparkException, match=r"Repeat it with version=0\. The rows of the partitions [01]"):
+        save(corrected, options)
+    for _ in range(2):
+        save(corrected, {**options, "version": "0"})
+    found = sorted(int(each.value) for each in sink.messages("corrected", 300))
+    assert found == list(range(300))
+
+
 def test_messages_cannot_be_overwritten(spark: SparkSession, sink: Sink) -> None:
     with pytest.raises(PySparkException, match="messages cannot be overwritten"):
         save(numbers(spark, 1), sink.options("refused"), "overwrite")

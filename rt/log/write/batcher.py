@@ -319,7 +319,7 @@ def check_size(size: int, headers: Headers = (), *, where: str | None = None) ->
         )
 
 
-def check_topic(topic: str) -> None:
+def check_topic(topic: str, *, where: str | None = None) -> None:
     """Raise `TypeError`, `rt.InvalidMessage` or `rt.TopicTooLong` for an invalid topic."""
     if not isinstance(topic, str):
         raise TypeError(f"a topic must be str, not {type(topic).__name__}")
@@ -334,7 +334,10 @@ def check_topic(topic: str) -> None:
         ) from error
     if size > TOPIC_BYTES_MAX:
         raise TopicTooLong(
-            "topic too long", got=f"{size} bytes of UTF-8", expected=f"at most {TOPIC_BYTES_MAX}"
+            "topic too long",
+            where=where,
+            got=f"{size} bytes of UTF-8",
+            expected=f"at most {TOPIC_BYTES_MAX}",
         )
 
 

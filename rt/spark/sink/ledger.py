@@ -131,7 +131,8 @@ class Ledger:
             raise WriteConflict(
                 f"write {started[0]} was started and is not finished",
                 where=self.path,
-                hint=f"Repeat it with version={started[0]} and the same rows, or use another name.",
+                hint=f"Repeat it with version={started[0]}. The rows of the partitions "
+                f"{listed(self.partitions(started[0]))} must be the same. Or use another name.",
             )
         if version is None:
             return done.batch + 1
@@ -212,6 +213,12 @@ class Ledger:
         path = os.path.join(self.path, name)
         with storage_errors(path, "recording a write"):
             return make_once(path, content)
+
+
+def listed(partitions: set[int]) -> str:
+    """At most ten of them, for an error."""
+    first = ", ".join(map(str, sorted(partitions)[:10]))
+    return first if len(partitions) <= 10 else f"{first} and {len(partitions) - 10} others"
 
 
 def _decode(data: bytes, path: str) -> PartitionSpan:

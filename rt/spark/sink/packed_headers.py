@@ -95,7 +95,7 @@ class _Rows:
     def refuse(
         self, what: str, row: int, *, expected: str, got: str | None = None, hint: str | None = None
     ) -> NoReturn:
-        where = f"column headers, row {self._first + row} of the partition"
+        where = f"column headers, row {self._first + row}"
         raise InvalidHeader(what, where=where, got=got, expected=expected, hint=hint)
 
 

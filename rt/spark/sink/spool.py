@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rt.errors import InvalidMessage, InvalidOption, TopicTooLong
+from rt.errors import InvalidMessage, InvalidOption
 from rt.log.disk import storage_errors
 from rt.log.format.constants import MESSAGE_BYTES_MAX, TOPIC_BYTES_MAX
 from rt.log.format.headers import Headers
-from rt.log.write.batcher import check_size
+from rt.log.write.batcher import check_size, check_topic
 from rt.spark.sink.packed_headers import pack_headers, unpack_headers
 from rt.spark.sink.row_order import DIGEST_BYTES, digests_of
 from rt.spark.source.columns import HEADERS_KIND
@@ -45,6 +45,7 @@ _SPOOLED: Final = pa.schema(
 """`headers` are packed."""
 _HEADERS_COST_MAX: Final = 2**20
 """More than the headers of a message may add to its size."""
+_MICROSECONDS_MAX: Final = (2**63 - 1) // 1000
 _CHUNK: Final = 1024
 """The number of rows that are reordered at once."""
 
@@ -97,7 +98,7 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=directory, prefix="rows-")  # noqa: SIM115
 
     def fill(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Read all rows. `rt.InvalidMessage` for a row that cannot be published; storage errors."""
+        """Read all rows. `rt.InvalidMessage` names a row that cannot be published, from 0; storage errors."""
         with storage_errors(self._directory, "spooling rows"):
             with pa.ipc.new_stream(self._file, _SPOOLED) as out:
                 for batch in batches:
@@ -127,18 +128,20 @@ class Spool:
     def _prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The columns as they are spooled; missing timestamps and headers are null."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        first_row = len(self.digests) // DIGEST_BYTES
         for name, column in columns.items():
             if column.null_count and name != "headers":
+                row = column.is_null().index(True).as_py()
                 raise InvalidMessage(
                     f"a row has no {name}",
+                    where=f"row {first_row + row}",
                     expected="no null",
                     hint=f"Filter, or coalesce({name}, ...): a message has no nulls.",
                 )
         count = batch.num_rows
         topics, stamps, headers = (columns.get(name) for name in ("topic", "timestamp_ns", "headers"))
         if "timestamp" in columns:
-            stamps = _nanoseconds(columns["timestamp"])
-        first_row = len(self.digests) // DIGEST_BYTES
+            stamps = _nanoseconds(columns["timestamp"], first_row)
         prepared = pa.record_batch(
             [
                 columns["value"].cast(pa.binary()),
@@ -158,21 +161,12 @@ def _check_values(rows: pa.RecordBatch, first_row: int) -> None:
     """`rt.MessageTooLarge`. `first_row` is the place of the first row in its partition."""
     sizes = pc.binary_length(rows["value"]).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(sizes > MESSAGE_BYTES_MAX - _HEADERS_COST_MAX).tolist():
-        where = f"row {first_row + row} of the partition"
+        where = f"row {first_row + row}"
         check_size(int(sizes[row]), unpack_headers(rows["headers"][row].as_py()), where=where)
 
 
 def _check_topics(topics: pa.Array, first_row: int) -> None:
     """`rt.TopicTooLong`, `rt.InvalidMessage`. Spark does not check that its strings are UTF-8."""
-    sizes = pc.binary_length(topics).to_numpy(zero_copy_only=False)
-    if len(sizes) and sizes.max() > TOPIC_BYTES_MAX:
-        row = int(sizes.argmax())
-        raise TopicTooLong(
-            "topic too long",
-            where=f"row {first_row + row} of the partition",
-            got=f"{sizes[row]} bytes of UTF-8",
-            expected=f"at most {TOPIC_BYTES_MAX}",
-        )
     try:
         topics.validate(full=True)
     except pa.ArrowInvalid:
@@ -182,18 +176,25 @@ def _check_topics(topics: pa.Array, first_row: int) -> None:
             except UnicodeDecodeError:
                 raise InvalidMessage(
                     "a topic is not UTF-8",
-                    where=f"row {first_row + row} of the partition",
+                    where=f"row {first_row + row}",
                     got=repr(topic)[:200],
                     expected="text",
                 ) from None
         raise
+    sizes = pc.binary_length(topics).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(sizes > TOPIC_BYTES_MAX).tolist():
+        check_topic(topics[row].as_py(), where=f"row {first_row + row}")
 
 
-def _nanoseconds(stamps: pa.Array) -> pa.Array:
+def _nanoseconds(stamps: pa.Array, first_row: int) -> pa.Array:
     try:
         return stamps.cast(pa.timestamp("ns", tz="UTC"))
     except pa.ArrowInvalid:
-        raise InvalidMessage("a timestamp is out of range", expected="a year between 1678 and 2262") from None
+        microseconds = stamps.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
+        row = first_row + int(np.flatnonzero(np.abs(microseconds.astype(float)) > _MICROSECONDS_MAX)[0])
+        raise InvalidMessage(
+            "a timestamp is out of range", where=f"row {row}", expected="a year between 1678 and 2262"
+        ) from None
 
 
 def _mapped_rows(mapped: mmap.mmap, order: NDArray[np.int64] | None) -> Iterator[SpooledRow]:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from rt.errors import InvalidOption, RtError, WriteConflict
+from rt.errors import InvalidMessage, InvalidOption, RtError, WriteConflict
 from rt.spark.python_workers import freeze_modules, plain_errors
-from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
+from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan, listed
 from rt.spark.sink.options import WriteOptions
 from rt.spark.sink.row_order import order_of
 
@@ -92,7 +92,10 @@ class _Writer:
         publisher = PartitionPublisher(options, tls, partition)
         where = f"partition {partition} of batch {batch} of {options.name}"
         with Spool(spool_directory(options), options.topic) as spool:
-            spool.fill(batches)
+            try:
+                spool.fill(batches)
+            except InvalidMessage as error:
+                raise self._refused(error, batch, where) from None
             order = ledger.order(batch, partition)
             if order is None:
                 first = ledger.next_number(query, batch, partition)
@@ -109,6 +112,19 @@ class _Writer:
                 logger.warning("rows_reordered where=%r", where)
             publisher.deliver(order, spool.rows(permutation))
         return PartitionWritten(query, partition, order.first, order.end)
+
+    def _refused(self, error: InvalidMessage, batch: int, where: str) -> InvalidMessage:
+        """`error`, with what to do: rows of other partitions may be published already."""
+        error.where = f"{error.where} of {where}"
+        hints = [error.hint, "Nothing of this partition is published.", self._how_to_repeat(batch)]
+        if started := self.ledger.partitions(batch):
+            hints.append(f"Partitions {listed(started)} may be published: keep their rows.")
+        error.hint = " ".join(filter(None, hints))
+        return error
+
+    def _how_to_repeat(self, batch: int) -> str:
+        """What to do after a row was corrected."""
+        raise NotImplementedError
 
     def finish(self, batch: int, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks of a batch are done."""
@@ -134,6 +150,9 @@ class RtWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite=overwrite)
         self.batch = self.ledger.choose_version(options.version)
 
+    def _how_to_repeat(self, batch: int) -> str:
+        return f"Correct the row, and write again with version={batch}."
+
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
         return self.write_part(BATCH_WRITES, self.batch, iterator)
@@ -144,7 +163,8 @@ class RtWriter(_Writer, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Published rows stay. The write must be repeated."""
-        logger.warning("write_failed name=%s version=%d", self.options.name, self.batch)
+        started = listed(self.ledger.partitions(self.batch))
+        logger.warning("write_failed name=%s version=%d started=%r", self.options.name, self.batch, started)
 
 
 class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -152,6 +172,9 @@ class RtStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def is_new(self) -> bool:
         """Whether nothing was written yet."""
         return self.ledger.done().batch < 0 and not self.ledger.started()
+
+    def _how_to_repeat(self, batch: int) -> str:  # noqa: ARG002
+        return "Correct the row in the query, and start it again with its checkpoint."
 
     @plain_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionWritten:
