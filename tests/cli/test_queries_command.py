@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from rt.cli.main import cli
 from rt.objects import MemoryStore
 from rt.query import Factories, Observable, QueryEngine, Source, VirtualScheduler
 from rt.query import operators as ops
+from rt.query.monitoring import status_server
 from rt.query.monitoring.status_server import serve_status
 
 factories = Factories()
@@ -72,6 +74,25 @@ def test_the_list_has_all_queries_of_all_engines(engine: QueryEngine) -> None:
             ("one", "q", 1),
             ("two", "q", 1),
         ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"engines": [{"name": "e"}]}',
+        '{"engines": ' + "[" * 100_000,
+        '{"engines": [{"name": "e", "status": {"state": "running"}, "dead_letters": []}]}',
+        '{"engines": [null]}',
+        "[]",
+    ],
+)
+def test_the_answer_of_another_program_is_one_line(engine: QueryEngine, answer: str) -> None:
+    with serve_status({"one": engine}, port=0) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(status_server, "json", SimpleNamespace(dumps=lambda _: answer))
+        for arguments in (("list",), ("show", "q")):
+            code, _, text = run(*arguments, f"127.0.0.1:{port}")
+            assert (code, text.count("\n")) == (1, 1)
+            assert text.startswith(f"rt: the host does not serve the status of queries (at 127.0.0.1:{port})")
 
 
 def test_stages_have_a_table_of_their_own_and_a_query_shows_its_stage() -> None:

@@ -28,6 +28,9 @@ def run(*arguments: object) -> Result:
         ("", 2, "the file must set the variable job to a SparkJob"),
         ("job = 5", 2, "got int"),
         (KEYED.format(after="switch_latest()"), 1, "switch_map cannot run on Spark"),
+        ("job = (", 1, "job.py, line 1): got SyntaxError: '(' was never closed"),
+        ("import nothere", 1, "job.py, line 1): got ModuleNotFoundError: No module named 'nothere'"),
+        ("job = 1\nint('x')", 1, "job.py, line 2): got ValueError: invalid literal"),
     ],
 )
 def test_a_file_that_describes_no_job_is_refused(tmp_path: Path, text: str, status: int, words: str) -> None:

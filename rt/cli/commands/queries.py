@@ -10,6 +10,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 import click
+from msgspec import MsgspecError, convert
 
 from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, format_age, format_size, table
@@ -36,14 +37,26 @@ def ask(endpoint: str, timeout_s: float) -> list[dict[str, Any]]:
     try:
         with urllib.request.urlopen(f"http://{endpoint}/queries", timeout=timeout_s) as answer:
             engines = json.loads(answer.read(_BYTES_MAX))["engines"]
-            return [{"host": endpoint, **each} for each in engines]
-    except (OSError, ValueError, HTTPException, KeyError, TypeError) as error:
+            return [{"host": endpoint, **_checked(each)} for each in engines]
+    except (OSError, ValueError, HTTPException, KeyError, TypeError, MsgspecError, RecursionError) as error:
         raise RtError(
             "the host does not serve the status of queries",
             where=endpoint,
             got=f"{type(error).__name__}: {error}"[:200],
             hint="Check that serve_status runs there.",
         ) from error
+
+
+def _checked(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises `MsgspecError`, `KeyError` or `TypeError` if another program answered."""
+    from rt.query.monitoring.dead_letters import DeadLetter
+    from rt.query.monitoring.status import EngineStatus
+
+    convert(engine["name"], str)
+    convert(engine["status"], EngineStatus)
+    for letter in engine["dead_letters"]:
+        convert({"value": "", **letter}, DeadLetter)
+    return engine
 
 
 def problems_of(engine: Mapping[str, Any]) -> Iterator[str]:

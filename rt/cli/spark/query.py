@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -79,9 +81,29 @@ def load_job(path: str) -> SparkJob:
     if spec is None or spec.loader is None:
         raise InvalidOption("not a Python file", where=path, expected="a name that ends with .py")
     module = sys.modules[_MODULE] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except RtError:
+        raise
+    except Exception as error:
+        line = _line_of(error, path)
+        raise RtError(
+            "the file raised an exception",
+            where=f"{path}, line {line}" if line else path,
+            got=f"{type(error).__name__}: {error}",
+            hint="`rt --log-level debug` shows the traceback.",
+        ) from error
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return _job_of(module, path)
+
+
+def _line_of(error: Exception, path: str) -> int | None:
+    """Where the file raised it, or cannot be parsed."""
+    file = os.path.abspath(path)
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None
 
 
 def _job_of(module: ModuleType, path: str) -> SparkJob:
