@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -80,6 +83,19 @@ def test_a_batch_out_of_its_turn_is_refused(ledger: Ledger) -> None:
     ledger.claim(5, 0, order(10, 1))
     with pytest.raises(rt.WriteConflict, match="batch 5 was started and is not finished"):
         ledger.next_number("query", 6, 0)
+
+
+def test_a_batch_of_which_no_partition_could_be_recorded_was_not_started(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(rt.DiskFull):
+        patch.setattr(os, "link", fail)
+        ledger.claim(7, 0, order(0, 1))
+    assert ledger.started() == []
+    assert (ledger.choose_version(None), ledger.choose_version(8)) == (0, 8)
 
 
 def test_a_batch_write_gets_the_next_number_or_finishes_an_unfinished_one(ledger: Ledger) -> None:

@@ -90,9 +90,10 @@ class Ledger:
         )
 
     def started(self) -> list[int]:
-        """The batches that were started and are not done, in order."""
+        """The batches of which a partition was started and that are not done, in order."""
         done = self.done().batch
-        return sorted(batch for name in self._names() if name.isdecimal() and (batch := int(name)) > done)
+        batches = [int(name) for name in self._names() if name.isdecimal()]
+        return sorted(batch for batch in batches if batch > done and self.partitions(batch))
 
     def partitions(self, batch: int) -> set[int]:
         """The started partitions of a batch."""
