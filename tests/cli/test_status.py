@@ -33,7 +33,13 @@ from sequencer.rest.views.context import RequestContext
 from sequencer.rest.views.endpoints import ENDPOINTS
 from sequencer.state.state import SubscriberHold
 
-COMMAND = ("status", "--insecure", "--endpoints")
+COMMAND = ("status", "--insecure", "--connect-timeout", "60", "--endpoints")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine an answer may take longer than an operator waits for it."""
+    monkeypatch.setattr(status_module, "ASK_S", 60.0)
 
 
 def all_there(*away: str, **changes: Any) -> pb.Standing:
