@@ -160,6 +160,15 @@ def _name(setting: SettingSource, kind: str) -> str:
 
 def _path(setting: SettingSource) -> str:
     text = _text(setting)
+    try:
+        f"{setting.base}{text}".encode()
+    except UnicodeEncodeError:
+        raise BadSetting(
+            "the path is not valid UTF-8",
+            where=setting.where,
+            hint="Rename the directory or file. A relative path starts in the working directory, or in that "
+            "of the settings file.",
+        ) from None
     if "-----BEGIN" in text or not text.isprintable():
         # Not shown: it may be a private key.
         raise BadSetting("not a path", where=setting.where, expected="the path of a file, not its content")

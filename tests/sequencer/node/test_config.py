@@ -318,6 +318,15 @@ def test_a_key_in_the_place_of_its_path_is_never_shown(secret: str) -> None:
     assert secret[:20] not in repr(vars(error)) + str(error)
 
 
+@pytest.mark.parametrize("part", ["file", "directory", "working directory"])
+def test_a_path_that_is_not_utf8_is_told_apart_from_the_content_of_a_file(part: str) -> None:
+    strange = "/srv/caf\udce9"
+    flags = {**FLAGS, **({"config": f"{strange}/n1.toml"} if part == "file" else {"directory": "data"})}
+    with pytest.raises(BadSetting, match="the path is not valid UTF-8") as caught:
+        node_config({**flags, **({"directory": strange} if part == "directory" else {})}, {}, strange)
+    assert caught.value.where == ("--config" if part == "file" else "--directory")
+
+
 def test_a_node_that_is_to_be_added_names_itself_and_some_members() -> None:
     two = ("n1=h1:7001,h1:5001", "n2=h2:7001,h2:5001")
     assert sorted(config(members=two).members) == ["n1", "n2"]
