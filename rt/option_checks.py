@@ -48,6 +48,16 @@ def check_position(position: int) -> int:
         raise InvalidOption("not a position", got=repr(position)[:200], expected=expected) from None
 
 
+def check_time(timestamp_ns: int, *, name: str) -> int:
+    """A time as a whole number of nanoseconds since 1970. No other number compares with all of them."""
+    try:
+        return operator.index(timestamp_ns)
+    except TypeError:
+        expected = "a whole number of nanoseconds since 1970"
+        got = repr(timestamp_ns)[:200]
+        raise InvalidOption("not a time", where=name, got=got, expected=expected) from None
+
+
 def check_range(value: float, low: float, high: float, *, name: str, is_whole: bool = False) -> float:
     """A number from `low` to `high`."""
     if is_whole and isinstance(value, float):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rt.errors import InvalidName
+from rt.log.format.constants import NUMBER_MAX
 from rt.names import check_dedup_id, check_name, check_session_name
 from rt.units import parse_since
 
@@ -111,8 +112,8 @@ class _Place(click.ParamType):  # type: ignore[type-arg]
             position = int(value)
         except ValueError:
             self.fail(f"{value!r} is not 'earliest', 'latest' or a position", param, ctx)
-        if position < 0:
-            self.fail(f"{position} is below 0", param, ctx)
+        if not 0 <= position <= NUMBER_MAX:
+            self.fail(f"{value[:50]} is not in the range from 0 to {NUMBER_MAX}", param, ctx)
         return position
 
 
@@ -127,4 +128,4 @@ SINCE_FORMS = (
     "since 1970."
 )
 PLACE = _Place()
-POSITION = click.IntRange(min=0)
+POSITION = click.IntRange(0, NUMBER_MAX)

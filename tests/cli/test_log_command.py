@@ -164,6 +164,14 @@ def test_dump_from_beyond_the_end_is_misuse(directory: Path) -> None:
     assert "beyond the end" in result.stderr
 
 
+@pytest.mark.parametrize("option", ["--from", "--to"])
+@pytest.mark.parametrize("more", [[], ["--batches"]])
+def test_a_position_that_no_log_has_is_misuse(directory: Path, option: str, more: list[str]) -> None:
+    result = run("log", "dump", directory, option, 2**63, *more)
+    assert result.exit_code == 2
+    assert f"'{option}': {2**63} is not in the range" in result.stderr
+
+
 def test_dump_prints_envelopes_for_machines(tmp_path: Path) -> None:
     with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
         publisher.publish('quote " \u2028 é'.encode(), topic='a"b', timestamp_ns=7)

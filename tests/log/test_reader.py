@@ -3,7 +3,9 @@
 import gc
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disks import MemoryDisk
@@ -159,6 +161,12 @@ def test_position_at_finds_the_first_message_of_a_time(
 ) -> None:
     with rt.LogReader(long_log) as reader:
         assert reader.position_at(timestamp_ns) == position
+
+
+@pytest.mark.parametrize("timestamp_ns", [float("nan"), 1.5, "now", None, datetime.now(UTC)])
+def test_what_is_no_time_is_refused(long_log: Path, timestamp_ns: Any) -> None:
+    with rt.LogReader(long_log) as reader, pytest.raises(rt.InvalidOption, match="a whole number of"):
+        reader.position_at(timestamp_ns)
 
 
 def test_only_the_wanted_topics_are_delivered_and_the_position_passes_the_others(long_log: Path) -> None:

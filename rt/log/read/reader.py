@@ -34,7 +34,7 @@ from rt.log.scan.directory import check_log_directory, read_identity
 from rt.log.scan.message_batch import Message, MessageBatch
 from rt.log.scan.placed_batches import PlacedBatch, groups
 from rt.log.scan.scanner import ScanResult
-from rt.option_checks import check_count, check_path, check_timeout
+from rt.option_checks import check_count, check_path, check_time, check_timeout
 
 __all__ = ["EventHandler", "LogReader", "Place"]
 
@@ -165,6 +165,7 @@ class LogReader:
         """The first retained position with timestamp >= `timestamp_ns`, of any topic; the end if there is
         none.
         """
+        check_time(timestamp_ns, name="timestamp_ns")
         with storage_errors(self.path, "looking for a time"):
             found = search_time(self._disk, self.path, self.identity, timestamp_ns)
         if found.damage is not None:

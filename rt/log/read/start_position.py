@@ -77,7 +77,7 @@ def check_place(place: Place) -> CheckedPlace:
     with contextlib.suppress(TypeError):
         position = operator.index(place)  # type: ignore[arg-type]
     if isinstance(place, bool) or not 0 <= position <= NUMBER_MAX:
-        expected = "a number from 0 on, 'earliest', 'latest', or a datetime"
+        expected = f"a number from 0 to {NUMBER_MAX}, 'earliest', 'latest', or a datetime"
         raise InvalidOption("invalid position", got=repr(place)[:200], expected=expected)
     return position
 
