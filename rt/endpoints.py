@@ -9,7 +9,7 @@ Invariant: `str` of an endpoint parses to the same endpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, NamedTuple
 
@@ -61,9 +61,9 @@ def check_endpoints(
     Raises `rt.InvalidOption` if one is malformed or named twice, if a single text is given instead of a
     sequence, or if there is none although `is_required`.
     """
-    if isinstance(endpoints, str | bytes):
+    if isinstance(endpoints, str | bytes) or not isinstance(endpoints, Iterable):
         raise InvalidOption(
-            "the endpoints are one text",
+            "the endpoints are not a sequence of texts",
             where=where,
             got=repr(endpoints)[:_SHOWN_CHARACTERS],
             expected="a sequence of 'host:port'",

@@ -16,7 +16,9 @@ from rt.client.connection import (
     merge_sources,
     subscriber_root,
 )
+from rt.endpoints import check_endpoints
 from rt.names import check_name, check_session_name, session_owner
+from rt.option_checks import check_path
 
 if TYPE_CHECKING:
     import rt.aio
@@ -151,11 +153,13 @@ def connect(
     Raises `rt.InvalidOption` for a setting that is missing, unknown or malformed, `rt.InvalidName` for a
     malformed stream.
     """
+    if not isinstance(endpoints, str | None):
+        endpoints = ",".join(check_endpoints(endpoints, where="endpoints of arguments", is_required=True))
     given = {
-        "endpoints": endpoints if isinstance(endpoints, str) or endpoints is None else ",".join(endpoints),
-        "stream": stream,
+        "endpoints": endpoints,
+        "stream": None if stream is None else check_name(stream, kind="stream"),
         **{
-            name: None if value is None else os.fspath(value)
+            name: None if value is None else check_path(value, name=f"{name} of arguments")
             for name, value in zip(PATHS, (path, tls_dir, ca, cert, key), strict=True)
         },
     }

@@ -160,9 +160,11 @@ class _Layer(Struct, frozen=True):
         if "endpoints" in self.values:
             split_endpoints(self.values["endpoints"], where=f"endpoints of {self.where}")
         for key, value in self.values.items():
+            where = f"{key} of {self.where}"
             if "\0" in value:
-                where = f"{key} of {self.where}"
                 raise InvalidOption("a zero byte in a setting", where=where, got=repr(value)[:200])
+            if key in PATHS and not value:  # As a path it would be the working directory.
+                raise InvalidOption("the path is empty", where=where)
         return {
             key: os.path.abspath(os.path.join(self.base, os.path.expanduser(value)))
             if key in PATHS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,23 @@ def test_what_is_no_url_and_no_name_is_refused(pki: Path) -> None:
             make(3)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"endpoints": 5}, "not a sequence of texts .at endpoints of arguments.: got 5"),
+        ({"endpoints": [5]}, "an endpoint is not a text .at endpoints of arguments.: got 5"),
+        ({"endpoints": [b"a:1"]}, "an endpoint is not a text"),
+        ({"stream": 5}, "not a valid name for a stream: got 5"),
+        ({"path": 5}, "not a path .at path of arguments.: got 5"),
+        ({"path": b"d"}, "not a path .at path of arguments.: got b'd'"),
+        ({"tls_dir": ""}, "not a path .at tls_dir of arguments.: got ''"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(wrong: dict[str, Any], problem: str) -> None:
+    with pytest.raises(rt.RtError, match=problem):
+        rt.connect("rt://a:1/s?tls_dir=d", **wrong)
+
+
 def test_a_malformed_stream_is_refused() -> None:
     with pytest.raises(InvalidName, match="a/b"):
         settings("rt://a:1/a/b?tls_dir=d")
@@ -123,6 +141,7 @@ def test_a_malformed_stream_is_refused() -> None:
         ("default = 3\n", None, "a profile is a table"),
         ("[default]\nstreams = 's'\n", None, r"unknown setting.*\[default\].*'streams'"),
         ("[default]\nstream = 3\n", None, "not a text.*stream"),
+        ("[default]\npath = ''\n", None, "the path is empty .at path of "),
         ("[default]\n[prod]\n", "prd", "no such profile.*'prd'.*default, prod"),
     ],
 )

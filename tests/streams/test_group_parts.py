@@ -57,6 +57,8 @@ def test_members_with_other_patterns_or_partitions_are_noticed() -> None:
         {"concurrency": 0},
         {"concurrency": 1.5},
         {"retry_for_s": float("nan")},
+        {"on_error": 5},
+        {"on_event": "print"},
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

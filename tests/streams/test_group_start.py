@@ -75,6 +75,20 @@ def group_at(nodes: Nodes, pki: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     return group
 
 
+def test_what_cannot_be_subscribed_is_refused_by_the_call(pki: Path, tmp_path: Path) -> None:
+    files = {"endpoints": ["127.0.0.1:1"], "tls": tls_of(pki, "sub")}
+    with pytest.raises(rt.InvalidOption, match="not options of a group"):
+        Group(tmp_path, "s", "sub", **files, options={"partitions": 4})
+    group = Group(tmp_path, "s", "sub", **files)
+    for pattern in (5, b"a/*", None):
+        with pytest.raises(rt.InvalidOption, match="not a pattern of topics"):
+            group.subscribe(pattern, print)
+    with pytest.raises(rt.InvalidOption, match="text that UTF-8 can encode"):
+        group.subscribe("\udcff", print)
+    with pytest.raises(rt.InvalidOption, match="not a serializer"):
+        group.subscribe("a/*", print, 5)
+
+
 @pytest.mark.parametrize("case", ["another creates", "no node answers", "no node answers the creator"])
 def test_stop_ends_a_group_that_is_being_created(
     pki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str

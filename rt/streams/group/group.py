@@ -18,6 +18,7 @@ from rt.client.subscriber import Subscriber
 from rt.errors import Closed, Gap, InvalidOption, RtError
 from rt.events import SkipForward
 from rt.log.disk import REAL, storage_errors
+from rt.log.read.topic_patterns import check_topics
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory
 from rt.log.scan.message_batch import Message
@@ -77,6 +78,8 @@ class Group:
     ) -> None:
         self.name: Final = check_name(name, kind="group")
         self.stream: Final = check_name(stream, kind="stream")
+        if not isinstance(options, GroupOptions | None):
+            raise InvalidOption("not options of a group", where="options", got=repr(options)[:200])
         self.options: Final = options or GroupOptions()
         self._path, self._endpoints, self._tls = path, tuple(endpoints), tls
         self._subscriptions: list[TopicHandler] = []
@@ -106,6 +109,11 @@ class Group:
         """
         if self._loop is not None:
             raise Closed("the group is running", where=self.name, hint="Call subscribe before run.")
+        if not isinstance(pattern, str):
+            raise InvalidOption("not a pattern of topics", where=self.name, got=repr(pattern)[:200])
+        check_topics(pattern)
+        if serializer is not None and not callable(getattr(serializer, "loads", None)):
+            raise InvalidOption("not a serializer", where="serializer", got=repr(serializer)[:200])
         if not callable(handler):
             raise InvalidOption("not callable", where="handler", got=repr(handler)[:200])
         if any(one.pattern == pattern for one in self._subscriptions):

@@ -75,5 +75,8 @@ class GroupOptions(Struct, frozen=True):
         check_range(self.retry_for_s, 0, 10**9, name="retry_for_s")
         check_range(self.retry_min_s, 0.001, 10**9, name="retry_min_s")
         check_range(self.retry_max_s, self.retry_min_s, 10**9, name="retry_max_s")
+        for name in ("on_error", "on_event"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise InvalidOption("not callable", where=name, got=repr(given)[:200])
         if self.start not in ("earliest", "latest"):
             raise InvalidOption("unknown start", where="start", got=self.start, expected="earliest | latest")
