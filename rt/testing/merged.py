@@ -102,6 +102,7 @@ class MergedLogBuilder:
         self._sequenced_ns = 0
         self._sessions: dict[bytes, _Session] = {}
         self._wanted: dict[str, int] = {}
+        self._is_closed = False
         self.writer = LogWriter.open(
             self.path, LogIdentity(LogKind.MERGED, cluster_id, stream), disk=disk, clock=clock
         )
@@ -145,6 +146,11 @@ class MergedLogBuilder:
 
         A turn takes at least one batch. A dedup session waits until its next number is expected.
         """
+        if len({self._source(session).id for session in sessions}) < len(sessions):
+            raise InvalidOption(
+                "a session is named twice",
+                got=", ".join(str(os.fspath(session)) for session in sessions)[:500],
+            )
         first = self.position
         turns = [self._turns(session, block_bytes) for session in sessions]
         waiting = [next(turn, None) for turn in turns]
@@ -177,9 +183,11 @@ class MergedLogBuilder:
         self.writer.sync()
 
     def close(self) -> None:
-        """Make the merged messages durable, and release the directory."""
-        self.sync()
-        self.writer.close()
+        """Make the merged messages durable, and release the directory. Closing twice is allowed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.sync()
+            self.writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -265,6 +273,8 @@ class MergedLogBuilder:
         if skip is None:
             wanted = first if dedup_id is None else self._wanted.get(dedup_id, first)
             skip = min(max(wanted - first, 0), end - first)
+        elif not 0 <= skip <= end - first:
+            raise InvalidOption("invalid skip", got=skip, expected=f"0 to {end - first} messages")
         self._instruction += 1
         source.segment, source.offset = segment, _end(batches)
         count = end - first - skip

@@ -11,12 +11,14 @@ A marble stands for one second: "-" nothing, a letter or digit a value, "|" the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from rt.errors import InvalidOption
 from rt.objects import CheckpointKind, MemoryStore, Serializers
 from rt.query.core.observable import Observable, Observer
 from rt.query.core.operator import Operator
@@ -30,6 +32,7 @@ __all__ = ["MarbleError", "MarbleEvent", "check_laws", "cold", "hot", "rows_writ
 
 UNTIL_S: Final = 1000.0
 QUERY_ID: Final = "query"
+_MARBLES: Final = re.compile(r"[-a-zA-Z0-9|#]*")
 AT_ONCE_MAX: Final = 100_000
 """With this many timers at one time, a query counts as one without end."""
 
@@ -52,9 +55,16 @@ class MarbleError(Exception): ...
 
 
 def hot(marbles: str, values: Mapping[str, Any] | None = None) -> list[MarbleEvent]:
-    """Events at whole seconds, from 0. `values` maps letters to values (default: the letter, or an int)."""
+    """Events at whole seconds, from 0. `values` maps letters to values (default: the letter, or an int).
+
+    Spaces are left out. `rt.InvalidOption` for characters that no marble has.
+    """
     events = []
-    for second, mark in enumerate(marbles.replace(" ", "")):
+    text = marbles.replace(" ", "")
+    if _MARBLES.fullmatch(text) is None:
+        expected = "letters, digits, '-', '|' and '#'"
+        raise InvalidOption("not marbles", got=repr(marbles)[:200], expected=expected)
+    for second, mark in enumerate(text):
         if mark == "|":
             events.append(MarbleEvent(second, "completed"))
         elif mark == "#":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rt.errors import UnknownVersion
+from rt.errors import InvalidOption, UnknownVersion
 from rt.objects import CheckpointKind, MemoryStore
 from rt.query.core.errors import StateMismatch
 from rt.query.core.observable import Observable, applied
@@ -139,3 +139,9 @@ def test_the_test_kit_finds_a_planted_flaw(flaw: str) -> None:
         return
     with pytest.raises(AssertionError):
         check_laws(query, {"in": hot("12345|")})
+
+
+@pytest.mark.parametrize("marbles", ["-(ab)-|", "a^b", "a.b|", "é|"])
+def test_characters_that_are_no_marbles_are_refused(marbles: str) -> None:
+    with pytest.raises(InvalidOption, match="not marbles"):
+        hot(marbles)

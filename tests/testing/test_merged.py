@@ -8,6 +8,7 @@ import pytest
 from disks import MemoryDisk
 
 import rt
+from rt.errors import InvalidOption
 from rt.log.format.block import BLOCK_HEADER_BYTES, BlockHeader, BlockKind, decode_block_header
 from rt.log.format.checksum import batch_seed
 from rt.log.format.segment import SEGMENT_HEADER_BYTES, SegmentId, decode_segment_header
@@ -122,3 +123,25 @@ def test_what_is_no_run_of_batches_is_refused(disk: MemoryDisk) -> None:
 
 def test_the_example_in_the_documentation_works() -> None:
     assert doctest.testmod(merged_module).failed == 0
+
+
+def test_a_session_is_merged_once_also_if_it_is_named_twice(disk: MemoryDisk) -> None:
+    session = publish(disk, "a", 1)
+    with open_merged(disk) as merged:
+        with pytest.raises(InvalidOption, match="a session is named twice"):
+            merged.merge_all([session, session])
+        assert merged.merge_all([session]) == range(2)
+
+
+@pytest.mark.parametrize("skip", [-1, 3])
+def test_a_skip_that_the_range_does_not_have_changes_nothing(disk: MemoryDisk, skip: int) -> None:
+    session = publish(disk, "a", 1)
+    with open_merged(disk) as merged:
+        with pytest.raises(InvalidOption, match=f"invalid skip: got {skip}, expected 0 to 2"):
+            merged.merge(session, skip=skip)
+        assert merged.merge(session) == range(2)
+
+
+def test_a_log_that_was_closed_may_be_closed_again(disk: MemoryDisk) -> None:
+    with open_merged(disk) as merged:
+        merged.close()
