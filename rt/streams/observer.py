@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from rt.errors import InvalidOption
 from rt.streams.core.errors import DeliveryFailed, StreamError
 from rt.streams.core.event_batch import EventBatch
 from rt.streams.core.stream_id import SequenceToken, StreamId
@@ -131,3 +132,9 @@ class EventObserver(StreamObserver):
 
 
 ObserverFactory: TypeAlias = Callable[[StreamId], StreamObserver]
+
+
+def check_observer(observer: StreamObserver) -> None:
+    """`rt.InvalidOption` for what has no `on_batch`, such as a class in the place of its object."""
+    if isinstance(observer, type) or not callable(getattr(observer, "on_batch", None)):
+        raise InvalidOption("not an observer", got=repr(observer)[:200], expected="a StreamObserver")

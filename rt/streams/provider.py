@@ -21,7 +21,7 @@ from rt.serializers import Serializer
 from rt.streams.agent.agent import PullingAgent
 from rt.streams.agent.manager import PullingManager
 from rt.streams.balancer.balancer import Fence, FixedBalancer, QueueBalancer
-from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy
+from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy, check_events
 from rt.streams.core.errors import NotWritable, OwnerTimeout, QueueElsewhere, StreamMisplaced, wrong_state
 from rt.streams.core.metrics import QueueCounts, QueueStatus, metrics_of
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
@@ -171,7 +171,7 @@ class StreamProvider:
         """Start serving the queues that the balancer assigns. Call once."""
         self._require_not_started("start")
         adapter = await self._factory.adapter()
-        if self._is_closed:
+        if self._is_closed or self._adapter is not None:
             await adapter.close()
         self._require_not_started("start")
         self._adapter = adapter
@@ -204,6 +204,7 @@ class StreamProvider:
                 await self._adapter.close()
 
     async def __aenter__(self) -> Self:
+        self._require_not_started("start")
         try:
             await self.start()
         except BaseException:
@@ -228,6 +229,7 @@ class StreamProvider:
         if adapter.direction is StreamDirection.READ_ONLY:
             what, hint = "the queues of this provider are read-only", "Give each Cluster a writer."
             raise NotWritable(what, where=self.name, got=stream, hint=hint)
+        events = check_events(events)
         if (serializer := self._serializers.get(stream.namespace)) is not None:
             events = [serializer.dumps(event) for event in events]
         own = checked_headers(headers) if headers else ()

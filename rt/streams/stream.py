@@ -16,7 +16,7 @@ from rt.names import check_name
 from rt.streams.core.delivery import DeliveryOptions, PoisonPolicy
 from rt.streams.core.errors import NoSuchSubscription, QueueElsewhere
 from rt.streams.core.stream_id import QueueId, SequenceToken, StartPosition, StreamId
-from rt.streams.observer import StreamObserver
+from rt.streams.observer import StreamObserver, check_observer
 from rt.streams.requests.request import QueueRequest
 from rt.streams.subscriptions.start_place import Start, check_start
 from rt.streams.subscriptions.subscription_store import SubscriptionRecord
@@ -53,6 +53,7 @@ class Subscription:
         continues with its own consumer, and `observer` is called when the queue comes here.
         `NoSuchSubscription`, `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`.
         """
+        check_observer(observer)
         agent = await self._provider.agent_or_elsewhere(self.stream, self)
         if not isinstance(agent, QueueElsewhere):
             try:
@@ -118,6 +119,7 @@ class Stream:
         `NotRewindable`, `QueueElsewhere`, `OwnerTimeout`, `StreamMisplaced`; `ValueError` if `start` is not a
         valid position. After `CommitUnknown` or `OwnerTimeout` the subscription may exist.
         """
+        check_observer(observer)
         if consumer is not None:
             check_name(consumer, kind="consumer")
         if name is not None:

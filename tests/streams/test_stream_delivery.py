@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -564,6 +565,9 @@ def test_invalid_arguments_are_refused() -> None:
         async with provider:
             with pytest.raises(Closed, match="cannot call start: the provider was already started"):
                 await provider.start()
+            with pytest.raises(Closed, match="cannot call start: the provider was already started"):
+                await provider.__aenter__()
+            await provider.stream("n", "a").publish([1])  # The one that runs was not closed by that.
         with pytest.raises(Closed, match="the provider is closed"):
             await provider.stream("n", "a").publish([1])
         with pytest.raises(Closed, match="cannot call consumer: the provider is closed"):
@@ -576,3 +580,36 @@ def test_invalid_arguments_are_refused() -> None:
         provider.consumer("c", lambda _: Collector())
         provider.consumer("c", lambda _: Collector())
     assert memory_stores()
+
+
+@pytest.mark.parametrize("events", [b"12.50", "12.51", {"price": 12.5}, None, 5])
+def test_one_event_in_the_place_of_several_is_refused(events: Any) -> None:
+    async def program(provider: StreamProvider) -> None:
+        got = Collector()
+        await provider.stream("n", "a").subscribe(got)
+        with pytest.raises(InvalidOption, match="not a series of events"):
+            await provider.stream("n", "a").publish(events)
+        await provider.stream("n", "a").publish(event for event in ["a", "b"])
+        await until(lambda: got.events == ["a", "b"])
+
+    in_memory(program)
+
+
+def test_what_cannot_consume_is_refused_when_it_is_given() -> None:
+    provider = StreamProvider("p", MemoryQueues(1))
+    for register in (partial(provider.implicit, "a", "n/*"), partial(provider.consumer, "a")):
+        with pytest.raises(InvalidOption, match="not a factory of observers"):
+            register(Collector())
+    with pytest.raises(InvalidOption, match="not a pattern of topics"):
+        provider.implicit("a", 5, lambda _: Collector())  # type: ignore[arg-type]
+
+    async def program(provider: StreamProvider) -> None:
+        stream = provider.stream("n", "a")
+        for wrong in (None, Collector):
+            with pytest.raises(InvalidOption, match="not an observer"):
+                await stream.subscribe(wrong)  # type: ignore[arg-type]
+        assert await stream.subscriptions() == []
+        with pytest.raises(InvalidOption, match="not a time: got 5"):
+            await stream.token_at(5)  # type: ignore[arg-type]
+
+    in_memory(program)

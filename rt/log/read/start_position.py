@@ -40,9 +40,10 @@ class StartTime(Struct, frozen=True):
     @classmethod
     def of(cls, time: datetime) -> StartTime:
         """`rt.InvalidOption` if `time` has no timezone."""
-        if time.utcoffset() is None:
+        given: object = time
+        if not isinstance(given, datetime) or given.utcoffset() is None:
             raise InvalidOption(
-                "a time without a timezone",
+                "a time without a timezone" if isinstance(given, datetime) else "not a time",
                 got=repr(time)[:200],
                 expected="a datetime with a timezone",
                 hint="Give it one: `datetime.now(UTC)`, or `time.astimezone()` if it is local time.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct
@@ -56,6 +56,15 @@ class DeliveryOptions(Struct, frozen=True):
             other.batch_size if self.batch_size is None else self.batch_size,
             other.batch_within_s if self.batch_within_s is None else self.batch_within_s,
         )
+
+
+def check_events(events: Iterable[Any]) -> list[Any]:
+    """The events of a call that publishes. `rt.InvalidOption` for one event: its characters are no events."""
+    if isinstance(events, Mapping | str | bytes | bytearray | memoryview) or not isinstance(events, Iterable):
+        raise InvalidOption(
+            "not a series of events", where="events", got=type(events).__name__, expected="a list of events"
+        )
+    return list(events)
 
 
 def check_policy(policy: PoisonPolicy | None) -> PoisonPolicy | None:

@@ -40,7 +40,9 @@ class ConsumerFactories:
         self, name: str, factory: ObserverFactory, delivery: DeliveryOptions = _AS_OPTIONS
     ) -> None:
         """Use `factory` for subscriptions of consumer `name`. `ValueError` if the name is taken."""
-        found = self._factories.setdefault(check_name(name, kind="consumer"), (factory, delivery))
+        found = self._factories.setdefault(
+            check_name(name, kind="consumer"), (_checked(factory, name), delivery)
+        )
         if found != (factory, delivery):
             raise InvalidOption(f"consumer {name!r} is already registered")
 
@@ -55,9 +57,11 @@ class ConsumerFactories:
         """Give every stream whose topic matches a subscription. `ValueError` if the name is taken."""
         if check_name(name, kind="subscription") in self._patterns:
             raise InvalidOption(f"implicit subscription {name!r} is already registered")
+        if not isinstance(pattern, str):
+            raise InvalidOption("not a pattern of topics", where=name, got=repr(pattern)[:200])
         checked = None if start is None else check_start(start)
         self._patterns[name] = ImplicitSubscription(
-            re.compile(translate(pattern)), factory, delivery, checked
+            re.compile(translate(pattern)), _checked(factory, name), delivery, checked
         )
 
     def attach(
@@ -108,3 +112,14 @@ class ConsumerFactories:
             known = self._patterns.get(record.pattern)
             return _AS_OPTIONS if known is None else known.delivery
         return self._factories[record.consumer][1] if record.consumer in self._factories else _AS_OPTIONS
+
+
+def _checked(factory: ObserverFactory, name: str) -> ObserverFactory:
+    if not callable(factory):
+        raise InvalidOption(
+            "not a factory of observers",
+            where=name,
+            got=repr(factory)[:200],
+            expected="a class, or a function of the stream",
+        )
+    return factory
