@@ -89,6 +89,10 @@ _REFUSALS = (CertificateError, ClusterMismatch, UnknownVersion)
 _Result = TypeVar("_Result")
 
 
+class _Quiet(Timeout):
+    """Nothing came from a node. It hangs, or there is nothing new: the next node is asked."""
+
+
 class PullClient:
     """Keeps `copy` up to date with the cluster whose nodes are `endpoints` ("host:port" each).
 
@@ -161,14 +165,16 @@ class PullClient:
             refusals = refusals + 1 if isinstance(error, _REFUSALS) else 0
             if refusals >= len(nodes.targets):
                 raise error
-            failures = 1 if self._heard_at else failures + 1
+            is_quiet = isinstance(error, _Quiet)
+            failures = 1 if self._heard_at or is_quiet else failures + 1
             self.switches += 1
             if not self._was_reached:
                 error = await self._reason_of(error, nodes.target)
             self.left[nodes.target] = error
             self._report_corrupt()
             self._report_unreached()
-            logger.warning("node_left endpoint=%s error=%r", nodes.target, str(error))
+            level = logging.INFO if is_quiet else logging.WARNING
+            logger.log(level, "node_left endpoint=%s error=%r", nodes.target, str(error))
             nodes.record_failure()
             nodes.advance()
             await nodes.close_unused()
@@ -340,7 +346,7 @@ class PullClient:
         while True:
             left = max(since, self._heard_at) + self._silence_seconds - loop.time()
             if left <= 0 and len(self._nodes.targets) > 1:
-                raise Timeout(
+                raise _Quiet(
                     "the node is silent", where=target, expected=f"something in {self._silence_seconds:g} s"
                 )
             await asyncio.sleep(max(left, self._silence_seconds / 4))

@@ -19,7 +19,7 @@ from replicator.protocol.codec import PullRequest, decode_pull_request, encode_p
 from replicator.protocol.grpc_service import ROLES, replication_service
 from replicator.protocol.messages import LogOffset
 from replicator.pull import client as client_module
-from replicator.pull.client import PullClient
+from replicator.pull.client import BACKOFF_SECONDS_MIN, PullClient
 from replicator.pull.local_copy import LocalCopy
 from replicator.pull.sidecar_copy import SidecarCopy
 from rt.client.cursor import ACKNOWLEDGED, BEGUN, acknowledged_path, begun_path, write_position
@@ -217,6 +217,30 @@ def test_a_silent_node_is_left_for_another(tmp_path: Path, pki: Path, kind: str)
         source.close()
 
     asyncio.run(main())
+
+
+def test_a_log_that_does_not_grow_is_no_failure_of_its_nodes(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without warnings, and without longer and longer pauses between two nodes."""
+
+    async def main() -> None:
+        source, copy = Source(tmp_path, ("n1", "n2")), LocalCopy(tmp_path / "copy", "s")
+        source.grow(100)
+        one, other = source.nodes
+        async with one.serving(tls_of(pki, "n1")) as first, other.serving(tls_of(pki, "n1")) as second:
+            pauses: list[float] = []
+            options = {"silence_seconds": 0.1}
+            async with pulling(copy, [first, second], pki, **options) as client:
+                client._draw = lambda _, high: pauses.append(high) or 0.01  # type: ignore[func-returns-value]
+                await until(lambda: client.switches >= 6)
+        assert set(pauses) == {BACKOFF_SECONDS_MIN}
+        source.close()
+
+    caplog.set_level("INFO", logger="replicator")
+    asyncio.run(main())
+    left = [record.levelname for record in caplog.records if "node_left" in record.message]
+    assert set(left) == {"INFO"}
 
 
 async def ended(copy: LocalCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
