@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from importlib.metadata import entry_points
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import click
 
@@ -17,6 +17,10 @@ from rt.units import parse_since
 Goal: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 
 
+_DIGITS_MAX: Final = 100
+"""Python converts no number of more than 4,300."""
+
+
 class GoalType(click.ParamType):  # type: ignore[type-arg]
     """A position, an end of the log, or a time."""
 
@@ -26,7 +30,7 @@ class GoalType(click.ParamType):  # type: ignore[type-arg]
         match value:
             case "earliest" | "latest":
                 return cast(Goal, value)
-            case str() if value.isascii() and value.isdecimal():
+            case str() if value.isascii() and value.isdecimal() and len(value) <= _DIGITS_MAX:
                 return int(value)
         if value.startswith("-"):
             self.fail("a position is not negative: use a number, earliest, latest or a time.", param, ctx)

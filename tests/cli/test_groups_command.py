@@ -199,7 +199,7 @@ def test_a_position_that_the_log_does_not_have_is_refused(run: Any, log: NodesLo
     assert served.data.follower.state.holds[OLD].position == 0
 
 
-@pytest.mark.parametrize("to", ["", "-1", "yesterday", "12:00", "1.5", "earliest "])
+@pytest.mark.parametrize("to", ["", "-1", "yesterday", "12:00", "1.5", "earliest ", "9" * 5000])
 def test_a_goal_that_is_none_is_misuse(run: Any, to: str) -> None:
     result, _ = run("reset", "old", "--to", to)
     assert result.exit_code == 2

@@ -440,6 +440,12 @@ def test_a_file_above_the_limit_is_named(log: Log, tmp_path: Path, monkeypatch: 
     assert [topic for topic, _ in log.messages()] == ["a"]
 
 
+def test_a_file_that_cannot_be_read_is_named(log: Log) -> None:
+    result = log.pub("--quiet", "/proc/self/mem")
+    assert result.exit_code == 1
+    assert result.stderr == "rt: [Errno 5] Input/output error: '/proc/self/mem'\n"
+
+
 def test_a_file_name_that_is_no_utf_8_is_named(log: Log, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

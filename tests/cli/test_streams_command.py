@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rt.cli.streams import hosts as streams
-from rt.errors import RtError
+from rt.errors import InvalidOption, RtError
 from rt.exposition import exposition
 from rt.streams.core.metrics import METRICS, QueueCounts, QueueStatus, StuckCall, metrics_of
 
@@ -78,6 +78,12 @@ def test_the_status_tells_whether_all_is_well(monkeypatch: pytest.MonkeyPatch) -
     assert "the host does not serve metrics" in away.stderr
     texts["a:1"] = host("h1", QueueStatus("q", "failed"))
     assert runner.invoke(streams.hosts, ["a:1"]).exit_code == 1
+
+
+@pytest.mark.parametrize("wrong", ["a", "http://a:1", "caf\udce9:1", "a:1", "a b:1"])
+def test_what_is_no_host_and_port_is_misuse(wrong: str) -> None:
+    with pytest.raises(InvalidOption, match="HOST:PORT"):
+        streams.hosts.main(["a:1", wrong], standalone_mode=False)
 
 
 def test_a_host_that_is_not_there_is_an_error_that_names_it() -> None:

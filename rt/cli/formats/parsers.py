@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import itertools
 import json
@@ -245,11 +246,11 @@ class Parser(Struct, frozen=True):
             if path != STDIN:
                 with self.interrupts.waiting():
                     stream = opened.enter_context(open(path, "rb"))
-            while piece := self._read(stream):
+            while piece := self._read(stream, shown(path)):
                 self.on_read(len(piece))
                 yield piece
 
-    def _read(self, stream: IO[bytes]) -> bytes:
+    def _read(self, stream: IO[bytes], name: str) -> bytes:
         """The bytes that are available now, without the stream's buffer, which would wait for more."""
         try:
             descriptor = stream.fileno()
@@ -261,7 +262,12 @@ class Parser(Struct, frozen=True):
             self.on_wait()
         with self.interrupts.waiting():
             ready.poll()
-        return os.read(descriptor, READ_BYTES)
+        try:
+            return os.read(descriptor, READ_BYTES)
+        except OSError as error:
+            if error.errno != errno.EBADF:  # Of a closed stdin: `standard_streams` says it.
+                error.filename = name
+            raise
 
     def lines(self, path: str) -> Iterator[list[bytes]]:
         """The lines of a file without their newlines, in lists.

@@ -17,6 +17,7 @@ from msgspec import Struct, field, to_builtins
 from rt.cli.formats.console import report
 from rt.cli.formats.tables import escape, table
 from rt.cli.options import FiniteRange, json_option, option
+from rt.endpoints import check_endpoints
 from rt.errors import RtError
 
 _SAMPLE: Final = re.compile(r'(rt_streams_\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
@@ -202,7 +203,7 @@ def hosts(ctx: click.Context, hosts: Sequence[str], timeout: float, as_json: boo
     host does not answer or that a queue has a problem.
     """
     texts, has_failed = [], False
-    for host in hosts:
+    for host in check_endpoints(hosts, where="HOST:PORT"):
         try:
             texts.append(ask(host, timeout))
         except RtError as error:
