@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rt.objects.claims import Claims, TreeClaim
-from rt.objects.core.errors import OutOfTurn, StateDamaged
+from rt.objects.core.errors import NotSerializable, OutOfTurn, StateDamaged
 from rt.objects.core.store import CheckpointKind, category_checksum, checked_kind, row_checksum
 from rt.objects.sqlite_database import Fence, SqliteDatabase, resolve
 from rt.objects.sqlite_file import RESTORE, verify
@@ -15,6 +15,8 @@ from rt.option_checks import check_path
 
 _READ_AT_ONCE: Final = 4096
 _WRITE_AT_ONCE: Final = 4096
+VALUE_BYTES_MAX: Final = 900 * 2**20
+"""SQLite takes no row of 10^9 bytes or more."""
 
 
 class SqliteStore:
@@ -156,6 +158,8 @@ class SqliteWriter:
         waiting = self._waiting
         try:
             for key, data in rows:
+                if len(data) > VALUE_BYTES_MAX:
+                    raise _too_large(data)
                 waiting.append((category, key, data, row_checksum(seed, key, data)))
                 if len(waiting) >= _WRITE_AT_ONCE:
                     self._flush()
@@ -229,3 +233,12 @@ class SqliteWriter:
         self._database.require_usable()
         if not self.is_open:
             raise OutOfTurn("the writer was committed or rolled back", hint="Begin another one.")
+
+
+def _too_large(data: bytes) -> NotSerializable:
+    return NotSerializable(
+        "the value is too large for a store in a file",
+        got=f"{len(data)} bytes as it is stored",
+        expected=f"at most {VALUE_BYTES_MAX}",
+        hint="Nothing was saved. Store it in parts, such as the elements of a list.",
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,16 @@ import pytest
 
 import rt
 from rt.errors import InvalidOption
-from rt.objects import CheckpointKind, MemoryStore, OutOfTurn, SqliteStore, Store
+from rt.objects import (
+    CheckpointKind,
+    MemoryStore,
+    NotSerializable,
+    OutOfTurn,
+    PersistedObjectSpace,
+    SqliteStore,
+    Store,
+)
+from rt.objects import sqlite_store as sqlite_module
 from rt.objects.core.store import StateReader
 
 FULL, DIFFERENTIAL = CheckpointKind.FULL, CheckpointKind.DIFFERENTIAL
@@ -245,3 +256,27 @@ def test_a_closed_store_raises_closed(store: Store) -> None:
     ):
         with pytest.raises(rt.Closed):
             use()
+
+
+def test_an_element_that_a_file_cannot_hold_is_refused_and_the_store_stays_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        assert connection.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) > sqlite_module.VALUE_BYTES_MAX + 2**20
+    monkeypatch.setattr(sqlite_module, "VALUE_BYTES_MAX", 1000)
+    space = PersistedObjectSpace()
+    with SqliteStore(tmp_path / "state.db") as store:
+        space.load(store.reader())
+        large, count = (
+            space.get_or_create_value("large", b"", of=bytes),
+            space.get_or_create_value("count", 0),
+        )
+        large.value, count.value = bytes(1001), 1
+        with pytest.raises(NotSerializable, match=r"too large.*object 'large'.*got 1001 bytes"):
+            space.checkpoint(store)
+        large.value = bytes(1000)
+        space.checkpoint(store)
+    with SqliteStore(tmp_path / "state.db") as store:
+        again = PersistedObjectSpace()
+        again.load(store.reader())
+        assert again.get_or_create_value("count", 0).value == 1
