@@ -224,7 +224,9 @@ class PushClient:
         if str(report) != str(self._last_report):  # Each attempt has an error of its own.
             self._last_report = report
             self._on_report(report)
-        self._problems.record_report(report)
+        # A node with a full disk accepts the session again and again, and ends it at the first bytes.
+        if report.reasons or all(stream.is_accepting for stream in self._counted):
+            self._problems.record_report(report)
 
     def _raise_if_refused(self, log: SessionSource) -> None:
         """End if enough nodes fence the session, or if all refuse it and no publisher is open.

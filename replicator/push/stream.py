@@ -105,7 +105,7 @@ class PushStream:
         self._place: LogOffset | None = None
         """Where the current or last stream started; None if the node did not say."""
         self._failed_at: LogOffset | None = None
-        """Where the last stream started that ended; None once the node has acknowledged more."""
+        """Where the last stream started that ended; None once the node has acknowledged more, or all."""
         self._blocked: tuple[LogOffset | None] | None = None
         """Where the last stream started that ended with one of `BLOCKING`; None once that place is passed."""
         self._source = log
@@ -190,8 +190,7 @@ class PushStream:
         if isinstance(error, REFUSALS) or (blocked is not None and blocked == self._blocked):
             self.refused = error
             self._source.progressed.set()
-        if blocked is not None:
-            self._blocked = blocked
+        self._blocked = blocked or self._blocked
         self.is_renewed = False
         if not self.is_closed:
             self._owner.record_failure(self)
@@ -261,17 +260,15 @@ class PushStream:
         self._place, self.is_renewed = start.offset or NOWHERE, False
         if self._blocked != (self._place,):
             self._unblock()
-        self._failures = 0
+        self._failures = self._failures if self._place == self._failed_at else 0
         self._start_seconds = START_SECONDS_MIN
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
-        self._opened_run = -1
-        self._stall = StallDetector()
+        self._opened_run, self._stall = -1, StallDetector()
         # At the start of a segment there is nothing of it yet, and what precedes it was sealed, so synced.
         self._sent = self._place if self._place.offset > SEGMENT_HEADER_BYTES else NOWHERE
 
     def _unblock(self) -> None:
-        """The node accepts what is sent."""
         self.refused = self.failure = self._blocked = None
         self._reason.reset()
         self._owner.on_change()
@@ -299,10 +296,15 @@ class PushStream:
     def _acknowledge(self, durable: LogOffset) -> None:
         if self._blocked is not None and durable > (self._blocked[0] or NOWHERE):
             self._unblock()
-        if durable > (self._place or NOWHERE):
-            self._failed_at = None
+        self._settle(is_due=durable > (self._place or NOWHERE))
         while self._unacknowledged and self._unacknowledged[0][0] <= durable:
             self._unacknowledged_bytes -= self._unacknowledged.popleft()[1]
+
+    def _settle(self, *, is_due: bool) -> None:
+        """`is_due`: the node acknowledged more than before the last failure, or has everything."""
+        if is_due and self._failed_at is not None:
+            self._failed_at, self._failures = None, 0
+            self._owner.on_change()
 
     async def _write(self, call: Any, sender: Sender) -> None:
         while True:
@@ -315,6 +317,7 @@ class PushStream:
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
                 self._found_nothing_at = looks
+                self._settle(is_due=self.is_drained)
                 self._source.record_progress()
             elif self._source.is_ending or carried_bytes(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
                 continue  # There may be more. Less than a full message waits for its round.

@@ -188,6 +188,46 @@ def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_mor
     run(test())
 
 
+def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until_it_takes_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It accepts the session each time, and ends the stream at the first bytes."""
+    caplog.set_level("INFO", logger="replicator")
+    pauses: list[float] = []
+
+    def noted(_: float, longest: float) -> float:
+        pauses.append(longest)
+        return 0.001
+
+    monkeypatch.setattr(stream.random, "uniform", noted)
+
+    def logged(event: str) -> int:
+        return sum(message.startswith(event) for message in caplog.messages)
+
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made) as client:
+                publisher.publish(b"before")
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                made[2].rejection = rt.DiskFull("disk full while writing a batch", where="/data")
+                publisher.publish(b"after")
+                await until(lambda: len(pauses) >= 10)
+                # The first stream had brought something before it ended, so only the second one repeats it.
+                doubled = [min(stream.BACKOFF_SECONDS_MIN * 2**failures, 1.0) for failures in range(6)]
+                assert pauses[1:7] == doubled
+                assert (logged("push_waits"), logged("push_recovered")) == (2, 1)
+                made[2].rejection = None
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                await until(lambda: logged("push_recovered") == 2)
+                assert not client.report.reasons
+                await made[2].stop()
+                tried = len(pauses)
+                await until(lambda: len(pauses) > tried)
+                assert pauses[tried] == stream.BACKOFF_SECONDS_MIN
+
+    run(test())
+
+
 def test_a_batch_larger_than_the_bound_on_what_is_unacknowledged_goes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
