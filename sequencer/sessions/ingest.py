@@ -28,14 +28,17 @@ from sequencer.ipc.state_follower import StateFollower
 from sequencer.sessions.replica import SessionReplica
 from sequencer.sessions.replicas import SessionReplicas
 from sequencer.sessions.run_admission import (
+    beyond_end,
     end_offset,
     is_welcome,
+    may_be_another,
     rejection,
     run_end,
     sealed_count,
     session_of,
     skipped_run,
     start_offset,
+    without_merged,
 )
 from sequencer.state.apply_result import (
     ClusterReset,
@@ -240,8 +243,8 @@ class SessionIngest:
             why = why_full(self.state, hello.session, hello.dedup_id) if known is None else None
             if why is not None:
                 raise rejection(CommandRejected(why, is_full=True), hello, opened)
-            is_crowded = session is not None and len(session.active_runs) >= RUNS_MAX - SEALED_RUNS_MAX
-            has_room = isinstance(command, OpenRun) or not is_crowded
+            runs = 0 if session is None or isinstance(command, OpenRun) else len(session.active_runs)
+            has_room = runs < RUNS_MAX - SEALED_RUNS_MAX
             if known is None and has_room and loop.time() - proposed_at >= PROPOSE_AGAIN_S:
                 proposed_at = loop.time()
                 self._propose(encode_command(command))
@@ -276,6 +279,8 @@ class IngestStream:
         """By run number: sealed runs that were open during this stream, from the current one on. Never a run
         that was fenced: nothing after the end at which it is closed may be acknowledged."""
         self._ended: RtError | None = None
+        self._hides_merged = False  # What is merged may be of another run with the number of the current one.
+        self._progress = PushProgress()  # The last one, before anything of it was hidden.
         self._has_begun = asyncio.Event()
         """Set at the end, or when a run was accepted. Before, progress may be of one with the same number."""
         self.start = ingest.start(session, replica)
@@ -290,9 +295,7 @@ class IngestStream:
         place = self._replica.receiver.next_offset if self._replica is not None else None
         if place is not None:
             self.sealed = {x: opened for x, opened in self.sealed.items() if x >= place.run}
-        for opened in session.active_runs:
-            if opened.end is not None and not opened.is_fenced:
-                self.sealed[opened.run] = opened
+        self.sealed |= {one.run: one for one in session.active_runs if one.end and not one.is_fenced}
 
     async def open_run(self, opened: Run) -> None:
         await self._begin(await self._ingest.open_session(self, opened), opened)
@@ -301,15 +304,16 @@ class IngestStream:
         """Prepare the session's replica for bytes of that run."""
         replica = self._replica = await self._ingest.replicas.open_replica(session)
         replica.has_stream = True
-        receiver = replica.receiver
-        place = receiver.next_offset
+        self._hides_merged = may_be_another(session, opened, self.sealed)
+        place = replica.receiver.next_offset
         is_over = session.done is not None and place is not None and place.run < opened.number
         is_anew = place is None and 0 < session.fenced_end <= opened.number
-        if (is_over and not receiver.has_ended) or is_anew:
+        if (is_over and not replica.receiver.has_ended) or is_anew:
             # The cluster merged a run that is incomplete here: continue without the rest.
             await self._ingest.replicas.skip_to(replica, session, LogOffset(opened.number, 0, 0), None)
         await replica.store.start_run(opened)
         self._has_begun.set()
+        replica.store.wake()
         return replica
 
     async def append_runs(self, runs: Sequence[WholeRun]) -> None:
@@ -340,8 +344,7 @@ class IngestStream:
             if place is None or item.end_offset.segment < place.segment:
                 return
         run = item.start.run if isinstance(item, Chunk) else item.end_offset.run
-        known = self.sealed.get(run)
-        limit = run_end(self._ingest.state, replica.session_id, run, None if known is None else known.end)
+        limit = run_end(self._ingest.state, replica.session_id, run, self.sealed.get(run))
         if limit is not None and isinstance(item, Chunk):
             await self._append_before(replica, item, end_offset(run, limit))
         else:
@@ -353,27 +356,24 @@ class IngestStream:
             accepted = memoryview(item.data)[: end.offset - item.start.offset]
             await self._ingest.replicas.append(replica, Chunk(item.start, accepted))
         if item.end > end:
-            raise Unreachable(
-                "bytes after the end of a run that was closed",
-                where=self.hello.session,
-                got=item.end,
-                expected=f"at most {end}",
-                hint="Reconnect: the node replies where the session continues.",
-            )
+            raise beyond_end(item.end, end, self.hello.session)
 
     def record_status(self, status: PushStatus) -> None:
         """Alarms need it: see `client_tracker`."""
 
     async def next_progress(self, told: PushProgress | None) -> PushProgress:
         await self._has_begun.wait()
-        if self._ended is not None:
-            raise self._ended
-        assert self._replica is not None
-        progress = await self._replica.store.next_progress(told, lambda: self._ended is not None)
+        if self._ended is None:
+            assert self._replica is not None
+            hides, store = self._hides_merged, self._replica.store
+            self._progress = await store.next_progress(
+                self._progress if hides and told is not None else told,
+                lambda: self._ended is not None or self._hides_merged != hides,
+            )
         if self._ended is not None:
             raise self._ended
         await self._ingest.up()
-        return progress
+        return without_merged(self._progress) if self._hides_merged else self._progress
 
     def end(self, error: RtError) -> None:
         """End the stream, which may be idle, with this error."""

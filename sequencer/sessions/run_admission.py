@@ -4,6 +4,7 @@ Invariants:
 - A run is accepted only if it is open, and everything before it in the session is merged, or complete in this
   node's replica.
 - A directory that was superseded by another gets `rt.Fenced`.
+- A publisher does not learn that a run is merged that may be another one than its own.
 - A publisher that continues with a later run has nothing more of an earlier one, even if it did not announce
   the end of that run.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from replicator.protocol.handshake import NOWHERE, PushHello
+from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress
 from replicator.protocol.messages import LogOffset, Run, WholeRun
 from replicator.receive.session_receiver import SessionReceiver
 from rt.errors import Fenced, RtError, TooManySessions
@@ -92,6 +93,23 @@ def is_welcome(
     return False
 
 
+def may_be_another(session: Session, opened: Run, sealed: Mapping[int, ActiveRun]) -> bool:
+    """Whether the cluster merged a run with this number that may have another id.
+
+    The state has no id of a merged run. A directory that was restored from a copy of itself gives the number
+    to another run. This node notices that if it holds the merged one, and otherwise when it merges the bytes.
+    """
+    if session.done is None or opened.number > session.done[0]:
+        return False
+    known = sealed.get(opened.number)
+    return known is None or known.run_id != opened.run_id
+
+
+def without_merged(progress: PushProgress) -> PushProgress:
+    """Only what is durable. The publisher learns what is merged with its next run, whose id is compared."""
+    return PushProgress(progress.durable, progress.durable_number)
+
+
 def skipped_run(session: Session, later: Run) -> tuple[int, End] | None:
     """The active run and its end, if the publisher continues with a later run instead.
 
@@ -112,10 +130,10 @@ def _may_begin(receiver: SessionReceiver, run: int, before: ActiveRun) -> bool:
     return end is not None and receiver.has_ended and place == (before.run, end.roll, end.offset)
 
 
-def run_end(state: SequencerState, session_id: int, run: int, sealed: End | None = None) -> End | None:
+def run_end(state: SequencerState, session_id: int, run: int, sealed: ActiveRun | None = None) -> End | None:
     """The end beyond which a run's bytes are rejected; None if there is none. Raises why it is closed.
 
-    `sealed`: where it ends, if it was opened with its end. The cluster may be done with it.
+    `sealed`: the run, if it was opened with its end. The cluster may be done with it.
     """
     session = state.sessions.get(session_id)
     if session is None:
@@ -128,7 +146,7 @@ def run_end(state: SequencerState, session_id: int, run: int, sealed: End | None
     if session.done is not None and session.done[0] == run:
         return session.done[1]
     if sealed is not None and run >= session.fenced_end:
-        return sealed
+        return sealed.end
     raise Unreachable("that run is over", where=session.name, got=f"run {run}", hint="Reconnect.")
 
 
@@ -153,6 +171,16 @@ def sealed_count(
 def end_offset(run: int, end: End) -> LogOffset:
     """The end of a run, as an offset: not before the bytes of its segment's header."""
     return LogOffset(run, end.roll, max(end.offset, SEGMENT_HEADER_BYTES))
+
+
+def beyond_end(got: LogOffset, end: LogOffset, session: str) -> RtError:
+    return Unreachable(
+        "bytes after the end of a run that was closed",
+        where=session,
+        got=got,
+        expected=f"at most {end}",
+        hint="Reconnect: the node replies where the session continues.",
+    )
 
 
 def rejection(rejected: CommandRejected, hello: PushHello, opened: Run) -> RtError:

@@ -14,7 +14,7 @@ from receiving import SESSION, give, items_of, publish, session_copy
 from sequencing import do_open, new_state, opening
 
 import rt
-from replicator.protocol.handshake import PushHello
+from replicator.protocol.handshake import PushHello, PushProgress
 from replicator.protocol.messages import Chunk, LogOffset, Run, WholeRun, WholeRuns
 from replicator.push.whole_runs import joined
 from rt.errors import Fenced
@@ -313,3 +313,60 @@ def test_of_a_run_that_is_open_without_its_end_the_next_one_waits(config):
             await intake.close()
 
     asyncio.run(play())
+
+
+def test_a_run_of_a_restored_directory_is_not_reported_as_merged_in_place_of_the_merged_run(config, tmp_path):
+    """This node has not merged the lost run, and never held a byte of it: it knows its number only."""
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    publish(REAL, 10, root=str(root))
+    shutil.copytree(root, copy)
+    for _ in range(2):
+        publish(REAL, 10, root=str(root))  # Runs 1 and 2, which the copy does not have.
+    lost = runs_in(publish(REAL, 10, root=str(root)))
+    publish(REAL, 10, root=str(copy))
+    _, other = runs_in(publish(REAL, 10, root=str(copy)))
+    incarnation = read_identity(REAL, str(copy / "s" / "sessions" / "feed")).origin
+    state, whole = new_state(), {run.run.number: run for run in lost}
+    sealed = tuple(SealedRun(one.run.number, one.run.run_id, end_of(one)) for one in lost)
+    apply(state, OpenSealedRuns("feed", incarnation, None, sealed))
+    merged = MergeInstruction(1, state.sequenced_ns + 1, (range_of(whole[0]), range_of(whole[1])))
+    apply(state, merged)
+    assert state.sessions[1].done == (1, end_of(whole[1]))
+
+    async def play() -> None:
+        async with Played(config) as played:
+            await played.say(snapshot_of(state, index=1))
+            await played.say(pb.ToData(standing=pb.Standing(is_caught_up=True, node="n1")))
+            played.data.ingest._is_up = lambda: True
+            hello = PushHello("s", "feed", incarnation, None)
+            intake = await played.data.ingest.accept(hello, Identity("s", "publisher", "feed"))
+            begin, chunk, seal = other.items
+            assert (begin.number, begin.run_id != whole[1].run.run_id) == (1, True)
+            await intake.open_run(begin)
+            await intake.append(chunk)
+            await intake.append(seal)
+            store = played.data.replicas.get(1).store
+            store.record_merged(chunk.end, other.end, is_urgent=True)
+            await played.until(lambda: store.progress.durable == chunk.end)
+            told = await intake.next_progress(None)
+            assert told == PushProgress(chunk.end, other.end)
+            nothing_new = asyncio.ensure_future(intake.next_progress(told))
+            await asyncio.sleep(0)
+            assert not nothing_new.done()
+            opening = asyncio.ensure_future(intake.open_run(Run(2, other.run.run_id)))
+            with pytest.raises(Fenced, match="another run id"):
+                await opening
+            await intake.open_run(whole[2].run)  # As the publisher of the merged run would.
+            assert (await nothing_new).merged == chunk.end
+            await intake.close()
+
+    asyncio.run(play())
+
+
+def runs_in(path: str) -> list[WholeRun]:
+    items = joined(items_of(REAL, path))
+    return [run for item in items if isinstance(item, WholeRuns) for run in item.runs]
+
+
+def end_of(run: WholeRun) -> End:
+    return End(0, len(run.data), run.end)
