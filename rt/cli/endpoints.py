@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from rt.cli.options import connect_timeout_option, option
+from rt.cli.options import ExistingPath, connect_timeout_option, option
 from rt.client.connection import certificate_source, default_path, merge_sources
 from rt.endpoints import split_endpoints
 from rt.names import check_name
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _NAMES: Final = ("endpoints", "ca", "cert", "key", "profile", "insecure")
 _CERT_HELP: Final = "PEM file of the client certificate; its role must be {role}."
-_FILE: Final = click.Path(exists=True, dir_okay=False)
+_FILE: Final = ExistingPath(dir_okay=False)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,27 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DIRECTORY = click.Path(exists=True, file_okay=False)
+
+class ExistingPath(click.Path):
+    """A path that must exist. Unlike its base it says so only if nothing is there."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(exists=True, **settings)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.stat(value)
+        except (FileNotFoundError, ValueError):
+            pass
+        except PermissionError as error:
+            hint = "Run the command as the user that owns it."
+            self.fail(f"{value} cannot be reached: {error.strerror}. {hint}", param, ctx)
+        except OSError as error:
+            self.fail(f"{value} cannot be reached: {error.strerror}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DIRECTORY = ExistingPath(file_okay=False)
 
 
 class _Option(click.Option):

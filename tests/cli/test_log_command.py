@@ -360,3 +360,29 @@ def test_dump_follows_a_log_until_it_is_interrupted(tmp_path: Path) -> None:
             assert process.wait() == 130
             killer.cancel()
             assert process.stderr.read() == ""
+
+
+def test_a_directory_that_cannot_be_reached_is_not_called_missing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/var/lib/rt belongs to the user of the node: others may not look into it."""
+    missing = run("log", "stat", directory / "none")
+    assert missing.exit_code == 2
+    assert "does not exist" in missing.output
+    stat = os.stat
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path == str(directory):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    result = run("log", "stat", directory)
+    assert result.exit_code == 2
+    assert "cannot be reached: Permission denied. Run the command as the user" in " ".join(
+        result.output.split()
+    )
+    monkeypatch.undo()
+    loop = directory / "loop"
+    loop.symlink_to(loop)
+    assert "Too many levels of symbolic links" in run("log", "verify", loop).output

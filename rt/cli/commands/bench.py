@@ -14,7 +14,7 @@ import click
 
 from rt.bench.measure import Figure, one_core, scratch_directory
 from rt.cli.main import EntryPointGroup
-from rt.cli.options import FiniteRange, json_option, option
+from rt.cli.options import ExistingPath, FiniteRange, json_option, option
 from rt.errors import RtError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,7 +55,7 @@ def parts_option(parts: Sequence[str]) -> Callable[[F], F]:
 directory_option = option(
     "--directory",
     "directory",
-    type=click.Path(file_okay=False, exists=True),
+    type=ExistingPath(file_okay=False),
     help="Directory to write to. Default: the temporary directory.",
 )
 core_option = option("--core", default=0, help="Processor to run on. -1: all processors.")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from rt.cli.options import CERTIFICATE_NAME, json_option, option
+from rt.cli.options import CERTIFICATE_NAME, ExistingPath, json_option, option
 from rt.errors import CertificateError
 from rt.net.cert_files import State, certificates_in, read_file, state_of
 from rt.net.dev_pki import CA_DAYS, LEAF_DAYS, Address, init_ca, issue, renew, write_p12
@@ -123,7 +123,7 @@ def issue_(
 
 
 @certs.command("renew")
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR", type=ExistingPath(file_okay=False, path_type=Path))
 @click.argument("names", metavar="[NAME]...", nargs=-1, type=CERTIFICATE_NAME)
 @option(
     "--within",
@@ -156,7 +156,7 @@ def _due(directory: Path, until: datetime) -> Iterator[str]:
 
 
 @certs.command()
-@click.argument("order", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("order", metavar="FILE", type=ExistingPath(dir_okay=False, path_type=Path))
 def kubernetes(order: Path) -> None:
     """Make the certificates that FILE lists, as Kubernetes Secrets. The job of the Helm chart calls this.
 

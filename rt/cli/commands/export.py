@@ -14,7 +14,7 @@ import click
 from msgspec.structs import asdict
 
 from rt.cli.endpoints import NodeOptions, endpoint_options
-from rt.cli.options import STREAM_NAME, FiniteRange, json_option, option
+from rt.cli.options import STREAM_NAME, ExistingPath, FiniteRange, json_option, option
 from rt.cli.signals import Interrupts
 from rt.cli.spark.errors import spark_errors
 from rt.cli.spark.session import parse_setting, spark_session
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="TARGET")
 @option(
     "--path",
-    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    type=ExistingPath(file_okay=False, resolve_path=True),
     help="Directory of the merged log to export. Use it or --endpoints.",
 )
 @option("--stream", type=STREAM_NAME, help="Name of the stream. Only with --endpoints.")

@@ -24,7 +24,7 @@ from rt.cli.formats.level_wait import Level, WaitOutcome, wait_for_level
 from rt.cli.formats.parsers import STDIN, Fields, Parser
 from rt.cli.formats.publish_loop import OnFull, PublishedCount, PublishLoop
 from rt.cli.formats.tables import count_of, escape, format_size
-from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, FiniteRange, json_option, option
+from rt.cli.options import DEDUP_ID, SESSION_NAME, STREAM_NAME, ExistingPath, FiniteRange, json_option, option
 from rt.cli.signals import Interrupts
 from rt.client.publisher import Publisher
 from rt.client.settings import SILENCE_SECONDS_MIN, FsyncPolicy
@@ -43,7 +43,7 @@ def _choice(kind: object) -> click.Choice[str]:
 
 
 @click.command()
-@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=ExistingPath(allow_dash=True))
 @option(
     "--path",
     "root",

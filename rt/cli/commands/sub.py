@@ -28,6 +28,7 @@ from rt.cli.formats.writers import (
     as_lines,
 )
 from rt.cli.options import (
+    DIRECTORY,
     PLACE,
     SINCE,
     SINCE_FORMS,
@@ -51,7 +52,7 @@ _MOST = 2**62
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
+@click.argument("directory", metavar="[DIR]", required=False, type=DIRECTORY)
 @option(
     "--path",
     "root",

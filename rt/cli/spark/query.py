@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rt.cli.options import option
+from rt.cli.options import ExistingPath, option
 from rt.cli.signals import Interrupts
 from rt.cli.spark.errors import spark_errors
 from rt.cli.spark.session import parse_setting, spark_session
@@ -32,7 +32,7 @@ def query() -> None:
 
 
 @query.command()
-@click.argument("job", type=click.Path(exists=True, dir_okay=False))
+@click.argument("job", type=ExistingPath(dir_okay=False))
 @option("--spark", "on_spark", is_flag=True, help="Run it as a streaming job of Spark. Required.")
 @option("--once", is_flag=True, help="Stop at the end of the source. Default: wait for new messages.")
 @option("--master", help="Master of Spark. Default: that of spark-submit, or all cores of this machine.")
