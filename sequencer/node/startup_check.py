@@ -80,20 +80,23 @@ def check_directories(config: NodeConfig, *, may_write: Callable[[str], bool] = 
     ):
         if not os.path.lexists(path):
             continue
-        if not os.path.isdir(path):
-            raise StorageError(
-                "the node cannot use its directory (--directory)",
-                where=path,
-                got="a file",
-                expected="a directory",
-                hint="Move the file away, or set another directory.",
-            )
-        if not may_write(path):
+        if not os.path.isdir(path) or not may_write(path):
             raise unwritable(path, "not writable")
 
 
 def unwritable(path: str, reason: str | None) -> StorageError:
-    """The error for a directory of the node that its user cannot write."""
+    """The error for a directory of the node that its user cannot write, or that is none."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        is_link = os.path.islink(path)
+        return StorageError(
+            "the node cannot use its directory (--directory)",
+            where=path,
+            got=f"a link to {os.readlink(path)}, where no directory is" if is_link else "a file",
+            expected="a directory",
+            hint="Mount the file system to which the link leads, or change the link."
+            if is_link
+            else "Move the file away, or set another directory.",
+        )
     owner = ""
     with suppress(OSError):
         owner = f", owned by {_user(os.stat(path).st_uid)}, and the node runs as {_user(os.geteuid())}"

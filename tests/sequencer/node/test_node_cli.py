@@ -36,6 +36,7 @@ from sequencer.config.restart_policy import ExitStatus
 from sequencer.localcluster.loopback import free_port
 from sequencer.node.cli import node
 from sequencer.node.startup_check import check_directories, check_ports
+from sequencer.node.supervisor import lock_directory
 
 WAIT_S: Final = 120.0
 
@@ -139,10 +140,7 @@ def test_a_directory_that_another_node_runs_on_is_refused_at_once(
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "node").touch()
     assert main([*arguments(tmp_path), *certified(tmp_path / "pki")]) == 1
-    assert (
-        f"the node's directory cannot be written (--directory) (at {tmp_path}/node)"
-        in capsys.readouterr().err
-    )
+    assert f"(--directory) (at {tmp_path}/node): got a file, expected a directory" in capsys.readouterr().err
 
 
 @contextmanager
@@ -203,6 +201,19 @@ def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:
     os.makedirs(config.directory)
     Path(config.raft_directory).touch()
     with pytest.raises(rt.StorageError, match="got a file, expected a directory"):
+        check_directories(config)
+
+
+def test_a_link_to_a_directory_that_is_not_mounted_is_named_and_not_to_be_moved_away(tmp_path: Path) -> None:
+    config, away = config_of(tmp_path), tmp_path / "mnt" / "rt"
+    Path(config.directory).symlink_to(away)
+    named = rf"got a link to {away}, where no directory is, expected a directory\. Mount the file system"
+    with pytest.raises(rt.StorageError, match=named):
+        lock_directory(config)
+    Path(config.directory).unlink()
+    os.makedirs(config.directory)
+    Path(config.raft_directory).symlink_to(away)
+    with pytest.raises(rt.StorageError, match=named):
         check_directories(config)
 
 
