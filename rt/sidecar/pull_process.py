@@ -118,12 +118,15 @@ class PullSidecar:
             try:
                 self._pause(pause)
                 pause = self._try_once()
-            except Exception as error:
+            except RtError as error:
+                logger.error("pull_failed path=%s reason=%s", self.directory, error)
+                self._end_process()
+                pause = RESTART_SECONDS_MAX
+                self._fail(lasting(0, error))
+            except Exception:
                 logger.exception("pull_failed path=%s", self.directory)
                 self._end_process()
                 pause = RESTART_SECONDS_MAX
-                if isinstance(error, RtError):
-                    self._fail(lasting(0, error))
         self._release()
 
     def _try_once(self) -> float:

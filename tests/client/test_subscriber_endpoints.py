@@ -31,6 +31,7 @@ from rt.log.scan.directory import read_durable_end
 from rt.net import cert_validity
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
+from rt.sidecar.pull_process import LOCK_FILE
 
 WAIT_SECONDS = 120
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -104,6 +105,25 @@ def test_a_subscriber_may_be_there_before_the_log(tmp_path: Path, pki: Path, sou
         assert subscriber.position == 0
         source.publish(b"one")
         assert take(subscriber, 1) == [b"one"]
+
+
+def test_a_copy_whose_lock_cannot_be_taken_is_an_error_and_no_traceback(
+    tmp_path: Path, pki: Path, source: PullSource, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a read-only file system, or if another user made the copy."""
+    source.publish(b"one")
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert take(subscriber, 1) == [b"one"]
+    lock = Path(subscriber.directory, LOCK_FILE)
+    lock.unlink()
+    lock.symlink_to(lock)
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert take(subscriber, 1) == [b"one"]
+        with pytest.raises(rt.StorageFailed, match="locking a copy"):
+            subscriber.poll(timeout=WAIT_SECONDS)
+    (failed,) = [record for record in caplog.records if record.message.startswith("pull_failed")]
+    assert failed.exc_info is None
+    assert f"(at {lock})" in failed.message
 
 
 def test_a_pull_ends_with_its_certificate_and_continues_with_the_next_without_a_restart(
