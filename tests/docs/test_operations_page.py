@@ -107,7 +107,7 @@ def test_a_backup_that_was_taken_under_load_restores_a_prefix_of_the_lost_log(ro
             try:
                 nodes.wait_merged(50)
                 assert nodes.stop(saved) == {saved: 0}
-                subprocess.run(["cp", "-a", nodes.directory(saved), root / "backup"], check=True)
+                subprocess.run(["cp", "-aT", nodes.directory(saved), root / "backup"], check=True)
                 end = nodes.merged_position(saved)
                 nodes.start(saved)
                 nodes.wait_merged(end + 50)
@@ -122,7 +122,8 @@ def test_a_backup_that_was_taken_under_load_restores_a_prefix_of_the_lost_log(ro
         lost = Path(shutil.copytree(nodes.merged_directory(leader), root / "lost"))
         for name in nodes.names:
             nodes.wipe(name)
-        subprocess.run(["cp", "-a", root / "backup", nodes.directory(saved)], check=True)
+            nodes.directory(name).mkdir()  # As `install -d` of the page makes it.
+        subprocess.run(["cp", "-aT", root / "backup", nodes.directory(saved)], check=True)
         nodes.start()
 
         def is_forced() -> bool:
