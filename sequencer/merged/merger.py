@@ -31,6 +31,7 @@ from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.log.write.writer import LogWriter
 from sequencer.ipc.data_reports import MergeProgress
+from sequencer.merged.blocked_log import BlockedLog
 from sequencer.merged.fetched_ranges import FetchedRanges
 from sequencer.merged.merge_input import BlockInput, MergeInput, MissingInput, ReplicaSource, find_block
 from sequencer.merged.merged_files import MergedFiles
@@ -81,13 +82,12 @@ class Merger:
         self._plans: deque[WritePlan] = deque()
         self._removed: set[int] = set()
         """Sessions whose replicas were removed. Their files must be closed."""
-        self._is_closed = False
-        self._is_paused = False
+        self._is_closed = self._is_paused = False
+        self._blocked = BlockedLog()
         self._is_idle = False
         """No thread executes a plan. The one that clears it may, until it sets it. The merger's begins."""
         self._awaits_input = False
-        self._inputs = 0
-        """How often input arrived. Only the event loop changes it; it is read without the lock."""
+        self._inputs = 0  # How often input arrived. Only the event loop changes it, without the lock.
         self.missing: MissingInput | None = None
         self.gap: LogOffset | None = None
         """The first plan starts here, after the end of this log. Bytes up to it must come from a peer."""
@@ -231,7 +231,7 @@ class Merger:
                 self.damage = error
                 return
             except DiskFull as error:
-                logger.warning("merge_blocked error=%r", str(error))
+                self._blocked.record(error)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._is_closed, RETRY_S):
                         return
@@ -312,7 +312,7 @@ class Merger:
                 self._trim()
                 done = None if plan is None else self._executor.execute(plan, chain)
             except (DiskFull, Corrupt) as error:
-                logger.warning("merge_blocked error=%r", str(error))
+                self._blocked.record(error)
                 self._input.files.close()
                 with self._changed:
                     if isinstance(error, Corrupt) and plan is not None:
