@@ -17,11 +17,12 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from typing import Final
 
 from msgspec.structs import replace
 
 from replicator.protocol.epoch_check import check_epoch, check_line
-from replicator.protocol.handshake import NOWHERE, PushHello, PushProgress, PushStart
+from replicator.protocol.handshake import NOWHERE, STATUS_SECONDS, PushHello, PushProgress, PushStart
 from replicator.protocol.messages import LogOffset
 from replicator.push.quorum_progress import QuorumProgress
 from replicator.push.send_pacer import SendPacer
@@ -37,6 +38,9 @@ from rt.sidecar.cluster_file import CLUSTER_FILE, PushedCluster, read_cluster, w
 from rt.sidecar.progress_file import ProgressFile, PushState
 
 logger = logging.getLogger("replicator")
+
+SETTLE_SECONDS: Final = 0.5
+"""How often to repeat a limit of silence until a node answers that it is committed."""
 
 
 class SessionSource:
@@ -200,6 +204,15 @@ class SessionSource:
                     size = self.disk.size(segment_path(self.path, segment)) or 0
                     total += max(size - max(start, SEGMENT_HEADER_BYTES), 0)
         return total
+
+    async def wait_for_status(self, *, is_urgent: bool) -> None:
+        """Wait until the next status: shortly if this one must be answered, or until the publisher ends."""
+        if is_urgent or self.is_ending:
+            await asyncio.sleep(SETTLE_SECONDS if is_urgent else STATUS_SECONDS)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_SECONDS):
+                await self.ending.wait()
 
     def close(self) -> None:
         self._pacer.close()

@@ -6,7 +6,8 @@ Invariants:
   exception: the node opens them before it takes them.
 - Sent bytes that are not known to be synced are bounded.
 - If a stream ends, another one is tried, at first soon, then once a second; at once if it ended because the
-  members changed. Only a fault of the local log ends the pushing.
+  members changed, and soon if another node was lost: its bytes may need this one for a majority. Only a fault
+  of the local log ends the pushing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final, Protocol
@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from replicator.protocol.codec import PUSH_METHOD, PushReply, decode_push_reply, encode_push_request
 from replicator.protocol.handshake import (
     NOWHERE,
-    STATUS_SECONDS,
     OpenReply,
     PushProgress,
     PushStart,
@@ -41,7 +40,14 @@ from replicator.protocol.messages import (
 )
 from replicator.push.session_source import SessionSource
 from replicator.push.stall_detector import StallDetector
-from replicator.push.stream_faults import BLOCKING, REFUSALS, FailureReason, first_of, read_own_log
+from replicator.push.stream_faults import (
+    BLOCKING,
+    REFUSALS,
+    FailureReason,
+    RetryPause,
+    first_of,
+    read_own_log,
+)
 from replicator.push.whole_runs import joined
 from replicator.send.sender import ITEMS_MAX, Sender, carried_bytes
 from rt.errors import Fenced, ProtocolViolation, RtError, Timeout
@@ -56,15 +62,10 @@ import grpc.aio
 logger = logging.getLogger("replicator")
 
 UNACKNOWLEDGED_BYTES_MAX: Final = 64 * 2**20
-BACKOFF_SECONDS_MIN: Final = 0.05
-BACKOFF_SECONDS_MAX: Final = 1.0
 START_SECONDS_MIN: Final = 10.0
 START_SECONDS_MAX: Final = 80.0
 """How long a node may take to say where to start: it may have to open and verify a tail first. The time
 doubles after each timeout, because an overloaded node would start from scratch each time."""
-
-SETTLE_SECONDS: Final = 0.5
-"""How often to repeat a limit of silence until a node answers that it is committed."""
 
 
 class StreamOwner(Protocol):
@@ -78,6 +79,9 @@ class StreamOwner(Protocol):
 
     def record_failure(self, stream: PushStream) -> None:
         """The stream failed. May close any stream."""
+
+    def record_lost(self, stream: PushStream) -> None:
+        """A stream has ended whose node took what was sent."""
 
     def on_change(self) -> None:
         """What a stream reports about itself may have changed."""
@@ -117,7 +121,7 @@ class PushStream:
         self._opened_run = -1
         self._sent = NOWHERE
         self._found_nothing_at = -1
-        self._failures = 0
+        self._pause = RetryPause()
         self._start_seconds = START_SECONDS_MIN
         self._stall = StallDetector()
         self._writing = asyncio.Lock()  # gRPC sends one message of a call at a time.
@@ -153,10 +157,12 @@ class PushStream:
         self._source.stop_listening(self._changed)
 
     def _leave_node(self) -> None:
+        was_accepting = self.is_accepting
         if self.node is not None:
             self._source.remove(self.node)
-        self.node = None
-        self._found_nothing_at = -1
+        self.node, self._found_nothing_at = None, -1
+        if was_accepting:
+            self._owner.record_lost(self)
 
     async def run(self) -> None:
         """Stream until closed or cancelled. Only `LocalLogFailed` ends it."""
@@ -174,13 +180,13 @@ class PushStream:
                 self._renewed_version, self.is_renewed = self._told_version, True
                 continue
             self._record_failure(await self._reason.find(error, self.failure))
-            await asyncio.sleep(self._pause())
+            if await self._pause.wait():
+                self._channel.renew()
 
-    def _pause(self) -> float:
-        """Doubles after each failure, with jitter, so that streams do not reconnect all at once."""
-        self._failures += 1
-        longest = min(BACKOFF_SECONDS_MIN * 2 ** min(self._failures - 1, 10), BACKOFF_SECONDS_MAX)
-        return random.uniform(longest / 2, longest)
+    def hurry(self) -> None:
+        """Connect soon, if it is not connected."""
+        if self.node is None:
+            self._pause.shorten()
 
     def _record_failure(self, error: RtError) -> None:
         logger.debug("push_stream_ended endpoint=%s path=%s reason=%s", self.target, self._source.path, error)
@@ -260,7 +266,8 @@ class PushStream:
         self._place, self.is_renewed = start.offset or NOWHERE, False
         if self._blocked != (self._place,):
             self._unblock()
-        self._failures = self._failures if self._place == self._failed_at else 0
+        if self._place != self._failed_at:
+            self._pause.failures = 0
         self._start_seconds = START_SECONDS_MIN
         self._unacknowledged.clear()
         self._unacknowledged_bytes = 0
@@ -303,7 +310,7 @@ class PushStream:
     def _settle(self, *, is_due: bool) -> None:
         """`is_due`: the node acknowledged more than before the last failure, or has everything."""
         if is_due and self._failed_at is not None:
-            self._failed_at, self._failures = None, 0
+            self._failed_at, self._pause.failures = None, 0
             self._owner.on_change()
 
     async def _write(self, call: Any, sender: Sender) -> None:
@@ -317,7 +324,8 @@ class PushStream:
                 await self._send(call, item, is_bounded=is_bounded)
             if not items:
                 self._found_nothing_at = looks
-                self._settle(is_due=self.is_drained)
+                has_all = self.node is not None and self._source.quorum.durable(self.node) >= self._sent
+                self._settle(is_due=has_all)
                 self._source.record_progress()
             elif self._source.is_ending or carried_bytes(items) >= CHUNK_BYTES_MAX or len(items) >= ITEMS_MAX:
                 continue  # There may be more. Less than a full message waits for its round.
@@ -368,16 +376,7 @@ class PushStream:
             status = self._stall.update(now_s, reached, waiting_bytes)
             limit = None if start.silence_limit is None else self._source.silence.state()
             await self._put(call, encode_push_request(replace(status, silence_limit=limit)))
-            await self._wait_for_status(is_urgent=limit is not None)
-
-    async def _wait_for_status(self, *, is_urgent: bool) -> None:
-        """Wait until the next status: shortly if this one must be answered, or until the publisher ends."""
-        if is_urgent or self._source.is_ending:
-            await asyncio.sleep(SETTLE_SECONDS if is_urgent else STATUS_SECONDS)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_SECONDS):
-                await self._source.ending.wait()
+            await self._source.wait_for_status(is_urgent=limit is not None)
 
     async def _record_sending(self, end: LogOffset, size: int, *, is_bounded: bool) -> None:
         """Wait until `size` more bytes may be sent, then record that everything before `end` is sent."""

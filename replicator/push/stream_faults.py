@@ -1,8 +1,9 @@
-"""What ends a push stream, and which of several reasons counts."""
+"""What ends a push stream, which of several reasons counts, and when it is tried again."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -34,6 +35,8 @@ CALL_END_SECONDS: Final = 1.0
 """How long the status of a call may take that is over."""
 PROBE_AGAIN_SECONDS: Final = 5.0
 """How often to find out why a node cannot be reached."""
+BACKOFF_SECONDS_MIN: Final = 0.05
+BACKOFF_SECONDS_MAX: Final = 1.0
 
 
 class LocalLogFailed(Exception):
@@ -73,6 +76,35 @@ async def first_of(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, A
         if isinstance(end, Exception) and not isinstance(end, asyncio.InvalidStateError):
             raise end
     raise Unreachable("the stream ended")
+
+
+class RetryPause:
+    """The pauses between the streams to one endpoint. They double after each failure, up to a maximum.
+
+    They have jitter, so that streams do not reconnect all at once.
+    """
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._shortened = asyncio.Event()
+
+    def shorten(self) -> None:
+        """Make the present pause, or the next one, as after a first failure. It doubles from there."""
+        self._shortened.set()
+
+    async def wait(self) -> bool:
+        """Wait after a failure. Returns whether the pause was shortened."""
+        self.failures += 1
+        longest = min(BACKOFF_SECONDS_MIN * 2 ** min(self.failures - 1, 10), BACKOFF_SECONDS_MAX)
+        try:
+            async with asyncio.timeout(random.uniform(longest / 2, longest)):
+                await self._shortened.wait()
+        except TimeoutError:
+            return False
+        self._shortened.clear()
+        self.failures = 1
+        await asyncio.sleep(random.uniform(BACKOFF_SECONDS_MIN / 2, BACKOFF_SECONDS_MIN))
+        return True
 
 
 class FailureReason:

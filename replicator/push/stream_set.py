@@ -107,6 +107,11 @@ class PushStreams:
         self._endpoints.record_failure(stream.target)
         self._follow()
 
+    def record_lost(self, stream: PushStream) -> None:
+        for other in self.all:
+            if other is not stream:
+                other.hurry()
+
     # The endpoints
 
     def _follow(self) -> None:

@@ -179,6 +179,11 @@ class Channel:
             self._present, self._made_of = self._make(current), current
         return self._present
 
+    def renew(self) -> None:
+        """Let the next call connect at once: a gRPC channel pauses between its attempts to connect."""
+        self._retire()
+        self._present = None
+
     async def close(self) -> None:
         """Close all channels; running calls are cancelled."""
         self._is_closed = True

@@ -26,6 +26,7 @@ from replicator.push import stream, stream_faults
 from replicator.push.client import PushClient
 from replicator.push.lock import is_awaited, lock_push
 from replicator.push.quorum_progress import NEAR_SEGMENTS, QuorumProgress, majority_level
+from replicator.push.stream_faults import BACKOFF_SECONDS_MIN
 from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
@@ -199,7 +200,7 @@ def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until
         pauses.append(longest)
         return 0.001
 
-    monkeypatch.setattr(stream.random, "uniform", noted)
+    monkeypatch.setattr(stream_faults.random, "uniform", noted)
 
     def logged(event: str) -> int:
         return sum(message.startswith(event) for message in caplog.messages)
@@ -213,7 +214,7 @@ def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until
                 publisher.publish(b"after")
                 await until(lambda: len(pauses) >= 10)
                 # The first stream had brought something before it ended, so only the second one repeats it.
-                doubled = [min(stream.BACKOFF_SECONDS_MIN * 2**failures, 1.0) for failures in range(6)]
+                doubled = [min(BACKOFF_SECONDS_MIN * 2**failures, 1.0) for failures in range(6)]
                 assert pauses[1:7] == doubled
                 assert (logged("push_waits"), logged("push_recovered")) == (2, 1)
                 made[2].rejection = None
@@ -223,7 +224,62 @@ def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until
                 await made[2].stop()
                 tried = len(pauses)
                 await until(lambda: len(pauses) > tried)
-                assert pauses[tried] == stream.BACKOFF_SECONDS_MIN
+                assert pauses[tried] == BACKOFF_SECONDS_MIN
+
+    run(test())
+
+
+def test_a_node_that_is_back_is_asked_soon_when_another_one_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no majority takes what is published."""
+    pauses: list[float] = []
+
+    def noted(_: float, longest: float) -> float:
+        pauses.append(longest)
+        return 0.001 if longest == BACKOFF_SECONDS_MIN else 10 * WAIT_SECONDS
+
+    monkeypatch.setattr(stream_faults.random, "uniform", noted)
+
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made):
+                publisher.publish(b"before")
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                await made[2].stop()
+                await until(lambda: pauses and pauses[-1] > BACKOFF_SECONDS_MIN)
+                await made[2].start()
+                await made[1].stop()
+                publisher.publish(b"after")
+                await until(lambda: made[2].holds(publisher.directory))
+                await until(lambda: published_levels(publisher)[0] == Level(0, 2))
+
+    run(test())
+
+
+def test_nodes_that_end_each_stream_do_not_hurry_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def noted(_: float, longest: float) -> float:
+        pauses.append(longest)
+        return 0.001
+
+    monkeypatch.setattr(stream_faults.random, "uniform", noted)
+
+    async def test() -> None:
+        with publisher_in(tmp_path) as publisher:
+            async with nodes() as made, pushing(publisher.directory, made):
+                publisher.publish(b"before")
+                await until(lambda: all(node.holds(publisher.directory) for node in made))
+                for node in made[1:]:
+                    node.rejection = rt.DiskFull("disk full while writing a batch", where="/data")
+                publisher.publish(b"after")
+                await until(lambda: pauses.count(stream_faults.BACKOFF_SECONDS_MAX) >= 20)
+                short = pauses.count(BACKOFF_SECONDS_MIN)
+                await until(lambda: pauses.count(stream_faults.BACKOFF_SECONDS_MAX) >= 40)
+                assert pauses.count(BACKOFF_SECONDS_MIN) == short
 
     run(test())
 

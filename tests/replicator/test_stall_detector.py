@@ -15,7 +15,7 @@ import rt
 from replicator.protocol.handshake import NOWHERE, PushStatus
 from replicator.protocol.messages import LogOffset
 from replicator.push import client as push_client
-from replicator.push import stall_detector, stream
+from replicator.push import session_source, stall_detector
 from replicator.push.client import PushClient
 from replicator.push.stall_detector import STALLED_SECONDS, StallDetector
 
@@ -92,7 +92,7 @@ def publish(publisher: rt.Publisher) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A push is stuck, and says so, after a moment."""
     monkeypatch.setattr(stall_detector, "STALLED_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "STATUS_SECONDS", 0.02)
+    monkeypatch.setattr(session_source, "STATUS_SECONDS", 0.02)
     monkeypatch.setattr(push_client, "STATUS_SECONDS", 0.02)
 
 
@@ -149,7 +149,7 @@ def test_a_session_that_the_nodes_have_is_not_stuck_if_they_report_only_where_it
 
 
 def test_an_older_node_receives_no_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "STATUS_SECONDS", 0.001)
+    monkeypatch.setattr(session_source, "STATUS_SECONDS", 0.001)
 
     async def test(node: PushNode, publisher: rt.Publisher) -> None:
         node.takes_status = False
