@@ -17,7 +17,9 @@ from rt.streams.core.stream_id import QueueId
 from rt.streams.queue.mapper import QueueMapper
 
 Fence = NewType("Fence", int)
-"""Rises with every new owner of a queue. An earlier owner cannot overwrite what a later one wrote."""
+Fence.__doc__ = (
+    "Rises with each new owner of a queue. An earlier owner cannot overwrite what a later one wrote."
+)
 
 
 class QueueListener(Protocol):
