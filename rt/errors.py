@@ -81,7 +81,8 @@ class RtError(Exception):
             text += f": got {self.got}"
         if self.expected is not None:
             text += f"{', expected' if self.got is not None else ': expected'} {self.expected}"
-        return f"{text}. {self.hint}" if self.hint else text
+        # The text of another error, as a part of this one, may end with a hint.
+        return f"{text.removesuffix('.')}. {self.hint}" if self.hint else text
 
     @property
     def reason(self) -> str:

@@ -64,7 +64,7 @@ class ActionContext(Struct, frozen=True):
         joined(self.snapshot())
         outcome = await self.operations.commands.run(command)
         if isinstance(outcome, CommandRejected):
-            raise Conflict(outcome.why.removesuffix("."), hint="Nothing was changed.")
+            raise Conflict(outcome.why, hint="Nothing was changed.")
         return outcome
 
 
