@@ -316,6 +316,23 @@ def test_a_nodes_log_shows_whether_it_leads(tmp_path: Path) -> None:
     log.start()
     assert (log.term, log.leads, log.has_failed) == (5, 0, False)
     assert log.last_words(1).endswith("error='x'")
+    log.forget_terms()
+    assert log.term == 0
+
+
+def test_the_term_of_a_node_that_lost_its_directory_hides_no_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a forced reset the others begin with a lower term, if they led while the last one was down."""
+    nodes = LocalCluster(tmp_path, 3)
+    monkeypatch.setattr(nodes, "_running", {"n3": None})
+    for name, term in (("n1", 5), ("n3", 3)):
+        event = f"process=control logger=sequencer.raft event=became_leader term={term} log_end=7"
+        (nodes.root / f"{name}.log").write_text(f"time=2026-01-01T00:00:00.000Z level=info {event}\n")
+        nodes.directory(name).mkdir(parents=True)
+    assert nodes.leader() is None
+    nodes.wipe("n1")
+    assert nodes.leader() == "n3"
 
 
 def test_a_wait_without_progress_names_what_it_waited_for_and_where_the_logs_are(

@@ -31,6 +31,11 @@ class NodeLog:
         self.read()
         self.leads, self.has_failed = 0, False
 
+    def forget_terms(self) -> None:
+        """The node lost its directory. A cluster that starts again without it may have lower terms."""
+        self.read()
+        self.term = self.leads = 0
+
     def read(self) -> None:
         """Process the complete new lines."""
         if not self.path.exists():

@@ -208,6 +208,7 @@ class LocalCluster:
         """Delete the directory of a node that does not run."""
         assert name not in self._running, name
         shutil.rmtree(self.directory(name))
+        self._logs[name].forget_terms()
 
     def pids(self, name: str, part: Part = "node") -> list[int]:
         """The processes of a running node, itself first; or its process for `part`, if that runs."""
