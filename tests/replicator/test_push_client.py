@@ -189,18 +189,24 @@ def test_a_node_that_stands_still_does_not_hold_up_the_others_and_is_sent_no_mor
     run(test())
 
 
+def recorded_pauses(monkeypatch: pytest.MonkeyPatch, *, longer: float = 0.001) -> list[float]:
+    """The longest that each pause of a stream could be. The shortest ones take 1 ms, the others `longer`."""
+    pauses: list[float] = []
+
+    def drawn(_: float, longest: float) -> float:
+        pauses.append(longest)
+        return 0.001 if longest == BACKOFF_SECONDS_MIN else longer
+
+    monkeypatch.setattr(stream_faults.random, "uniform", drawn)
+    return pauses
+
+
 def test_a_node_with_a_full_disk_is_asked_ever_more_rarely_and_logged_once_until_it_takes_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It accepts the session each time, and ends the stream at the first bytes."""
     caplog.set_level("INFO", logger="replicator")
-    pauses: list[float] = []
-
-    def noted(_: float, longest: float) -> float:
-        pauses.append(longest)
-        return 0.001
-
-    monkeypatch.setattr(stream_faults.random, "uniform", noted)
+    pauses = recorded_pauses(monkeypatch)
 
     def logged(event: str) -> int:
         return sum(message.startswith(event) for message in caplog.messages)
@@ -233,13 +239,7 @@ def test_a_node_that_is_back_is_asked_soon_when_another_one_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it no majority takes what is published."""
-    pauses: list[float] = []
-
-    def noted(_: float, longest: float) -> float:
-        pauses.append(longest)
-        return 0.001 if longest == BACKOFF_SECONDS_MIN else 10 * WAIT_SECONDS
-
-    monkeypatch.setattr(stream_faults.random, "uniform", noted)
+    pauses = recorded_pauses(monkeypatch, longer=10 * WAIT_SECONDS)
 
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
@@ -260,13 +260,7 @@ def test_a_node_that_is_back_is_asked_soon_when_another_one_is_lost(
 def test_nodes_that_end_each_stream_do_not_hurry_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-
-    def noted(_: float, longest: float) -> float:
-        pauses.append(longest)
-        return 0.001
-
-    monkeypatch.setattr(stream_faults.random, "uniform", noted)
+    pauses = recorded_pauses(monkeypatch)
 
     async def test() -> None:
         with publisher_in(tmp_path) as publisher:
