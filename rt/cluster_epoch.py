@@ -21,6 +21,7 @@ GENERATIONS_MAX: Final = 255
 EPOCH_END: Final = 1 << 63
 _RESETS_BITS: Final = 16
 _RESETS_END: Final = 1 << _RESETS_BITS
+EPOCH_NUMBER_END: Final = (GENERATIONS_MAX + 1) * _RESETS_END
 _GENERATION_SHIFT: Final = _RESETS_BITS + LINE_BITS
 
 
@@ -34,6 +35,11 @@ def number_of(epoch: int) -> int:
     return generation_of(epoch) * _RESETS_END + epoch % _RESETS_END
 
 
+def generation_of_number(number: int) -> int:
+    """How often a reset had been forced when the epoch with this number, or a run of a merged log, began."""
+    return number // _RESETS_END
+
+
 def name_of(epoch: int) -> str:
     """An epoch as text: its number, then its line if a reset was forced."""
     line = epoch >> _RESETS_BITS & (1 << LINE_BITS) - 1
@@ -42,7 +48,7 @@ def name_of(epoch: int) -> str:
 
 def epoch_of(number: int, line: int) -> int:
     assert 0 <= line < 1 << LINE_BITS, line
-    return number // _RESETS_END << _GENERATION_SHIFT | line << _RESETS_BITS | number % _RESETS_END
+    return generation_of_number(number) << _GENERATION_SHIFT | line << _RESETS_BITS | number % _RESETS_END
 
 
 def may_be_reset(epoch: int) -> bool:
@@ -52,7 +58,7 @@ def may_be_reset(epoch: int) -> bool:
 
 def forced_number(number: int) -> int:
     """The number of the epoch that follows by a forced reset."""
-    return (number // _RESETS_END + 1) * _RESETS_END
+    return (generation_of_number(number) + 1) * _RESETS_END
 
 
 def is_succeeded(own: int, other: int) -> bool:

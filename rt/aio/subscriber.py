@@ -57,6 +57,7 @@ class Subscriber:
         endpoints: Sequence[str] = (),
         tls: TLS | None = None,
         position: Place | None = None,
+        epoch: int | None = None,
         topics: Collection[str] | None = None,
         on_event: EventHandler | None = None,
         retention: Retention = "follow",
@@ -71,6 +72,7 @@ class Subscriber:
             endpoints=check_endpoints(endpoints),
             tls=tls,
             position=position,
+            epoch=epoch,
             topics=topics,
             on_event=on_event,
             retention=retention,
@@ -100,6 +102,11 @@ class Subscriber:
         """The position of the next message; 0 while it is unknown."""
         position = self._delivery.position
         return self._position if position is None else position
+
+    @property
+    def epoch(self) -> int | None:
+        """See `rt.Subscriber.epoch`. It may be that of a message that was read and not delivered yet."""
+        return None if self._subscriber is None else self._subscriber.epoch
 
     @property
     def log_end(self) -> int | None:

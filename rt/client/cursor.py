@@ -19,6 +19,7 @@ from typing import Final
 from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.checksum import crc32c
+from rt.log.read.start_position import CheckedPlace
 from rt.log.scan.directory import read_file
 from rt.log.whole_files import write_whole_among_others
 
@@ -54,6 +55,11 @@ class SubscriberCursor:
             )
         write_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED, position)
         self._acknowledged = position
+
+    def record_requested(self, start: CheckedPlace) -> None:
+        """As `record_start`, if the position is known before a node was reached."""
+        if start == "earliest" or isinstance(start, int):
+            self.record_start(0 if start == "earliest" else start)
 
     def record_start(self, position: int) -> None:
         """Record the start position, unless something was acknowledged. Durable on return."""

@@ -157,6 +157,7 @@ class FollowReader(LogReader):
         position: Place,
         topics: Collection[str] | None,
         on_event: EventHandler | None,
+        epoch: int | None = None,
         check: Callable[[], None],
         counter: DeliveryCounter | None = None,
         on_damaged: Callable[[Corrupt], bool] = lambda _: False,
@@ -166,7 +167,15 @@ class FollowReader(LogReader):
         self._check, self._on_damaged = check, on_damaged
         self._may_be_ahead = may_be_ahead
         self._counter = counter = DeliveryCounter() if counter is None else counter
-        super().__init__(path, position=position, follow=True, topics=topics, on_event=on_event, disk=disk)
+        super().__init__(
+            path,
+            position=position,
+            follow=True,
+            topics=topics,
+            on_event=on_event,
+            epoch=epoch,
+            disk=disk,
+        )
         self._events.record = counter.record
         own_deliveries.add(self._delivery)
 

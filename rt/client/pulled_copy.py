@@ -7,13 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec.structs import replace
 
 from rt.client.follow_reader import DeliveryCounter
 from rt.errors import Corrupt, Gap, RtError, Timeout
 from rt.events import CorruptPositions
-from rt.log.disk import Disk
+from rt.log.disk import Disk, storage_errors
 from rt.log.format.segment import LogKind, SegmentId, parse_segment_name
 from rt.log.read.reader import LogReader
 from rt.log.read.start_position import CheckedPlace, StartTime
@@ -80,6 +81,12 @@ class PulledCopy:
         """
         if isinstance(wanted, int):
             return wanted
+        with storage_errors(self._directory, "looking for a copy"):
+            return self._start(wanted, is_seek=is_seek)
+
+    def _start(
+        self, wanted: Literal["earliest", "latest"] | StartTime, *, is_seek: bool
+    ) -> CheckedPlace | None:
         pulling = self._pulling
         if isinstance(wanted, StartTime) and not is_seek and pulling.found is not None:
             found = pulling.found

@@ -31,7 +31,7 @@ from rt.client.settings import check_endpoints_tls
 from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.read.reader import EventHandler, Place
-from rt.log.read.start_position import CheckedPlace, check_place, known_position
+from rt.log.read.start_position import CheckedPlace, check_epoch, check_place, known_position
 from rt.log.read.topic_patterns import check_topics
 from rt.log.read.watch import DirectoryWatch
 from rt.log.scan.directory import is_log_directory, merged_directory
@@ -68,6 +68,9 @@ class Subscriber:
     stays until an operator releases it. The pull client reports only its own certificate's name: share a copy
     only among subscribers with the same name.
 
+    `epoch`: what `epoch` was when `position` was stored. If a forced reset replaced messages before the
+    position since, reading raises `rt.Diverged`, with the position to start again at.
+
     `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
     Reading raises permanent failures (all nodes reject the certificate, the copy is not of this log, the disk
     failed) after the messages that are already in the copy. If no node was reached `connect_timeout` seconds
@@ -88,6 +91,7 @@ class Subscriber:
         endpoints: Sequence[str] = (),
         tls: TLS | None = None,
         position: Place | None = None,
+        epoch: int | None = None,
         topics: Collection[str] | None = None,
         on_event: EventHandler | None = None,
         retention: Retention = "follow",
@@ -99,6 +103,7 @@ class Subscriber:
         self.name = None if name is None else check_name(name, kind="subscriber")
         endpoints = check_endpoints_tls(endpoints, tls)
         start = None if position is None else check_place(position)
+        self._epoch = check_epoch(epoch, start)
         self._topics = None if topics is None else check_topics(topics).patterns
         if on_event is not None and not callable(on_event):
             raise InvalidOption("not callable", where="on_event", got=repr(on_event)[:200])
@@ -133,6 +138,11 @@ class Subscriber:
         return known_position(self._requested_start) if self._reader is None else self._reader.position
 
     @property
+    def epoch(self) -> int | None:
+        """The number of an epoch in which `position` is right; None before the first message. Store both."""
+        return self._epoch if self._reader is None else self._reader.epoch
+
+    @property
     def passed(self) -> int:
         """Everything before it was returned, or is of other topics. 0: unknown. From any thread."""
         return 0 if self._reader is None else self._reader.passed
@@ -146,10 +156,7 @@ class Subscriber:
         return None if self._copy is None else self._copy.log_end
 
     def stats(self) -> SubscriberStats:
-        """What was delivered since the opening, and the lag. From any thread; never raises.
-
-        Reads the end of the log: about a millisecond.
-        """
+        """What was delivered since the opening, and the lag. From any thread; never raises. It takes 1 ms."""
         reported = None if self._copy is None else self._copy.reported_end
         log_end = known_end(self._disk, self.directory, reported)
         return self._counter.stats(self._reader, known_position(self._requested_start), log_end)
@@ -211,7 +218,7 @@ class Subscriber:
             reader, self._reader = self._reader, None
             reader.close()
             self._has_begun = True
-        self._requested_start, self._is_sought = start, True
+        self._requested_start, self._epoch, self._is_sought = start, None, True
 
     def call_off(self) -> None:
         """End the wait of a `next_batch` in another thread, or the next one: it returns None."""
@@ -250,9 +257,7 @@ class Subscriber:
         subscribers of the same copy that need more will skip forward.
         """
         if self._retention != "own":
-            raise InvalidOption(
-                f"retention={self._retention!r}: only a copy with retention='own' can be trimmed"
-            )
+            raise InvalidOption("only a copy with retention='own' can be trimmed", got=self._retention)
         self._check_handed_out(position)
         write_position(self._disk, os.path.join(self.directory, TRIMMABLE_FILE), TRIMMABLE, position)
 
@@ -285,8 +290,6 @@ class Subscriber:
             reader.hold()
         return messages
 
-    # Waits
-
     def _wake(self) -> None:
         """From any thread: another one may close the watch, which may be woken nevertheless."""
         if (watch := self._watch) is not None:
@@ -303,16 +306,13 @@ class Subscriber:
     def _has_mended(self, error: Corrupt) -> bool:
         return self._copy is not None and self._copy.has_requested_repair(error)
 
-    # Opening the log
-
     def _start_pull(self, endpoints: Sequence[str], tls: TLS) -> None:
         start, topics = self._requested_start, self._topics or ()
         settings = PullSettings(self.stream, tuple(endpoints), tls, start, topics, self._retention, self.name)
         with storage_errors(self.directory, "making a directory for a copy"):
             self._disk.make_directory(self.directory)
-        if self._cursor is not None and (start == "earliest" or isinstance(start, int)):
-            # Where the others begin is known only after a node was reached.
-            self._cursor.record_start(0 if start == "earliest" else start)
+        if self._cursor is not None:
+            self._cursor.record_requested(start)
         self._watch = DirectoryWatch(self.directory)
         try:
             pulling = PullSidecar(self.directory, settings, on_change=self._gate.change)
@@ -358,10 +358,8 @@ class Subscriber:
         """Where reading starts; None while that is unknown."""
         if not is_log_directory(self._disk, self.directory):
             return None
-        if self._copy is None:
-            return self._requested_start
-        with storage_errors(self.directory, "looking for a copy"):
-            return self._copy.start(self._requested_start, is_seek=self._is_sought)
+        wanted = self._requested_start
+        return wanted if self._copy is None else self._copy.start(wanted, is_seek=self._is_sought)
 
     def _open_reader(self) -> None:
         reader = FollowReader(
@@ -369,6 +367,7 @@ class Subscriber:
             position=self._requested_start,
             topics=self._topics,
             on_event=self._on_event,
+            epoch=self._epoch,
             check=self._check,
             counter=self._counter,
             on_damaged=self._has_mended,

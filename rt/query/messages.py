@@ -41,7 +41,8 @@ class MessageSource:
     Accepts the options of `rt.Subscriber`, except the position, which the engine sets. To start at another
     position than 0, give `first`, and `add_source(begin=None)`. With a `name` the subscriber acknowledges the
     messages that checkpoints hold. With `topics` positions have gaps, so missing messages raise `rt.Gap`
-    unless `on_event` is given. Without `topics` the engine finds gaps (`SequenceGap`).
+    unless `on_event` is given. Without `topics` the engine finds gaps (`SequenceGap`). If a forced reset
+    replaced messages that were processed, `pump` raises `rt.Diverged`.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class MessageSource:
         self._open: Final = partial(Subscriber, path, stream, topics=topics, **options)
         self._observer: ReliableObserver[Message] | None = None
         self._subscriber: Subscriber | None = None
+        self._stored_epoch: int | None = None
         self._left: list[Message] = []
         self._to_acknowledge = -1
         self._acknowledged = 0
@@ -77,10 +79,14 @@ class MessageSource:
 
     def start(self, sequence_id: int, /) -> None:
         """Send messages from that position on; 0: from the configured first position."""
+        epoch = self.epoch
         if self._subscriber is not None:
             self._subscriber.close()
         self._left = []
-        self._subscriber = self._open(position=sequence_id or self._first)
+        if sequence_id:
+            self._subscriber = self._open(position=sequence_id, epoch=epoch)
+        else:
+            self._subscriber = self._open(position=self._first)
 
     def acknowledge(self, sequence_id: int, /) -> None:
         """May be called from any thread.
@@ -88,6 +94,15 @@ class MessageSource:
         A named subscriber acknowledges at the next `pump` or at `dispose`.
         """
         self._to_acknowledge = max(self._to_acknowledge, sequence_id)
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of the epoch of the messages so far. Set before `start`: that of an earlier run."""
+        return self._stored_epoch if self._subscriber is None else self._subscriber.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int | None) -> None:
+        self._stored_epoch = epoch
 
     @property
     def end(self) -> int | None:

@@ -22,7 +22,7 @@ from receiving_node import make_pki, tls_of
 
 import rt
 from rt.child_process import ChildProcess
-from rt.errors import InvalidOption
+from rt.errors import Diverged, InvalidOption
 from rt.events import CorruptPositions, HoldRefused, SkipForward
 from rt.log.disk import REAL
 from rt.log.format.segment import SegmentId
@@ -283,6 +283,26 @@ def test_a_named_subscriber_of_a_quiet_topic_moves_past_the_other_topics(
         until(lambda: ("sub", 101) in source.acknowledged)
         source.publish(b"a2", topic="a")
         assert take(subscriber, 1) == [b"a2"]
+
+
+@pytest.mark.parametrize("topics", [None, ["t"]])
+def test_a_new_copy_from_a_stored_position_on_shows_that_a_forced_reset_replaced_what_was_read(
+    tmp_path: Path, pki: Path, source: PullSource, topics: list[str] | None
+) -> None:
+    """The program kept position 6 of epoch 0, and its copy was moved away, as `rt.Diverged` says."""
+    source.publish(b"0", b"1", b"2", topic="t")
+    source.roll(forced := 65_536)
+    for number in range(3, 9):
+        source.publish(b"%d" % number, topic="t")
+        if number == 5:
+            source.roll()
+    with subscriber_of(tmp_path, pki, source, position=6, epoch=0, topics=topics) as subscriber:
+        for _ in range(2):
+            with pytest.raises(Diverged, match=r"Start again at position \d"):
+                subscriber.poll(100, WAIT_SECONDS)
+        assert (subscriber.position, subscriber.epoch) == (6, 0)
+    with subscriber_of(tmp_path, pki, source, position=6, epoch=forced, topics=topics) as subscriber:
+        assert take(subscriber, 3) == [b"6", b"7", b"8"]
 
 
 def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:

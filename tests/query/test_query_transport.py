@@ -13,7 +13,7 @@ from push_node import NodesInThread, PushNode
 from query_driver import RunningQueries
 
 import rt
-from rt.errors import WriteConflict
+from rt.errors import Diverged, WriteConflict
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity
 from rt.objects import CheckpointKind, MemoryStore
@@ -138,6 +138,34 @@ def test_trimmed_messages_raise_a_gap(tmp_path: Path, feeds: Feeds) -> None:
     with pytest.raises(rt.Gap):
         machine.source.pump()
     machine.crash()
+
+
+def test_messages_that_a_forced_reset_replaced_are_not_left_out_silently(
+    tmp_path: Path, feeds: Feeds
+) -> None:
+    """The store has processed 10 messages. Then the log continues from position 6 with others."""
+    fill(feeds, 10)
+    machine = Machine(tmp_path, store := MemoryStore(), log=feeds.path)
+    machine.source.pump()
+    machine.engine.checkpoint()
+    machine.crash()
+
+    other = Feeds(tmp_path / "other")
+    fill(other, 6)
+    other.log.roll(65_536)
+    fill(other, 10, first=6)
+    for topics in (None, ["t"]):
+        store = MemoryStore(store.content())
+        machine = Machine(tmp_path, store, log=other.path, topics=topics)
+        with pytest.raises(Diverged, match="Start again at position 6,"):
+            machine.source.pump()
+        machine.engine.checkpoint()  # It must not take the epoch of the other log for its own.
+        machine.crash()
+    other.close()
+
+    again = Machine(tmp_path, MemoryStore(store.content()), log=feeds.path)
+    fill(feeds, 2, first=10)
+    again.finish(12)
 
 
 class Picky:

@@ -10,11 +10,12 @@ from typing import NoReturn
 
 import pyarrow.dataset as ds
 import pytest
-from merged_logs import CLUSTER, Feeds
+from merged_logs import BASE_NS, CLUSTER, Feeds
 from pyspark.sql import SparkSession
 from sink_nodes import Sink
 
 import rt
+from rt.cluster_epoch import forced_number
 from rt.log.format.segment import LogKind
 from rt.log.format.segment_table import LogIdentity
 from rt.spark.data_source import latest_position
@@ -188,6 +189,28 @@ def test_the_log_of_another_stream_is_refused(spark: SparkSession, feeds: Feeds,
     feeds.fill(2)
     with pytest.raises(rt.WriteConflict, match=r"the export of another stream .*: got s, expected quotes"):
         export(feeds, spark, storage)
+
+
+def test_an_export_of_a_directory_whose_messages_a_forced_reset_replaced_is_not_continued(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    logs = []
+    for name, before in (("first", 5), ("same", 5), ("other", 4)):
+        logs.append(log := Feeds(tmp_path / name, names=("a",)))
+        log.publish("a", [b"%d" % number for number in range(before)], "t", [BASE_NS] * before)
+        log.merge()
+    first, same, other = logs
+    storage = LocalFilesystem(str(tmp_path / "target"))
+    assert [part.end for part in export(first, spark, storage)] == [5]
+    for log in (same, other):
+        log.log.roll(forced_number(1))
+        log.publish("a", [b"new"] * 3, "t", [BASE_NS] * 3)
+        log.merge()
+    with pytest.raises(rt.Diverged, match="Start again at position 4,"):
+        export(other, spark, storage)
+    assert [(part.start, part.end) for part in export(same, spark, storage)] == [(5, 8)]
+    for log in logs:
+        log.close()
 
 
 def test_a_copy_of_some_topics_is_refused(

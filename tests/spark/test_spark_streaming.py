@@ -17,9 +17,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import LongType, StructField, StructType
 
 import rt
+from rt.cluster_epoch import epoch_of, forced_number
 from rt.net.grpc_errors import Unreachable
 from rt.spark.data_source import latest_position
 from rt.spark.source import stream_reader
+from rt.spark.source.batch_reader import RtPartition, RtReader
 from rt.spark.source.options import parse_options
 from rt.spark.source.stream_reader import RtStreamReader
 
@@ -37,16 +39,82 @@ def reader(feeds: Feeds, **options: str) -> RtStreamReader:
     return RtStreamReader(parse_options({"path": feeds.path, **options}, streaming=True), SCHEMA)
 
 
-def at(position: int, first: int = 0, epoch: int = 0) -> dict[str, int]:
+def at(position: int, first: int = 0, epoch: int = 1) -> dict[str, int]:
     return {"position": position, "epoch": epoch, "first": first}
 
 
 # The reader by itself
 
 
+@pytest.fixture
+def forced(feeds: Feeds) -> tuple[int, int]:
+    """The position of a forced reset, and one after it at which another segment begins."""
+    position = feeds.fill(5).stop
+    feeds.log.roll(forced_number(1))
+    end = feeds.fill(5).stop
+    feeds.log.roll()
+    feeds.fill(5)
+    return position, end
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda stream, offset: stream.latestOffset(offset, ReadAllAvailable()),
+        lambda stream, offset: stream.partitions(stream.initialOffset(), offset),
+        lambda stream, offset: (stream.prepareForTriggerAvailableNow(), stream.partitions(at(0), offset)),
+        lambda stream, offset: RtReader(
+            parse_options({"path": stream.log.path, "startingOffsets": json.dumps(offset)}), SCHEMA
+        ).partitions(),
+        lambda stream, offset: RtReader(
+            parse_options({"path": stream.log.path, "endingOffsets": json.dumps(offset)}), SCHEMA
+        ).partitions(),
+    ],
+    ids=["end", "batch", "available_now", "start_of_a_table", "end_of_a_table"],
+)
+def test_an_offset_in_a_directory_is_compared_with_the_place_of_a_forced_reset(
+    feeds: Feeds, forced: tuple[int, int], ask: Callable[[RtStreamReader, dict[str, int]], object]
+) -> None:
+    position, end = forced
+    for ahead in (position + 1, end):
+        stream = reader(feeds)
+        with pytest.raises(rt.Diverged, match=f"Start again at position {position},"):
+            ask(stream, at(ahead))
+        stream.stop()
+    for right in (at(position), at(end, epoch=epoch_of(forced_number(1), 0)), at(end, epoch=0)):
+        stream = reader(feeds)
+        ask(stream, right)
+        stream.stop()
+
+
+def test_a_stream_in_a_directory_goes_on_over_a_forced_reset(feeds: Feeds) -> None:
+    position = feeds.fill(5).stop
+    stream = reader(feeds)
+    before = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    feeds.log.roll(forced_number(1))
+    end = feeds.fill(5).stop
+    after = stream.latestOffset(before, ReadAllAvailable())
+    epoch = epoch_of(forced_number(1), 0)
+    assert (before, after) == (at(position), at(end, epoch=epoch))
+    parts = stream.partitions(before, after)
+    rows = [row for part in parts for batch in stream.read(part) for row in batch.to_pylist()]
+    assert [row["position"] for row in rows] == list(range(position, end))
+    stream.stop()
+
+
+def test_a_task_reads_no_other_messages_of_a_directory_than_were_planned(
+    feeds: Feeds, forced: tuple[int, int]
+) -> None:
+    position, _ = forced
+    with pytest.raises(rt.Diverged):
+        list(reader(feeds).read(RtPartition(0, position + 1, epoch=1)))
+    rows = [batch.num_rows for batch in reader(feeds).read(RtPartition(0, position, epoch=1))]
+    assert sum(rows) == position
+
+
 def test_the_text_of_an_offset_is_always_the_same_for_the_same_place(feeds: Feeds) -> None:
     feeds.fill(5)
-    assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0, "epoch": 0, "first": 0}'
+    assert json.dumps(reader(feeds).initialOffset()) == '{"position": 0, "epoch": 1, "first": 0}'
 
 
 def test_where_a_query_begins_is_asked_of_the_log_once(feeds: Feeds) -> None:

@@ -43,9 +43,9 @@ class PullSource:
         self._log.merge_all([self._publisher.directory])
         self._log.sync()
 
-    def roll(self) -> None:
-        """End the merged segment."""
-        self._log.roll()
+    def roll(self, run: int | None = None) -> None:
+        """End the merged segment, and with `run` the epoch."""
+        self._log.roll(run)
 
     def trim(self, before: SegmentId) -> None:
         """Trim what is before a segment."""

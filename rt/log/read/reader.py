@@ -25,7 +25,7 @@ from rt.log.disk import REAL, Disk, storage_errors
 from rt.log.format.batch import BadBatch
 from rt.log.read.row_delivery import RowDelivery
 from rt.log.read.segment_cursor import LOOK_AGAIN_SECONDS, EventHandler, EventSink, SegmentCursor
-from rt.log.read.start_position import Place, StartTime, check_place
+from rt.log.read.start_position import Place, StartTime, check_epoch, check_place
 from rt.log.read.time_search import search_time
 from rt.log.read.topic_patterns import check_topics
 from rt.log.read.watch import DirectoryWatch
@@ -48,7 +48,8 @@ class LogReader:
     `follow` the reader waits at the end for more; else it stops there.
     `topics`, if given, are the only ones returned: names, and patterns with `*`, `?` and `[…]`. `on_event`
     receives the events of `rt.events`. Without it, missing messages raise `rt.Gap`, and the next read
-    continues after the gap.
+    continues after the gap. `epoch`: that of an earlier reader of a merged log, stored with `position`. If a
+    forced reset replaced messages before the position since, reading raises `rt.Diverged`.
 
     Iterating, `poll` and `batches` share one position and may be mixed. For one thread; `close` may be called
     from any.
@@ -65,8 +66,10 @@ class LogReader:
         follow: bool = False,
         topics: Collection[str] | None = None,
         on_event: EventHandler | None = None,
+        epoch: int | None = None,
         disk: Disk = REAL,
     ) -> None:
+        epoch = check_epoch(epoch, position)
         self.path = os.path.abspath(check_path(path))
         self._disk = disk
         self._topics = None if topics is None else check_topics(topics)
@@ -90,7 +93,7 @@ class LogReader:
         self._watch = DirectoryWatch(self.path) if follow else None
         try:
             with storage_errors(self.path, "opening a log"):
-                self._go_to(position)
+                self._go_to(position, epoch)
         except BaseException:
             self.close()
             raise
@@ -100,6 +103,14 @@ class LogReader:
         """The position of the next message: store it, and pass it to a later reader."""
         position = self._delivery.position
         return self._walk.position if position is None else position
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of an epoch in which `position` is right; None if nothing was read yet.
+
+        Store it with the position. In a session log it means nothing.
+        """
+        return self._walk.epoch
 
     @property
     def is_closed(self) -> bool:
@@ -222,9 +233,9 @@ class LogReader:
 
     # Reading
 
-    def _go_to(self, place: Place) -> None:
+    def _go_to(self, place: Place, epoch: int | None = None) -> None:
         place = check_place(place)
-        self._walk.go_to(place, may_be_ahead=self._may_be_ahead)
+        self._walk.go_to(place, may_be_ahead=self._may_be_ahead, epoch=epoch)
         self._start_ns = place.timestamp_ns if isinstance(place, StartTime) else None
 
     def _read(self, timeout: float | None) -> MessageBatch | None:

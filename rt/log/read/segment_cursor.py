@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import astuple
 
-from rt.errors import Corrupt, Gap
+from rt.errors import Corrupt, Diverged, Gap
 from rt.events import BadMessage, BadTail, Event, Reset, SkipForward
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.durable_end import DurableEnd
@@ -23,7 +23,7 @@ from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.read.gaps import read_skips, reason_of
 from rt.log.read.open_segment import OpenSegment, open_segment, restore_hint
-from rt.log.read.start_position import Place, find_place
+from rt.log.read.start_position import Place, check_not_replaced, find_place
 from rt.log.scan.catalog import ReadableSegment, SegmentCatalog, read_catalog, segment_path
 from rt.log.scan.directory import READ_BYTES, read_durable_end, read_frames
 from rt.log.scan.scanner import MergedScanner, ScanResult
@@ -119,6 +119,9 @@ class SegmentCursor:
         self._segment: OpenSegment | None = None
         self._run: int | None = None
         """The run of the segment that was read last."""
+        self._read_in: int | None = None
+        self._unchecked: int | None = None
+        """The position that is to be compared with the epoch `_read_in`, before a later message is read."""
         self._list_again_at = 0.0
         self.position = 0
         """The next position to read."""
@@ -129,13 +132,22 @@ class SegmentCursor:
     def segment_path(self) -> str:
         return segment_path(self._directory, SegmentId(0, 0)) if self._segment is None else self._segment.path
 
-    def go_to(self, place: Place, *, may_be_ahead: bool) -> None:
-        """Continue at `place`. Raises `ValueError` as `find_place` does."""
+    @property
+    def epoch(self) -> int | None:
+        """The number of an epoch in which the position is right; None if nothing was read yet."""
+        return self._read_in if self._run is None or self._unchecked is not None else self._run
+
+    def go_to(self, place: Place, *, may_be_ahead: bool, epoch: int | None = None) -> None:
+        """Continue at `place`. Raises `ValueError` as `find_place` does.
+
+        `epoch`: the position was right in the epoch with this number. `advance` raises `rt.Diverged` if a
+        forced reset gave an earlier position another message since.
+        """
         self.leave()
-        self._run = None
         self.position, self._run = find_place(
             self._disk, self._directory, self._identity, place, may_be_ahead=may_be_ahead
         )
+        self._check_later(epoch)
 
     def leave(self) -> None:
         segment, self._segment = self._segment, None
@@ -156,12 +168,28 @@ class SegmentCursor:
         with storage_errors(self._directory, "reading a segment"):
             data, scan = read_frames(segment.file.pread, segment.scanner, READ_BYTES)
         if scan.consumed:
+            if self._unchecked is not None and segment.scanner.next > self._unchecked:
+                self._check_not_replaced(self._unchecked)
             if isinstance(segment.scanner, MergedScanner):
                 sessions = segment.scanner.sessions
                 self.names = {session_id: found.session for session_id, found in sessions.items()}
             take(data, scan)
             return True
         return self._at_end(segment, scan, len(data))
+
+    def _check_later(self, epoch: int | None) -> None:
+        """Before a later message is read, check that the position is still right, as it was in `epoch`."""
+        self._read_in, self._unchecked = epoch, None if epoch is None else self.position
+
+    def _check_not_replaced(self, position: int) -> None:
+        assert self._read_in is not None
+        catalog = read_catalog(self._disk, self._directory)
+        try:
+            check_not_replaced(self._directory, catalog, position, self._read_in)
+        except Diverged:
+            self.leave()  # The next call reads this again, and finds the same.
+            raise
+        self._unchecked = None
 
     def _enter(self, *, is_gap: bool = False) -> bool:
         """Open the segment that holds the position. False if there is none yet.
@@ -277,8 +305,10 @@ class SegmentCursor:
             self._events.emit(Reset(kept.first, kept.id.run))
 
     def _trimmed(self) -> bool:
-        """The open segment was trimmed: find the position again."""
+        """The open segment was trimmed, or a reset replaced the log: find the position again."""
         self.leave()
+        if self._identity.kind is not LogKind.SESSION:
+            self._check_later(self.epoch)
         return self._enter(is_gap=True)
 
     def _skip_to(self, catalog: SegmentCatalog, start: int) -> None:

@@ -9,7 +9,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from rt.errors import InvalidOption
+from rt.cluster_epoch import EPOCH_NUMBER_END
+from rt.errors import Diverged, InvalidOption
 from rt.log.disk import Disk
 from rt.log.format.constants import NUMBER_MAX
 from rt.log.format.segment import LogKind
@@ -59,6 +60,36 @@ def known_position(place: CheckedPlace) -> int:
     """0 while it is unknown."""
     position = place.position if isinstance(place, StartTime) else place
     return position if isinstance(position, int) else 0
+
+
+def check_epoch(epoch: int | None, place: Place | None) -> int | None:
+    """The number of the epoch in which a position was right; None if it is not known. `rt.InvalidOption`."""
+    given: object = epoch
+    if given is None:
+        return None
+    if not isinstance(place, int):
+        raise InvalidOption("epoch= belongs to a number as position=", got=f"position={place!r}")
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < EPOCH_NUMBER_END:
+        expected = f"the number of an epoch, below {EPOCH_NUMBER_END}"
+        raise InvalidOption("invalid epoch", got=repr(given)[:200], expected=expected)
+    return given
+
+
+def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, epoch: int) -> None:
+    """`rt.Diverged` if a forced reset gave a position before `position` another message since.
+
+    `position` was right in the epoch with the number `epoch`.
+    """
+    later = catalog.forced_after(epoch)
+    if later is None or later.first > position or (later.first == position and not later.id.roll):
+        return
+    raise Diverged(
+        "a forced reset gave positions of the log other messages",
+        where=directory,
+        got=f"epoch {later.id.run} from position {later.first} on",
+        expected=f"epoch {epoch} up to position {position}",
+        hint=f"Start again at position {later.first}, without the results of what was read after it.",
+    )
 
 
 class FoundStart(NamedTuple):

@@ -13,6 +13,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
+from rt.cluster_epoch import generation_of_number
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
 from rt.log.format.block import (
@@ -78,6 +79,15 @@ class SegmentCatalog(Struct, frozen=True):
     def sealed_end(self, segment: SegmentId) -> int:
         """The end of a sealed segment from the table; 0 if unknown."""
         return next((known.end for known in reversed(self.listed) if known.id == segment), 0)
+
+    def forced_after(self, epoch: int) -> SealedSegment | ReadableSegment | None:
+        """The first known segment since a reset was forced after the epoch with this number; None if there is
+        none. Earlier ones with its X may have been trimmed and forgotten, unless its Y is 0.
+        """
+        generation = generation_of_number(epoch)
+        known: tuple[SealedSegment | ReadableSegment, ...] = (*self.listed, *self.kept)
+        later = (each for each in known if generation_of_number(each.id.run) > generation)
+        return min(later, key=lambda each: each.id, default=None)
 
     def run_before(self, segment: SegmentId) -> int | None:
         """The run of the previous segment, if the table has it."""

@@ -1,8 +1,9 @@
 """What an engine stores besides the state of its queries: definitions, queries, sources, sinks, clock, log.
 
-    query/meta      version    1
+    query/meta      version    3
                     clock      {"now_ns": …}
-    query/source    <name>     {"watermark": …, "missing": …, "end": null, ["completed"] or ["error", text],
+    query/source    <name>     {"watermark": …, "epoch": null, or that of the source then, "missing": …,
+                                "end": null, ["completed"] or ["error", text],
                                 "time": null, or [highest time, is idle, late, refused]}
     query/stage     <name>     {"end": as above, "skipped": its number of dead letters,
                                 "counts": by source, the number of values before the stage began}
@@ -23,7 +24,7 @@ from rt.query.checkpoint.factories import DEFINITIONS, QUERIES, Recipe, StoredQu
 from rt.query.checkpoint.transaction_log import LOG, LogEntry, number_key
 from rt.query.core.row_json import decode, encode
 
-VERSION: Final = 2
+VERSION: Final = 3
 ROOT: Final = "query"
 """The tree of categories that an engine owns."""
 META: Final = "query/meta"
@@ -53,7 +54,7 @@ class QueryCatalog:
             query_id: StoredQuery.decode(data, f"{QUERIES}/{query_id}")
             for query_id, data in reader.rows(QUERIES)
         }
-        self.sources = _rows(reader, SOURCES, "watermark", "end", "missing", "time")
+        self.sources = _rows(reader, SOURCES, "watermark", "epoch", "end", "missing", "time")
         self.stages = _rows(reader, STAGES, "end", "skipped", "counts")
         self.sinks = _rows(reader, SINKS, "low", "consumers", "end")
         self._tables: dict[str, Mapping[str, Any]] = {

@@ -98,7 +98,13 @@ class EdgeTable:
             time = self._source_time(name, time_of, timing)
             feed = self._runtime.add_feed(name)
             watermark = NOTHING if begin is None else begin - 1
-            new = {"watermark": watermark, "end": None, "missing": watermark + 1, "time": None}
+            new = {
+                "watermark": watermark,
+                "epoch": None,
+                "end": None,
+                "missing": watermark + 1,
+                "time": None,
+            }
             stored = self._catalog.sources.get(name, new)
             feed.watermark, feed.missing = stored["watermark"], stored["missing"]
             match stored["end"]:
@@ -114,6 +120,7 @@ class EdgeTable:
                 on_gap=on_gap,
                 on_bad_time=on_bad_time,
                 accepts_any_first=begin is None,
+                epoch=stored["epoch"],
             )
             self.inputs[name] = edge
             if time is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from rt.query.core.errors import BadTime, SequenceGap, TimersPending, error_text
 from rt.query.core.lifecycle import EventLock
-from rt.query.core.reliable import NOTHING, ReliableObservable, ReliableSubscription
+from rt.query.core.reliable import NOTHING, EpochSource, ReliableObservable, ReliableSubscription
 from rt.query.core.source import ValueFeed
 
 logger = logging.getLogger("rt.query")
@@ -37,6 +37,7 @@ class InputEdge:
     - `on_bad_time` is called if `before` raised `BadTime`; the value is then skipped and counted. Without it
       `BadTime` is raised to the source, and the value is not accepted.
     - `accepts_any_first`: the first id of the source may be any id.
+    - `epoch`: as stored with the watermark. See `EpochSource`.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class InputEdge:
         on_gap: OnGap | None = None,
         on_bad_time: OnBadTime | None = None,
         accepts_any_first: bool = False,
+        epoch: int | None = None,
     ) -> None:
         self.feed: Final = feed
         self._accepts_any_first: Final = accepts_any_first
+        self._epoch = epoch
         self._lock: Final = lock or EventLock()
         self._before: Final = before
         self._on_gap: Final = on_gap
@@ -81,6 +84,8 @@ class InputEdge:
                 return
             self._is_started = True
             first = self.feed.watermark + 1
+        if isinstance(self.source, EpochSource):
+            self.source.epoch = self._epoch
         subscription.start(first)
 
     def subscribe(self) -> None:
@@ -175,7 +180,14 @@ class InputEdge:
     def save(self) -> dict[str, Any]:
         end = self.feed.end
         stored = ["error", error_text(end)] if isinstance(end, Exception) else end and [end]
-        return {"watermark": self.feed.watermark, "end": stored, "missing": self.feed.missing}
+        if self._is_started and isinstance(self.source, EpochSource):
+            self._epoch = self.source.epoch
+        return {
+            "watermark": self.feed.watermark,
+            "epoch": self._epoch,
+            "end": stored,
+            "missing": self.feed.missing,
+        }
 
     def saved(self, watermark: int, *, has_ended: bool) -> None:
         """A checkpoint with this watermark is durable: `acknowledge` must follow, without the engine's lock.

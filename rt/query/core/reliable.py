@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar, runtime_checkable
 
 T_contra = TypeVar("T_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
@@ -61,11 +61,23 @@ class ReliableSubscription(Protocol):
         """End the subscription: the source keeps no values for it. Must be idempotent."""
 
 
+@runtime_checkable
+class EpochSource(Protocol):
+    """A source whose ids may get other values, for example by a forced reset of a cluster."""
+
+    epoch: int | None
+    """Identifies the values so far; None if nothing was sent. Any thread may read it. Must not raise.
+
+    The engine stores it with the watermark, and sets it to that before `start`. The source must raise instead
+    of sending a value if one up to the watermark has been replaced since.
+    """
+
+
 class ReliableObservable(Protocol[T_co]):
     """A source that can send values again.
 
     It may have a property `end`: the id of its next value, or None if it does not know. Must not raise. Any
-    thread may read it.
+    thread may read it. If its ids may get other values, it must be an `EpochSource` too.
     """
 
     @property

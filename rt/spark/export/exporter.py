@@ -3,7 +3,7 @@
 Invariants:
 - A part is a range of positions that follows the previous part. Spark reads it from the log, verified, and
   writes it to staging. It is accepted if it has one row per position.
-- All parts are of one line of epochs of the cluster: a forced reset may give positions other messages.
+- All parts are of one log: a forced reset may give positions other messages.
 - `ExportTarget` then publishes it exactly once. Only after that is the nodes' hold moved.
 - Unreadable messages are an error that names them, or with `skip_lost` a line of the log.
 
@@ -106,7 +106,8 @@ class Exporter:
                 expected=part.stream,
                 hint="Use one target per stream.",
             )
-        with closing(open_log(self._settings.where, epoch=0 if part is None else part.epoch)) as log:
+        epoch, reached = (0, 0) if part is None else (part.epoch, part.end)
+        with closing(open_log(self._settings.where, epoch=epoch, position=reached)) as log:
             part = self._target.open()
             low, high = log.bounds()
             position = low if part is None else part.end

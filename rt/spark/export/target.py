@@ -52,7 +52,7 @@ class ExportedPart(Struct, frozen=True):
     moves: tuple[tuple[str, str], ...]
     stream: str = ""
     epoch: int = 0
-    """Of the cluster, in which its positions were right; 0 if the log is in a directory."""
+    """In which its positions were right; 0 if it is not known."""
 
 
 class ExportTarget:

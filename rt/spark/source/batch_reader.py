@@ -27,7 +27,7 @@ from rt.log.read.projection import Projection
 from rt.spark.python_workers import freeze_modules, hide_trace, plain_errors, quiet_end
 from rt.spark.source.columns import HEADERS_KIND, check_columns
 from rt.spark.source.filter_pushdown import PushedFilters, push_filters
-from rt.spark.source.log_source import open_log
+from rt.spark.source.log_source import LocalLog, open_log
 from rt.spark.source.offset import Offset
 from rt.spark.source.options import AtTime, Bound, ReadOptions
 from rt.spark.source.partitioner import plan_parts
@@ -136,7 +136,8 @@ class RangesReader:
             return
         try:
             where, epoch = self.options.where, partition.epoch
-            with closing(open_log(where, is_planned=True, epoch=epoch)) as log:
+            end = partition.end
+            with closing(open_log(where, is_planned=True, epoch=epoch, position=end)) as log:
                 freeze_modules()
                 batches = log.read(partition.start, partition.end, self.interest, self.loss.on_loss)
                 for batch in gather(batches, self.columns):
@@ -211,5 +212,7 @@ def resolve(bound: Bound, log: LogSource, options: ReadOptions, low: int, high: 
                     hint="Set startingOffsetsByTimestampStrategy=latest to start at the end.",
                 )
             return position
-        case Offset(position):
+        case Offset(position, epoch):
+            if isinstance(log, LocalLog):
+                log.check(position, epoch)
             return position

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from rt.cluster_epoch import epoch_of, number_of
 from rt.errors import LogNotFound
 from rt.events import Event
 from rt.log.disk import REAL, Disk, storage_errors
@@ -17,6 +18,7 @@ from rt.log.read.outline import Waypoint, outline
 from rt.log.read.projection import Projection
 from rt.log.read.range_reader import LossHandler, RangeReader
 from rt.log.read.reader import LogReader
+from rt.log.read.start_position import check_not_replaced
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory, read_durable_end, read_identity
 from rt.log.scan.message_batch import MessageBatch
@@ -39,6 +41,7 @@ class LocalLog:
     def __init__(self, path: str, *, disk: Disk = REAL) -> None:
         self.path = path
         self.epoch = 0
+        """Of the log when `bounds` read it last: without its line, which a directory does not have."""
         self._disk = disk
         self._tail: LogReader | None = None
         self._synced: DurableEnd | None = None
@@ -58,7 +61,19 @@ class LocalLog:
             pass
         with storage_errors(self.path, "listing a log"):
             start = read_catalog(self._disk, self.path).start
+        # The X of the first segments is 0. The first epoch has the number 1.
+        self.epoch = epoch_of(max(self._tail.epoch or 0, 1), 0)
         return min(start, self._tail.position), self._tail.position
+
+    def check(self, position: int, epoch: int) -> None:
+        """`rt.Diverged` if a forced reset replaced messages before `position` since it was right in `epoch`.
+
+        Epoch 0: nothing is known of the position.
+        """
+        if epoch:
+            with storage_errors(self.path, "listing a log"):
+                catalog = read_catalog(self._disk, self.path)
+            check_not_replaced(self.path, catalog, position, number_of(epoch))
 
     def _leap(self, tail: LogReader) -> None:
         """Skip to the durable end, if it is far ahead."""
@@ -102,15 +117,18 @@ def _ignore(event: Event) -> None:
 
 
 def open_log(
-    where: DirectorySource | ClusterSource, *, is_planned: bool = False, epoch: int = 0
+    where: DirectorySource | ClusterSource, *, is_planned: bool = False, epoch: int = 0, position: int = 0
 ) -> LogSource:
     """Open the log. `rt.LogNotFound`, storage errors, `rt.CertificateError`.
 
     `is_planned`: the driver has reached nodes to plan this. If none answers any more, they are waited for
-    longer than `connect_seconds`, as they may be restarting. `epoch`: that of the nodes that it has reached.
+    longer than `connect_seconds`, as they may be restarting. `position` was right in `epoch`. `rt.Diverged`
+    if a forced reset replaced messages before it since.
     """
     if isinstance(where, DirectorySource):
-        return LocalLog(where.path)
+        log = LocalLog(where.path)
+        log.check(position, epoch)
+        return log
     return open_nodes(
         where.endpoints,
         where.stream,

@@ -1,7 +1,7 @@
 """A place in the log, as the checkpoint of a stream has it: {"position": N, "epoch": E, "first": F}.
 
 Everything before position N was read. F is where the query started. Position N was right in epoch E of the
-cluster (`rt.cluster_epoch`), 0 if the log is in a directory.
+cluster (`rt.cluster_epoch`), 0 if that is not known.
 
 Spark compares the text of offsets, so the same place always has the same text.
 """

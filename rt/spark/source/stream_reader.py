@@ -7,6 +7,7 @@ Spark's pitfalls handled here:
   end elsewhere. So each offset has it, and a first batch that is repeated starts where it started before.
 - After a restart Spark may ask for the end of the log before it names an offset. So the log is opened again
   for an offset of another line of epochs. That log raises `rt.Diverged`, or waits for nodes of that line.
+  A directory knows no lines: there each offset is compared with the place of the forced reset.
 - An end never goes back, nor before what was read. It is after the last verified message, never the size of a
   file.
 - The limits also apply to `Trigger.AvailableNow`, in micro-batches.
@@ -38,7 +39,7 @@ from rt.log.read.log_source import LogSource
 from rt.spark.options import ClusterSource
 from rt.spark.python_workers import plain_errors
 from rt.spark.source.batch_reader import RangesReader, resolve
-from rt.spark.source.log_source import open_log
+from rt.spark.source.log_source import LocalLog, open_log
 from rt.spark.source.offset import Offset, parse_offset
 from rt.spark.source.options import ReadOptions
 from rt.spark.source.partitioner import end_within
@@ -168,7 +169,10 @@ class RtStreamReader(RangesReader, DataSourceStreamReader, SupportsTriggerAvaila
             if not known or line_of(known) != line_of(epoch):
                 self.stop()
                 self._log = open_log(self.options.where, epoch=epoch)
-        return self.log
+        log = self.log
+        if isinstance(log, LocalLog):
+            log.check(offset.position, epoch)
+        return log
 
     def _hold(self, position: int) -> None:
         if self.options.consumer is not None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import rt.aio
+from rt.cluster_epoch import generation_of_number
 from rt.errors import RtError
 from rt.events import SkipForward
 from rt.log.read.reader import Place
@@ -21,7 +22,7 @@ from rt.streams.cluster.node_ranges import NodeLogs, NodeRangeReader
 from rt.streams.core.errors import QueueReset
 from rt.streams.core.stream_id import SequenceToken, StreamId
 from rt.streams.queue.adapter import QueueGap, QueueRead
-from rt.streams.queue.queue_epoch import QueueEpoch, generation_of_run
+from rt.streams.queue.queue_epoch import QueueEpoch
 
 _END_AGAIN_S: Final = 1.0
 """How often the end of the local copy is refreshed, in seconds. Used for the lag metric only."""
@@ -195,7 +196,7 @@ class ClusterReceiver:
     def _require_epoch(self) -> None:
         """`QueueReset` if what was read comes after a forced reset that was not known at `open`."""
         run = self._gaps.run
-        if self._epoch is not None and generation_of_run(run) > self._epoch.stored.generation:
+        if self._epoch is not None and generation_of_number(run) > self._epoch.stored.generation:
             raise QueueReset(
                 "a reset of the cluster was forced", where=self._cluster.stream, got=f"epoch {run}"
             )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from rt.cluster_epoch import generation_of_number
 from rt.errors import Diverged
 from rt.log.disk import REAL
 from rt.log.read.reader import LogReader
 from rt.log.scan.catalog import read_catalog
 from rt.log.scan.directory import is_log_directory
 from rt.net.lease_client import LogEpoch
-from rt.streams.queue.queue_epoch import generation_of_run
 
 
 class CopiedRun(NamedTuple):
@@ -72,4 +72,4 @@ def replaced_from(copied: Iterable[CopiedRun], epoch: LogEpoch) -> int | None:
 
 
 def _is_later(run: int, copied: int) -> bool:
-    return generation_of_run(run) > generation_of_run(copied)
+    return generation_of_number(run) > generation_of_number(copied)

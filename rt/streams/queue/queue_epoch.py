@@ -7,14 +7,12 @@ then says where.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
+from rt.cluster_epoch import generation_of_number
 from rt.net.lease_client import LogEpoch
-
-_GENERATION: Final = 1 << 16
-"""The number of an epoch is generation * this + resets. See `rt.cluster_epoch`."""
 
 
 class StoredEpoch(NamedTuple):
@@ -26,7 +24,7 @@ class StoredEpoch(NamedTuple):
 
     @property
     def generation(self) -> int:
-        return self.number // _GENERATION
+        return generation_of_number(self.number)
 
 
 class QueueEpoch(Struct, frozen=True):
@@ -59,10 +57,5 @@ class QueueEpoch(Struct, frozen=True):
         """Where the log of this generation of forced resets, and of later ones, begins."""
         if not generation:
             return 0
-        found = (first for run, first in self.log.runs.items() if run // _GENERATION >= generation)
+        found = (first for run, first in self.log.runs.items() if generation_of_number(run) >= generation)
         return min(found, default=0)
-
-
-def generation_of_run(run: int) -> int:
-    """How many resets had been forced when a run of the merged log began."""
-    return run // _GENERATION

@@ -1,0 +1,164 @@
+"""A reader that starts at a stored position finds out if a forced reset has replaced what it had read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rt
+from rt.errors import Diverged, InvalidOption
+from rt.events import Event
+from rt.log.format.segment import SegmentId
+from rt.testing.merged import MergedLogBuilder
+
+FORCED = 65_536
+"""The number of the first epoch after one forced reset."""
+
+
+class Log:
+    """A merged log that a test builds: `add(7)` appends messages until position 7."""
+
+    def __init__(self, root: Path, text: str) -> None:
+        self._text = text
+        self._publisher = rt.Publisher(root, "s", publisher_id="feed", linger_ms=60_000)
+        self.log = MergedLogBuilder(root / "merged", cluster_id=bytes(16), stream="s")
+        self.path = self.log.path
+
+    def add(self, end: int) -> None:
+        values = [f"{self._text} {number}".encode() for number in range(self.log.position, end)]
+        self._publisher.publish_many(values)
+        self._publisher.flush()
+        self.log.merge_all([self._publisher.directory])
+        self.log.sync()
+
+    def close(self) -> None:
+        self._publisher.close()
+        self.log.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    """Positions up to 10, then a forced reset, then positions up to 30."""
+    log = Log(tmp_path, "new")
+    log.add(10)
+    log.log.roll(FORCED)
+    log.add(20)
+    log.log.roll()
+    log.add(30)
+    yield log
+    log.close()
+
+
+def read(path: str, position: int, epoch: int | None, *, follow: bool = False) -> list[int]:
+    with rt.LogReader(path, position=position, epoch=epoch, follow=follow) as reader:
+        return [message.position for message in reader.poll(100)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("position", [11, 20, 29])
+def test_messages_after_replaced_ones_are_not_read(log: Log, position: int, follow: bool) -> None:
+    with rt.LogReader(log.path, position=position, epoch=0, follow=follow) as reader:
+        for _ in range(2):
+            with pytest.raises(Diverged, match="Start again at position 10") as raised:
+                reader.poll(100)
+        assert (reader.position, reader.epoch) == (position, 0), "what is stored now is not taken for right"
+    assert raised.value.where == log.path
+    assert raised.value.got == "epoch 65536 from position 10 on"
+    assert raised.value.expected == f"epoch 0 up to position {position}"
+
+
+@pytest.mark.parametrize(
+    ("position", "epoch"), [(0, 0), (9, 0), (10, 0), (11, FORCED), (29, FORCED), (29, FORCED + 3), (25, None)]
+)
+def test_what_a_reset_did_not_replace_is_read(log: Log, position: int, epoch: int | None) -> None:
+    assert read(log.path, position, epoch) == list(range(position, 30))
+
+
+def test_a_hard_reset_replaces_nothing(tmp_path: Path) -> None:
+    log = Log(tmp_path, "new")
+    log.add(10)
+    log.log.roll(5)
+    log.add(20)
+    log.log.trim(SegmentId(5, 0))
+    assert read(log.path, 15, 0) == list(range(15, 20))
+    log.close()
+
+
+@pytest.mark.parametrize("trimmed", [SegmentId(FORCED, 0), SegmentId(FORCED, 1)])
+def test_a_reset_is_found_after_its_place_was_trimmed(log: Log, trimmed: SegmentId) -> None:
+    log.log.trim(trimmed)
+    with pytest.raises(Diverged, match="Start again at position 10"):
+        read(log.path, 20, 0)
+    assert read(log.path, 20, FORCED) == list(range(20, 30))
+
+
+def test_a_reset_is_found_after_it_was_forgotten(log: Log) -> None:
+    """The next message is the first one that is kept. It is of the epoch of the one before it."""
+    log.log.trim(SegmentId(FORCED, 1))
+    for name in ("segments", "durable"):
+        Path(log.path, name).unlink(missing_ok=True)
+    with pytest.raises(Diverged, match="Start again at position 20"):
+        read(log.path, 20, 0)
+    assert read(log.path, 20, FORCED) == list(range(20, 30))
+
+
+def test_at_the_end_of_the_log_nothing_is_known_yet(log: Log) -> None:
+    with rt.LogReader(log.path, position=30, epoch=0, follow=True) as reader:
+        assert reader.poll(100) == []
+        assert reader.epoch == 0
+        log.add(31)
+        with pytest.raises(Diverged):
+            reader.poll(100, timeout=60)
+
+
+def test_the_epoch_of_a_reader_is_that_of_what_it_has_read(log: Log) -> None:
+    with rt.LogReader(log.path, position=0, on_event=list[Event]().append) as reader:
+        assert reader.epoch is None
+        reader.poll(5)
+        assert reader.epoch == 0
+        reader.poll(100)
+        assert reader.epoch == FORCED
+        reader.seek(3)
+        assert reader.epoch is None
+    with rt.LogReader(log.path, position=20, epoch=FORCED + 1) as reader:
+        assert reader.epoch == FORCED + 1
+        reader.poll(1)
+        assert reader.epoch == FORCED
+    with rt.Subscriber(log.path, "s", position=20, epoch=FORCED + 1) as subscriber:
+        assert subscriber.epoch == FORCED + 1
+        subscriber.poll(1)
+        assert subscriber.epoch == FORCED
+
+
+def test_a_reader_finds_out_that_its_log_was_replaced(tmp_path: Path) -> None:
+    """The directory of a node that continues with another node's log: the old files are gone."""
+    old = Log(tmp_path / "old", "old")
+    old.add(20)
+    with rt.LogReader(old.path, follow=True) as reader:
+        assert len(reader.poll(100)) == 20
+        old.close()
+        new = Log(tmp_path / "new", "new")
+        new.add(10)
+        new.log.roll(FORCED)
+        new.add(30)
+        new.close()
+        for path in Path(old.path).iterdir():
+            path.unlink()
+        for path in Path(new.path).iterdir():
+            path.rename(Path(old.path, path.name))
+        with pytest.raises(Diverged, match="Start again at position 10"):
+            reader.poll(100, timeout=60)
+
+
+@pytest.mark.parametrize("position", ["earliest", "latest", None])
+def test_an_epoch_without_a_position_is_refused(log: Log, position: str | None) -> None:
+    with pytest.raises(InvalidOption, match="epoch= belongs to a number as position="):
+        rt.Subscriber(log.path, "s", position=position, epoch=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1 << 24, True, "0", 1.0])
+def test_what_is_not_the_number_of_an_epoch_is_refused(log: Log, epoch: int) -> None:
+    with pytest.raises(InvalidOption, match="invalid epoch"):
+        rt.Subscriber(log.path, "s", position=0, epoch=epoch)
+    with pytest.raises(InvalidOption, match="invalid epoch"):
+        rt.LogReader(log.path, position=0, epoch=epoch)
