@@ -7,7 +7,7 @@ import pytest
 
 import rt
 from rt.errors import Diverged, InvalidOption
-from rt.events import Event
+from rt.events import Event, SkipForward
 from rt.log.format.segment import SegmentId
 from rt.testing.merged import MergedLogBuilder
 
@@ -148,6 +148,28 @@ def test_a_reader_finds_out_that_its_log_was_replaced(tmp_path: Path) -> None:
             path.rename(Path(old.path, path.name))
         with pytest.raises(Diverged, match="Start again at position 10"):
             reader.poll(100, timeout=60)
+
+
+def test_what_was_trimmed_before_it_was_read_is_not_taken_for_replaced(tmp_path: Path) -> None:
+    """The reader is at position 10. A reset is forced at 15, and two trims overtake the reader."""
+    log, events = Log(tmp_path, "new"), list[Event]()
+    log.add(10)
+    with rt.LogReader(log.path, follow=True, on_event=events.append) as reader:
+        assert len(reader.poll(100)) == 10
+        log.add(15)
+        log.log.roll(FORCED)
+        log.add(20)
+        log.log.roll()
+        log.log.trim(SegmentId(FORCED, 1))
+        assert reader.poll(100) == []
+        log.log.roll()
+        log.log.trim(SegmentId(FORCED, 2))
+        assert reader.poll(100) == []
+        log.add(25)
+        assert [message.position for message in reader.poll(100, timeout=60)] == list(range(20, 25))
+        assert reader.epoch == FORCED
+    assert events[0] == SkipForward(10, 20, "time")
+    log.close()
 
 
 @pytest.mark.parametrize("position", ["earliest", "latest", None])

@@ -307,7 +307,7 @@ class SegmentCursor:
     def _trimmed(self) -> bool:
         """The open segment was trimmed, or a reset replaced the log: find the position again."""
         self.leave()
-        if self._identity.kind is not LogKind.SESSION:
+        if self._identity.kind is not LogKind.SESSION and self._unchecked is None:
             self._check_later(self.epoch)
         return self._enter(is_gap=True)
 
