@@ -1,8 +1,14 @@
 """The leader: receives reports, plans, and proposes commands.
 
-Only reports of voters count, except for how far a learner has merged. Only the consensus thread calls it.
-Invariant: only a leader that has applied all commands of earlier terms plans. Its plans are dropped as soon
-as a command is applied with another result than planned.
+Only the consensus thread calls it. Reports of learners are ignored: how far a learner has merged reaches
+`Leader.member_steps` from the caller.
+
+Invariants:
+- A `Leader` is made only when this node has applied all commands of earlier terms (`Leadership.is_here`), so
+  it plans from the current state.
+- Plans run ahead of the applied state (`Speculation`). If a command is lost, or is applied with another
+  result than planned, no more merges are planned until nothing is in flight. Then planning starts again from
+  the applied state. So a wrong plan costs time and never bytes: `apply` checks each command.
 """
 
 from __future__ import annotations
@@ -50,16 +56,20 @@ LARGE_BYTES: Final = 1 << 20
 """While an instruction is in flight, the next one is proposed only if it has about this size. Small ones
 would cost more than they gain, so input that arrives meanwhile is merged together."""
 BACKLOG_BYTES_MAX: Final = 1 << 30
-"""Nothing is planned unless a majority has merged durably to within this distance of the end, because every
-snapshot must contain the later plans."""
+"""Nothing is planned unless a majority has merged durably to within this distance of the end. Every snapshot
+must contain the plans after that."""
 BACKLOG_MAX: Final = 1 << 15
-"""The same as a number of instructions: half of what a node's merger keeps (`merger.PLANS_MAX`)."""
+"""The same limit as a number of instructions: half of what a node's merger keeps (`merger.PLANS_MAX`)."""
 MINUTE_NS: Final = 60 * 10**9
 logger = logging.getLogger("sequencer")
 
 
 class Leader:
-    """One node's leadership in one term and with one list of members. `now_ns` is a monotonic clock."""
+    """One node's leadership in one term and with one list of members.
+
+    It learns what happened from `on_report` and `on_applied`. It acts in `plan` and `tick`, which propose
+    commands and never wait. `now_ns` is a monotonic clock.
+    """
 
     def __init__(
         self,
@@ -73,9 +83,10 @@ class Leader:
         configured: Mapping[str, int] = MappingProxyType({}),
         member_levels: Callable[[int], Sequence[MemberLevel]] = lambda _: (),
     ) -> None:
-        """`proposals`: those of the term; some may be in flight since an earlier list.
+        """`proposals`: those of the term; some may be in flight since an earlier list of members.
 
-        `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
+        `ask_again` requests a full report of a node. `send_fetch` tells a node to copy session bytes from
+        another one. `on_divergence` gets nodes that must stop. `configured`: this node's replicated settings.
         `member_levels` returns what each member reported of its program, at a time of `now_ns`.
         """
         voters = len(voters_of(committed.members))
@@ -93,13 +104,18 @@ class Leader:
         self._retention = RetentionPlanner(state, voters, configured, now_ns())
         self._lease_expiry = LeaseExpiry(state)
         self._idle, self._old = IdleSessions(state, now_ns()), OldSessions(state, now_ns())
-        self._asks = False
+        self._has_request = False
         """An operator's request was applied and is not decided yet."""
-        self._reported: set[int] = set()
+        self._logged: set[int] = set()
+        """Session ids whose disagreement between nodes was logged."""
         self._roll_again_ns = 0
+        """No other roll is proposed before this time."""
 
     def on_report(self, name: str, report: pb.Report) -> None:
-        """Handle a node's report. One with a `rt.FormatError` is ignored, and a full report requested."""
+        """Record a node's report. It does not plan: the caller does, if `may_plan`.
+
+        If a segment in it cannot be decoded, the rest is ignored and a full report is requested.
+        """
         if name not in self.member_steps.voters:
             return
         if report.is_full:
@@ -146,8 +162,8 @@ class Leader:
             chain = one.final.chain if one.final.HasField("chain") else None
             self.tracker.on_final(name, _end(one.final), chain)
         found = self.tracker.disagreements.get(one.session_id)
-        if found is not None and one.session_id not in self._reported:
-            self._reported.add(one.session_id)
+        if found is not None and one.session_id not in self._logged:
+            self._logged.add(one.session_id)
             logger.error(
                 "session_stopped session=%s id=%d at=log.%d.%d offset=%d node=%s "
                 "got=%s others=%s expected=%s",
@@ -164,7 +180,7 @@ class Leader:
         if isinstance(outcome, RangesMerged):
             self._divergences.on_plan(outcome.plan)
         elif isinstance(outcome, RequestWaits):
-            self._asks = True
+            self._has_request = True
         elif isinstance(outcome, DiskJoined):
             self.tracker.forget_node(outcome.node)  # Its reports were of the previous disk.
             self._nodes.forget_disk(outcome.node)
@@ -181,14 +197,14 @@ class Leader:
         for session_id in session_ids:
             self.tracker.forget_session(session_id)
             self._fetch_planner.forget_session(session_id)
-            self._reported.discard(session_id)
+            self._logged.discard(session_id)
 
     @property
     def has_plans(self) -> bool:
         """Whether `plan` may find something to propose, now or once nothing is in flight."""
         self._take_news()
         return bool(
-            self._speculation.pending or self._closer.due or self._proposals.must_replan or self._asks
+            self._speculation.pending or self._closer.due or self._proposals.must_replan or self._has_request
         )
 
     @property
@@ -199,7 +215,7 @@ class Leader:
         return self._may_merge() or bool(self._closer.due) or self._proposals.may_replan
 
     def plan(self) -> None:
-        """Propose everything that can be proposed now."""
+        """Propose what follows from reports and applied commands: ends of runs, decisions, merges."""
         self._take_news()
         self._plan_ends()
         self._plan_decisions()
@@ -218,7 +234,7 @@ class Leader:
             self.tracker.fresh_bytes = max(0, self.tracker.fresh_bytes - size)
 
     def tick(self) -> None:
-        """Propose what depends on time, then `plan`. Called periodically."""
+        """Propose what depends on time, then `plan`. Called twice a second or more often."""
         self._plan_roll()
         now_ns, joins = self._now_ns(), self._nodes.joins
         # The configuration decides what is trimmed, so it comes first.
@@ -238,7 +254,7 @@ class Leader:
         self.plan()
 
     def next_member_step(self) -> MemberStep | None:
-        """What to do next for a change of the members. The caller proposes it, and asks again."""
+        """What to do next for a change of the members. The caller does it, and asks again after a tick."""
         if self._proposals.must_replan:
             return None  # What is in flight may have been planned with another list of members.
         return self.member_steps.next_step(self._nodes.joins, self._now_ns(), self._speculation.instruction)
@@ -265,8 +281,11 @@ class Leader:
             self._proposals.repeat(command)
 
     def _plan_decisions(self) -> None:
-        """Propose decisions about operators' requests, which execute them or let them expire."""
-        self._asks = False
+        """Propose decisions about operators' requests, which execute them or let them expire.
+
+        The time in a decision is one that a majority of the nodes' clocks has reached.
+        """
+        self._has_request = False
         if not self._state.asked:
             return
         now_ns = reached_ns([heard.clock_ns for heard in self._nodes.usage()], self.tracker.members)
@@ -305,7 +324,7 @@ class Leader:
             self._proposals.propose(plan_roll(self._speculation, merged.segment, clock_ns))
 
     def _give_up_idle(self, now_ns: int) -> None:
-        """Close sessions without a publisher."""
+        """Let sessions end whose publisher is not waited for any more. `plan` then proposes the ends."""
         idle = self._idle.plan(now_ns)
         if idle:
             logger.info("idle_sessions_given_up count=%d first=%d", len(idle), idle[0])
