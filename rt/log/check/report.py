@@ -1,9 +1,11 @@
 """The result of verifying a log directory.
 
-*Damage* is bytes that were valid before but are not now, or files that contradict each other.
-A *bad message* is a batch with valid checksums that no reader can decode: it was published like this, and all
-copies have the same bytes. A *note* costs no message: a batch that is torn or being written, or a bad index
-entry.
+A problem has one of three severities:
+- *Damage*: bytes that were valid once and are not now, or files that contradict each other. Messages may be
+  missing. Another copy may have them.
+- *Bad message*: a batch with valid checksums that no reader can decode. It was published like this, and all
+  copies have the same bytes, so no repair helps.
+- *Note*: costs no message. A batch that is torn or being written, or a bad index entry.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class Severity(StrEnum):
 
 
 class Problem(Struct, frozen=True):
-    """`offset` is where the bad header, batch, block or record starts in the file `path`."""
+    """One finding. `offset` is where the bad header, batch, block or record starts in the file `path`."""
 
     severity: Severity
     what: str
@@ -39,8 +41,8 @@ class Problem(Struct, frozen=True):
 class SegmentReport(Struct, frozen=True):
     """One segment. `first` and `end` are numbers of a session, or positions of a merged log.
 
-    Of a corrupt segment, `end` is where the valid batches or blocks stop. Of a trimmed one the counts are 0,
-    and `size_bytes` is the size before the trim.
+    In a corrupt segment, `end` is where the valid batches or blocks stop. In a trimmed one the counts are 0,
+    and `size_bytes` is the size before the trim. `problems` are those of the segment's own files.
     """
 
     id: SegmentId
@@ -54,9 +56,10 @@ class SegmentReport(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """`problems` are those of files that belong to no single segment.
+    """All findings in the directory `path`. `problems` are those of files that belong to no single segment.
 
-    `identity` and `durable` are None if no file has a valid one.
+    `identity` comes from the segment table, or else from the segments' headers. It and `durable` are None if
+    no file has a valid one.
     """
 
     path: str
