@@ -1,4 +1,4 @@
-"""Leases: rights that one owner has at a time, replicated by the consensus. Their commands, and the rules.
+"""The commands about leases, and how they change the replicated state. A lease has one owner at a time.
 
 Pure. Invariants:
 - A lease has one owner.
@@ -6,11 +6,12 @@ Pure. Invariants:
   the one with the greater token comes from the later owner.
 - If two nodes are forced to continue apart from each other, no token is granted by both.
 - A lease that its owner did not release expires only after the leader saw no renewal for its duration.
-- A repeated request grants nothing new. It only renews its leases again. If they were released in the
-  meantime, it grants nothing.
+- A repeated request to acquire returns the tokens that it was granted, and renews nothing. Once one of its
+  leases was released or has expired, it grants no lease any more. A repeated renewal renews again.
 
 No command carries a time. Only the leader measures how long a lease was not renewed, with its own monotonic
-clock. Its command names the lease's token and renewals at the time when it started to measure.
+clock (`sequencer.leader.lease_expiry`). Its command names the lease's token and renewals at the time when it
+started to measure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sequencer.state.apply_result import CommandRejected, LeasesExpired, LeasesG
 from sequencer.state.state import LEASES_MAX, LEASES_PER_GROUP_MAX, REQUEST_BYTES, LeaseState, SequencerState
 
 LEASES_PER_COMMAND_MAX: Final = 256
-"""About 64 KiB of names."""
+"""Keeps a command's names below about 64 KiB."""
 DURATION_MS_MIN: Final = 1_000
 """Several times the duration of a leader change is better. Below 1 s no renewal arrives in time."""
 DURATION_MS_MAX: Final = 3_600_000
@@ -48,10 +49,10 @@ class IdleLease(NamedTuple):
 
 
 class AcquireLeases(Struct, frozen=True):
-    """Grant those of these leases that are free to `owner`, until they are not renewed for `duration_ms`."""
+    """Grant `owner` the free ones of these leases. Each lasts until it is not renewed for `duration_ms`."""
 
     request: bytes
-    """Identifies the request: applied again, it has the leases that it was granted before."""
+    """A random id, the same if the request is repeated."""
     owner: str
     duration_ms: int
     names: tuple[str, ...]
@@ -62,7 +63,7 @@ class AcquireLeases(Struct, frozen=True):
             raise ValueError(f"a lease of {self.duration_ms} ms")
 
 
-class _OwnersLeases(Struct, frozen=True):
+class _HeldLeasesCommand(Struct, frozen=True):
     request: bytes
     owner: str
     leases: tuple[HeldLease, ...]
@@ -72,12 +73,12 @@ class _OwnersLeases(Struct, frozen=True):
         _check_tokens(self.leases)
 
 
-class RenewLeases(_OwnersLeases, frozen=True):
-    """Renew those of these leases that the owner still holds with these tokens."""
+class RenewLeases(_HeldLeasesCommand, frozen=True):
+    """Renew the leases that the owner still holds with these tokens. The others stay as they are."""
 
 
-class ReleaseLeases(_OwnersLeases, frozen=True):
-    """Release those of these leases that the owner still holds with these tokens."""
+class ReleaseLeases(_HeldLeasesCommand, frozen=True):
+    """Release the leases that the owner still holds with these tokens. The others stay as they are."""
 
 
 class ExpireLeases(Struct, frozen=True):
@@ -132,7 +133,7 @@ def acquire(state: SequencerState, command: AcquireLeases) -> Outcome:
 
 
 def renew(state: SequencerState, command: RenewLeases) -> Outcome:
-    """Restart the time of the leases that are held."""
+    """Count a renewal of each lease that is held, so that the leader measures its time from the start."""
     held = _held(state, command)
     for name in held:
         lease = state.leases[name]
@@ -164,8 +165,8 @@ def expire(state: SequencerState, command: ExpireLeases) -> Outcome:
     return LeasesExpired(tuple(over))
 
 
-def _held(state: SequencerState, command: _OwnersLeases) -> dict[str, int]:
-    """By name: the tokens of those of these leases that the owner holds."""
+def _held(state: SequencerState, command: _HeldLeasesCommand) -> dict[str, int]:
+    """The tokens, by name, of the leases that the owner still holds with the tokens of the command."""
     return {
         one.name: one.token
         for one in command.leases
@@ -181,7 +182,7 @@ def _token_of(lease: LeaseState | None, command: AcquireLeases) -> int:
 
 
 def _free(state: SequencerState, command: AcquireLeases) -> list[str]:
-    """The leases that it may get: none if the request is repeated after its leases were released."""
+    """The leases that the command may get: none if a lease that it had was released or has expired."""
     if command.request in state.released:
         return []
     return [name for name in command.names if name not in state.leases]
@@ -195,7 +196,7 @@ def _release(state: SequencerState, name: str) -> None:
 
 
 def no_room(state: SequencerState, command: AcquireLeases) -> str | None:
-    """Why the free leases of this command are too many, in total or of one group; None if they are not."""
+    """Why there is no room for the free leases of this command, in total or in a group; None if there is."""
     free = _free(state, command)
     if len(state.leases) + len(free) > LEASES_MAX:
         return f"{LEASES_MAX} leases are held at most, and {len(free)} more are asked for"
