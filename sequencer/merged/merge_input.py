@@ -1,4 +1,9 @@
-"""The input of the merger: ranges that were fetched from peers, and files of session replicas."""
+"""The input of the merger: session bytes, in ranges that were fetched from peers or in session replicas.
+
+Invariant: the merged log gets only bytes with the running checksum that the plan names. `FetchedRanges`
+returns no others. Those of a replica are compared before they are copied, and the writer verifies the bytes
+while it copies them.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +26,13 @@ FILES_MAX: Final = 256
 
 
 class ReplicaSource(Protocol):
-    """The session replicas. The merger's thread calls these methods, and the event loop for small plans."""
+    """The session replicas of this node.
+
+    The thread that executes a plan calls these methods: the merger's, or the event loop's for small plans.
+    """
 
     def range_info(self, session_id: int, segment: SegmentId, start: int, end: int) -> RangeInfo | None:
-        """The checksums and times of a range; None unless all of it is here and durable."""
+        """The checksums and times of a range of whole batches; None unless all of it is here and durable."""
 
     def open(self, session_id: int, segment: SegmentId) -> File:
         """Open the segment's file. The caller closes it."""
@@ -32,7 +40,7 @@ class ReplicaSource(Protocol):
     def on_bad_replica(self, block: BlockWrite, got: str) -> None:
         """The replica's bytes are not those that the plan names, or changed since they were verified.
 
-        Must fetch good bytes. May be called again until they are here.
+        Must fetch good bytes from a peer. May be called again until they are here. `got` is for the log.
         """
 
 
@@ -58,7 +66,7 @@ class BlockInput(NamedTuple):
 
 
 class MergeInput:
-    """Finds and reads the input of blocks. For the thread that executes the plan."""
+    """Finds and reads the input of blocks that are no declarations. For the thread that executes the plan."""
 
     def __init__(self, sources: ReplicaSource, fetched: FetchedRanges) -> None:
         """Ranges in `fetched`, which come from peers, are used before those of `sources`."""
@@ -66,7 +74,7 @@ class MergeInput:
         self.files = ReplicaFiles(sources.open)
 
     def find(self, block: BlockWrite) -> BlockInput | None:
-        """The input of a block. That of a replica is bad if its checksum is not the block's."""
+        """The input of a block; None if it is not here. The caller compares the checksum of a replica's."""
         segment, fetched = SegmentId(block.run, block.roll), self._fetched.find(block)
         if fetched is not None and (range_info := fetched.range_info(block)) is not None:
             return BlockInput(segment, range_info, fetched)
@@ -79,7 +87,7 @@ class MergeInput:
         return found if found is not None and found.range_info.chain_end == block.chain_end else None
 
     def frames(self, block: BlockWrite, found: BlockInput, end: int) -> BatchFrames:
-        """The block and its input, which the writer verifies. `end`: one past its last position."""
+        """The header and the bytes of a block, for the writer. `end`: one past the block's last position."""
         info = found.range_info
         if found.fetched is not None:
             content: CopyRange | memoryview = found.fetched.bytes_of(block)
@@ -94,7 +102,7 @@ class MergeInput:
 
 
 def find_block(plan: WritePlan, name: str) -> BlockWrite:
-    """The block copied from the file of that name in an error, or else the first copied block."""
+    """The block that an error is about: the first one copied from the file `name`, or else from any file."""
     blocks = [block for block in plan.blocks if not block.is_declaration]
     names = (_name_of(block.session_id, SegmentId(block.run, block.roll)) for block in blocks)
     return next((block for block, one in zip(blocks, names, strict=True) if one == name), blocks[0])
@@ -106,7 +114,10 @@ def _name_of(session_id: int, segment: SegmentId) -> str:
 
 
 class ReplicaFiles:
-    """Open files: one for each session, and earlier ones that the present plan reads. For one thread."""
+    """Open files: one for each session, and earlier ones that the present plan reads. For one thread.
+
+    A session's segments are merged in order, so its last opened file is the one that the next plan needs.
+    """
 
     def __init__(self, open_segment: Callable[[int, SegmentId], File]) -> None:
         self._open_segment = open_segment
