@@ -1,11 +1,13 @@
 """Decode batches into messages in columns.
 
 A large batch is not copied: its columns are views of the bytes that were read. Small ones are decoded
-together (`rt.log.scan.batch_group`).
+together (`rt.log.scan.batch_group`). Only `_decode_one` reads headers, because `groups` puts each batch that
+has headers into a group of its own.
 
-Invariants:
-- Every offset and index is checked before use. Hostile contents with a valid checksum raise `BadBatch` and
-  never cause an access outside a buffer.
+Invariant: every offset and index is checked before use. Hostile contents with a valid checksum raise
+`BadBatch` and never cause an access outside a buffer.
+
+`sessions` has the names of the sessions, by the id that batches use.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ def decode(
 ) -> MessageBatch | None:
     """Decode `batches`, one of the `groups`, from `buffer`; None if all their messages are skipped.
 
-    Without `values` the buffer need not hold them, and the messages' values are empty. Raises `BadBatch` for
-    contents that no rt writer produces.
+    Without `values` the buffer need not hold them. Then the messages have empty values and no headers. Raises
+    `BadBatch` for contents that no rt writer produces.
     """
     if any(batch.header.flags & ~HEADERS_FLAG for batch in batches):
         buffer, batches = _expanded(buffer, batches, values)
@@ -47,7 +49,10 @@ def decode(
 
 
 class UndecodableBatch(NamedTuple):
-    """Messages from `start` to `end` (exclusive) are stored as published, but cannot be decoded."""
+    """The messages at positions `start` to `end` (exclusive) are stored as published, but cannot be decoded.
+
+    Their batch is at `offset` in its segment.
+    """
 
     start: int
     end: int
@@ -58,7 +63,7 @@ class UndecodableBatch(NamedTuple):
 def decode_each(
     buffer: Bytes, group: Sequence[PlacedBatch], sessions: dict[int, str], *, values: bool = True
 ) -> Iterator[MessageBatch | UndecodableBatch]:
-    """`decode` a group; batch by batch if one of them is bad."""
+    """`decode` a group. If a batch in it is bad, decode one at a time, and yield the bad ones as such."""
     try:
         batch = decode(buffer, group, sessions, values=values)
     except BadBatch as reason:
@@ -74,7 +79,7 @@ def decode_each(
 
 
 def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | None:
-    """The topics of the batch at `at`, whose columns verify; None if they cannot be read here."""
+    """The topics of the batch at `at`, whose columns verify; None if it is compressed or they are bad."""
     if header.flags & ~HEADERS_FLAG:
         return None
     count, columns_end = header.message_count, at + BATCH_HEADER_BYTES + header.columns_bytes
@@ -88,6 +93,7 @@ def topics_of(data: memoryview, at: int, header: BatchHeader) -> list[str] | Non
 
 
 def _expanded(buffer: Bytes, batches: Sequence[PlacedBatch], values: bool) -> tuple[Bytes, list[PlacedBatch]]:
+    """The batches without compression, one after the other in a new buffer."""
     plain, headers = expand(buffer.data, [(batch.start, batch.header) for batch in batches], values=values)
     moved, start = [], 0
     for batch, header in zip(batches, headers, strict=True):
@@ -154,7 +160,7 @@ def _decode_one(
 def _decode_many(
     buffer: Bytes, batches: Sequence[PlacedBatch], sessions: dict[int, str], with_values: bool
 ) -> MessageBatch | None:
-    """The results of `_decode_one` for `batches`, joined."""
+    """What `_decode_one` returns for each of `batches`, joined. None of them has headers."""
     starts, _, first_positions, skips, session_ids, runs, _ = zip(*batches, strict=True)
     group = BatchGroup(buffer, np.array(starts, np.int64))
     positions, skipped = np.array(first_positions, np.int64), np.array(skips, np.int64)
@@ -166,19 +172,22 @@ def _decode_many(
 def decode_runs(
     buffer: Bytes, runs: Sequence[PlacedRun], sessions: dict[int, str], *, values: bool = True
 ) -> MessageBatch | None:
-    """The results of `decode` for all batches of `runs`, joined."""
+    """What `decode` returns for all batches of `runs`, joined. None of them has headers or is compressed."""
     starts, counts, first_positions, skips, session_ids, source_runs, _, _ = zip(*runs, strict=True)
     group = BatchGroup(buffer, np.concatenate(starts))
     dictionary, index = _dictionary(session_ids, source_runs, sessions)
-    messages = [int(each.sum()) for each in counts]
-    named = *dictionary, None if index is None else np.repeat(index, messages)
+    message_counts = [int(each.sum()) for each in counts]
+    named = *dictionary, None if index is None else np.repeat(index, message_counts)
     return group.messages(np.concatenate(first_positions), np.concatenate(skips), named, values)
 
 
 def _dictionary(
     session_ids: Sequence[int], runs: Sequence[int], sessions: dict[int, str]
 ) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], Int64s | None]:
-    """The distinct names and runs, and the index of each pair among them; None if there is only one."""
+    """The distinct pairs of session name and run, as two columns, and for each input the index of its pair.
+
+    The index is None if there is only one pair.
+    """
     places: dict[tuple[int, int], int] = {}
     index = [places.setdefault(pair, len(places)) for pair in zip(session_ids, runs, strict=True)]
     names = tuple(sessions[session_id] for session_id, _ in places)
