@@ -15,9 +15,10 @@ import rt
 from rt.bench.measure import Figure
 from rt.errors import Diverged, RtError
 from rt.log.check.compare import compare
+from rt.units import NS_PER_S
 from sequencer.bench.failover import LEAD_BYTES, RATE_MB, audit
 from sequencer.bench.stage import Setup, Stage
-from sequencer.demo.figures import NS, longest_pause_s, sequenced_ns
+from sequencer.demo.figures import longest_pause_s, sequenced_ns
 from sequencer.state.feature_level import LATEST
 
 SPARE: Final = 2
@@ -46,7 +47,7 @@ def member_changes(setup: Setup, *, publishers: int) -> Iterator[Figure]:
         times_ns = sequenced_ns(nodes.merged_directory(left[0]))
         for what, began_ns, ended_ns in windows:
             pause_s = longest_pause_s(times_ns, began_ns, ended_ns)
-            yield Figure(f"{what}, under load", ((ended_ns - began_ns) / NS,), "s")
+            yield Figure(f"{what}, under load", ((ended_ns - began_ns) / NS_PER_S,), "s")
             yield Figure(f"{what}: longest time without a merge", (pause_s,), "s")
         with rt.LogReader(nodes.merged_directory(left[0])) as reader:
             found = audit(reader.batches(), published)

@@ -1,27 +1,27 @@
-"""The figures of the demo, from the times that its processes noted by the machine's clock."""
+"""The figures of the demo: latency, throughput, and the pauses at a failover.
+
+All times are ns since the Unix epoch. They can be compared because all processes run on one machine and read
+one clock.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
 from rt.log.check.status import read_status
 from rt.log.disk import REAL
+from rt.log.format.constants import Int64s
 from rt.log.scan.catalog import segment_path
 from rt.log.scan.directory import read_header, scans
 from rt.log.scan.scanner import MergedScanner
-
-Int64s: TypeAlias = npt.NDArray[np.int64]
-
-NS: Final = 10**9
+from rt.units import NS_PER_S
 
 
 class Latency(Struct, frozen=True):
-    """From `publish` to the subscriber, of `count` messages."""
+    """How long `count` messages took from `publish` to the subscriber."""
 
     count: int
     p50_ms: float
@@ -37,7 +37,11 @@ class Burst(Struct, frozen=True):
 
 
 class Failover(Struct, frozen=True):
-    """The longest times without a merged message, and without one for the subscriber, after a kill."""
+    """How long the stream paused after the leader `killed` was killed and `took_over` led.
+
+    `unmerged_s` is the longest time in which no block was merged, `unread_s` that in which the subscriber
+    received nothing.
+    """
 
     killed: str
     took_over: str
@@ -46,18 +50,19 @@ class Failover(Struct, frozen=True):
 
 
 class DeliveryTimes(Struct, frozen=True):
-    """When each message was published and when the subscriber received it, ns, by position."""
+    """When each message was published and when the subscriber received it, in the order of the merged log."""
 
     published_ns: Int64s
     arrived_ns: Int64s
 
     @classmethod
     def load(cls, path: Path) -> DeliveryTimes:
+        """Read the file that the demo's subscriber wrote: both rows, in NumPy's format."""
         published, arrived = np.load(path)
         return cls(published, arrived)
 
     def latency(self, start_ns: int, end_ns: int) -> Latency | None:
-        """Latency of the messages published in [start_ns, end_ns); None if there are none."""
+        """The latency of the messages published in [start_ns, end_ns); None if there are none."""
         rows = (self.published_ns >= start_ns) & (self.published_ns < end_ns)
         if not rows.any():
             return None
@@ -67,13 +72,13 @@ class DeliveryTimes(Struct, frozen=True):
 
 
 def longest_pause_s(times_ns: Int64s, start_ns: int, end_ns: int) -> float:
-    """The longest time without an event between two moments. `times_ns`: the events."""
+    """The longest time without an event from `start_ns` to `end_ns`. The events' `times_ns` need no order."""
     inside = np.sort(times_ns[(times_ns > start_ns) & (times_ns < end_ns)])
-    return float(np.diff(inside, prepend=start_ns, append=end_ns).max()) / NS
+    return float(np.diff(inside, prepend=start_ns, append=end_ns).max()) / NS_PER_S
 
 
 def sequenced_ns(directory: Path) -> Int64s:
-    """When each block of a merged log was sequenced."""
+    """When the leader sequenced each block of a merged log, without the trimmed ones."""
     found: list[int] = []
     path = str(directory)
     for segment in read_status(path).kept:
