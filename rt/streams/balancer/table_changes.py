@@ -1,4 +1,8 @@
-"""The changes of one commit to a lease's table, and their division into parts that the nodes accept. Pure."""
+"""The changes of one commit to a lease's table, and their division into parts that the nodes accept.
+
+Pure. A key of the table is `CATEGORY<NUL>KEY`. The nodes keep the parts until the last one has come, and then
+apply all in order. Invariant: the result is that of the changes as a whole, however they are divided.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,33 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Final, NamedTuple
 
 PART_BYTES: Final = 56 << 10
-"""Of keys and values in one part, and the greatest size of a row. The nodes accept 64 KiB with their own
-count of each row."""
+"""Maximum size of one part, and so of one row, as `row_bytes` counts it. The nodes accept 64 KiB
+(`sequencer.state.leases.tables`)."""
 _ROW_BYTES: Final = 128
+"""What the nodes add for each row (`table_rows.ROW_BYTES`)."""
 KEY_BYTES_MAX: Final = 1024
-"""Of a key in the table, which has the category too."""
+"""Maximum size of a key of the table, with its category. The nodes accept no longer ones."""
 CLEARS_MAX: Final = 16
-"""Prefixes in one commit. The nodes accept no more, and all in the first part."""
-
+"""Maximum number of prefixes in one commit. The nodes accept no more, and all in the first part."""
 
 REQUESTS: Final = "requests"
 ANSWERS: Final = "answers"
-"""Rows of these categories are between the owner and others: see `sequencer.state.leases.requests`."""
+"""Categories of the requests to the owner, and of its answers: see `sequencer.state.leases.requests`."""
 
 
 class Changes(NamedTuple):
-    """What a commit does, in this order. Keys are those of the table."""
+    """What a commit does: first the clears, then the deletes, then the puts. A key is in one of the last two.
+
+    The dictionaries with None are ordered sets.
+    """
 
     clears: dict[str, None]
+    """Prefixes of keys: `CATEGORY<NUL>`, or `ROOT/` for all categories below it."""
     deletes: dict[str, None]
     puts: dict[str, bytes]
 
     def clear(self, prefix: str) -> None:
+        """Delete all rows with this prefix, also those that this commit has put so far."""
         for rows in (self.deletes, self.puts):
             for key in [key for key in rows if key.startswith(prefix)]:
                 del rows[key]
@@ -42,12 +51,15 @@ class Changes(NamedTuple):
         self.puts[key] = value
 
     def answer(self, request: bytes, until_ns: int, content: bytes) -> None:
-        """Delete a request, and write its answer."""
+        """Delete a request and write its answer. `until_ns` is that of the request."""
         self.delete(f"{REQUESTS}\0{request.hex()}")
         self.put(f"{ANSWERS}\0{request.hex()}", bytes(8) + until_ns.to_bytes(8, "big") + content)
 
     def limit_clears(self, known: Mapping[str, Mapping[str, bytes]]) -> None:
-        """If there are too many prefixes, delete their rows instead. `known`: all rows, by category."""
+        """If there are more than `CLEARS_MAX` prefixes, delete the rows one by one instead.
+
+        `known`: all rows of the table before this commit, by category.
+        """
         if len(self.clears) <= CLEARS_MAX:
             return
         for category, rows in known.items():
@@ -57,7 +69,7 @@ class Changes(NamedTuple):
         self.clears.clear()
 
     def parts(self) -> Iterator[Part]:
-        """Split into parts that fit a command each; at least one."""
+        """Split into parts that each fit into one command. A commit without changes is one empty part."""
         part, size = Part([], [], []), 0
         for key in self.clears:
             part, size = yield from _fitting(part, size, key)
@@ -72,13 +84,15 @@ class Changes(NamedTuple):
 
 
 class Part(NamedTuple):
+    """What one command carries of a commit."""
+
     clears: list[str]
     deletes: list[str]
     puts: list[tuple[str, bytes]]
 
 
 def _fitting(part: Part, size: int, key: str, value: bytes = b"") -> Generator[Part, None, tuple[Part, int]]:
-    """The part that the row goes into, with its size then. Yields `part` if the row does not fit."""
+    """Return the part that the row goes into, and its size with the row. Yields `part` if it is full."""
     more = row_bytes(key, value)
     if size and size + more > PART_BYTES:
         yield part
@@ -87,5 +101,5 @@ def _fitting(part: Part, size: int, key: str, value: bytes = b"") -> Generator[P
 
 
 def row_bytes(key: str, value: bytes) -> int:
-    """As the nodes count it."""
+    """The size of a row as the nodes count it."""
     return len(key.encode()) + len(value) + _ROW_BYTES
