@@ -1,6 +1,7 @@
-"""Operators that turn events, or the times of values, into values.
+"""Operators that turn notifications (`on_next`, `on_error`, `on_completed`), or times, into values.
 
-These are tuples of plain values, so that every operator and output can keep them.
+These values are tuples of plain values, so that every operator can save them and every output encode them.
+"Saves" is what an operator keeps in a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from rt.query.operators.combining.concat import Failure
 
 
 def materialize() -> Transform:
-    """Every event as a value: `("next", value)`, `("error", (kind, text))`, `("completed", None)`.
+    """Every notification as a value: `("next", value)`, `("error", (kind, text))`, `("completed", None)`.
 
-    Completes after the last. Saves nothing.
+    Completes after the last one, also if that is an error. `kind` is the error's class. Saves nothing.
     """
     return applied(Materialize)
 
 
 def dematerialize() -> Transform:
-    """The events that `materialize` made into values. An error is a `QueryFailed`. Saves nothing."""
+    """The notifications that `materialize` made into values. An error is a `QueryFailed`. Saves nothing."""
     return applied(Dematerialize)
 
 
@@ -32,9 +33,9 @@ def timestamp() -> Transform:
 
 
 def time_interval() -> Transform:
-    """`(value, duration)` for every value: ns since the value before, or since the start.
+    """`(value, duration)` for every value: ns since the previous value, on the query's clock.
 
-    Saves the time of the last value.
+    For the first value it is the time since the query started. Saves the time of the last value.
     """
     return applied(TimeInterval)
 
@@ -65,8 +66,8 @@ class Dematerialize(Operator[Any, Any]):
 
     def on_next(self, value: Any, /) -> None:
         match value:
-            case ("next", each):
-                self.emit(each)
+            case ("next", inner):
+                self.emit(inner)
             case ("error", (str(kind), str(text))):
                 self.fail(QueryFailed(f"{kind}: {text}"))
             case ("completed", None):
@@ -96,6 +97,6 @@ class TimeInterval(Operator[Any, tuple[Any, int]]):
 
     def on_next(self, value: Any, /) -> None:
         now_ns = self.now_ns
-        past_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        elapsed_ns, self._last_ns = now_ns - self._last_ns, now_ns
         self.changed()
-        self.emit((value, past_ns))
+        self.emit((value, elapsed_ns))
