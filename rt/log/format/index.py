@@ -1,15 +1,16 @@
 """A sparse index of a segment, so that a reader finds a number or position with one seek.
 
-It is derived from the segment. The frame at an entry's offset must verify and have the entry's first number;
-else the reader scans from the segment's start. Lost or torn entries only cost time.
+The index is only a hint, derived from the segment. A reader uses an entry only if the frame at its offset
+verifies with the entry's first number. Otherwise it scans from the segment's start. So lost or torn entries
+only cost time.
 
-The file `index.X.Y` has 32-byte entries in log order, about one for each MiB, appended as the segment grows
-and not synced:
+The file `index.X.Y` has 32-byte entries in log order, appended as the segment grows and not synced: about one
+for each MiB, and one for each declaration, because a scanner that starts after a declaration needs it.
 
     offset  bytes  field
          0      8  first number or position of the frame
          8      8  offset of the frame in the segment
-        16      8  highest timestamp of all messages before the frame, ns
+        16      8  highest timestamp of the segment's messages before the frame, ns; 0 if there are none
         24      4  kind: 1 frame, 2 declaration block (merged)
         28      4  checksum: CRC-32C of bytes 0-27, seeded with (incarnation or cluster id, X, Y)
 """
@@ -56,18 +57,18 @@ def encode_entry(entry: IndexEntry, seed: int) -> bytes:
     return body + crc32c(body, seed).to_bytes(4, "little")
 
 
-def decode_entries(data: Buffer, seed: int, *, is_dense: bool = False) -> Iterator[IndexEntry]:
-    """The valid entries of an index file's bytes, as long as they rise.
+def decode_entries(data: Buffer, seed: int, *, ends_at_corrupt: bool = False) -> Iterator[IndexEntry]:
+    """The valid entries of an index file's bytes whose offsets rise. The others are skipped.
 
-    Corrupt ones are skipped; with `is_dense` the first one ends them: it may be that of a declaration,
-    without which a scanner cannot read what follows.
+    With `ends_at_corrupt` the first entry with a wrong checksum or kind ends them. In a merged log it may be
+    that of a declaration, without which a scanner cannot read what follows.
     """
     last = -1
     whole = memoryview(data)[: len(data) // ENTRY_BYTES * ENTRY_BYTES]
     for start in range(0, len(whole), ENTRY_BYTES):
         first, offset, timestamp_high_ns, kind, checksum = _ENTRY.unpack_from(whole, start)
         if crc32c(whole[start : start + _BODY.size], seed) != checksum or kind not in _KINDS:
-            if is_dense:
+            if ends_at_corrupt:
                 return
             continue
         if last < offset < NUMBER_MAX and first < NUMBER_MAX:

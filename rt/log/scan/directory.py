@@ -134,7 +134,7 @@ def read_index(disk: Disk, path: str, header: SegmentHeader) -> list[IndexEntry]
     content = read_file(disk, os.path.join(path, index_file_name(header.id)))
     if content is None:
         return []
-    return list(decode_entries(content, header.seed, is_dense=header.kind is not LogKind.SESSION))
+    return list(decode_entries(content, header.seed, ends_at_corrupt=header.kind is not LogKind.SESSION))
 
 
 def read_identity(disk: Disk, path: str, *, name: str = "") -> LogIdentity:
