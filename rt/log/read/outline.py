@@ -1,7 +1,7 @@
 """The approximate layout of a merged log: bytes by position, from the segment table and the indexes.
 
-An outline helps to share out work and to skip by time. It reads no frames and proves nothing: a range reader
-finds positions by verified frames.
+An outline helps to divide a log into ranges of similar size, and to skip by time. It reads no frames, so it
+is only an estimate: a range reader finds positions by verified frames.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from rt.log.scan.directory import read_header, read_index
 
 
 class Waypoint(NamedTuple):
-    """A block starts with `position`, and `log_bytes` precede it, counted from a common origin.
+    """A block starts with `position`, or the outline ends there.
 
-    `timestamp_high_ns` is an upper bound of the timestamps of all messages from the previous waypoint up to
-    this one; None if neither table nor index has it.
+    `log_bytes` precede it, counted from the start of the outline's first segment. `timestamp_high_ns` is an
+    upper bound of the timestamps of all messages from the previous waypoint up to this one; None if neither
+    the table nor an index has it.
     """
 
     position: int
@@ -30,11 +31,11 @@ class Waypoint(NamedTuple):
 def outline(
     disk: Disk, path: str, start: int, end: int, *, stride_bytes: int = INDEX_STRIDE_BYTES
 ) -> Iterator[Waypoint]:
-    """Waypoints, about `stride_bytes` apart, from the last one up to `start` to the first one at or after
-    `end`.
+    """Waypoints, about `stride_bytes` apart, that cover the positions from `start` to `end`.
 
-    Positions and bytes rise. If the log starts after `start`, so does the outline. The last waypoint is `end`
-    if there is none after it. Raises storage errors.
+    The first one is the last at or before `start`, the last one is the first at or after `end`. Positions and
+    bytes rise. If the log starts after `start`, so does the outline. If no waypoint is at or after `end`,
+    `end` itself is the last one. Raises `rt.StorageError`.
     """
     before: Waypoint | None = None
     last = -1
@@ -81,7 +82,10 @@ def _waypoints(disk: Disk, path: str, start: int, end: int, stride_bytes: int) -
 
 
 def _segment_waypoints(disk: Disk, path: str, kept: ReadableSegment, stride_bytes: int) -> list[Waypoint]:
-    """The segment's index entries, thinned out; none if it was trimmed meanwhile."""
+    """The segment's index entries, one for each `stride_bytes`; none if it was trimmed meanwhile.
+
+    Their `log_bytes` count from the start of the segment.
+    """
     header = kept.header or read_header(disk, path, kept.id)
     if header is None:
         return []

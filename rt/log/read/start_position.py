@@ -1,4 +1,4 @@
-"""Where a reader starts: a position, an end of the log, or a time."""
+"""Where a reader starts: at a position, at an end of the log, or at a time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _TIMESTAMP_END: Final = 2**63
 
 
 class StartTime(Struct, frozen=True):
-    """The first message with a timestamp (ns) at or after this one; what precedes it is passed over.
+    """Start at the first message whose timestamp is `timestamp_ns` or later, and skip those before it.
 
-    `position`: no message before it has such a timestamp; None if the log was not searched.
+    `position`: a position found by a search, before which no message has such a timestamp; None if the log
+    was not searched yet.
     """
 
     timestamp_ns: int
@@ -40,7 +41,7 @@ class StartTime(Struct, frozen=True):
 
     @classmethod
     def of(cls, time: datetime) -> StartTime:
-        """`rt.InvalidOption` if `time` has no timezone."""
+        """The start at `time`. Raises `rt.InvalidOption` if it has no timezone."""
         given: object = time
         if not isinstance(given, datetime) or given.utcoffset() is None:
             raise InvalidOption(
@@ -57,13 +58,16 @@ CheckedPlace: TypeAlias = int | Literal["earliest", "latest"] | StartTime
 
 
 def known_position(place: CheckedPlace) -> int:
-    """0 while it is unknown."""
+    """The position of `place`; 0 if it must be searched for."""
     position = place.position if isinstance(place, StartTime) else place
     return position if isinstance(position, int) else 0
 
 
 def check_epoch(epoch: int | None, place: Place | None) -> int | None:
-    """The number of the epoch in which a position was right; None if it is not known. `rt.InvalidOption`."""
+    """Check a reader's `epoch=`: the number of the epoch in which its `position=` was right, or None.
+
+    Raises `rt.InvalidOption`.
+    """
     given: object = epoch
     if given is None:
         return None
@@ -76,9 +80,13 @@ def check_epoch(epoch: int | None, place: Place | None) -> int | None:
 
 
 def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, epoch: int) -> None:
-    """`rt.Diverged` if a forced reset gave a position before `position` another message since.
+    """Raise `rt.Diverged` if a reset that was forced after `epoch` gave a position before `position` another
+    message.
 
-    `position` was right in the epoch with the number `epoch`.
+    `position` was right in the epoch with the number `epoch`. After a forced reset the log continues in a
+    segment whose X is the number of the new epoch. If that segment starts before `position`, messages were
+    replaced. If it starts at `position`, none were, unless earlier segments of that epoch may have been
+    trimmed (Y is not 0).
     """
     later = catalog.forced_after(epoch)
     if later is None or later.first > position or (later.first == position and not later.id.roll):
@@ -93,14 +101,17 @@ def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, e
 
 
 class FoundStart(NamedTuple):
-    """A position. Also the run of the segment that was scanned to its end to find it, if any."""
+    """A position, and the run (X) of the segment that was scanned to its end to find it; None if none was.
+
+    The reader counts that segment as read, so it reports a reset if the next segment has another run.
+    """
 
     position: int
     run: int | None
 
 
 def check_place(place: Place) -> CheckedPlace:
-    """A position that a message may have, "earliest", "latest", or a time. Raises `rt.InvalidOption`."""
+    """Check a reader's `position=`. Raises `rt.InvalidOption`. A datetime becomes a `StartTime`."""
     if isinstance(place, datetime):
         return StartTime.of(place)
     if isinstance(place, StartTime) or place in ("earliest", "latest"):
@@ -117,10 +128,11 @@ def check_place(place: Place) -> CheckedPlace:
 def find_place(
     disk: Disk, directory: str, identity: LogIdentity, place: Place, *, may_be_ahead: bool = False
 ) -> FoundStart:
-    """Raises `rt.InvalidOption` for an invalid place, or a position after the log end.
+    """The position at which a reader of `place` starts.
 
-    A reader after the end would wait indefinitely; it is allowed if the log is being filled (`may_be_ahead`).
-    In a dedup session any number may be the next one.
+    Raises `rt.InvalidOption` for an invalid place, or a position after the log end, where a reader would wait
+    indefinitely. A position after the end is allowed if the log is being filled (`may_be_ahead`), and in a
+    dedup session, where any number may be the next one.
     """
     place = check_place(place)
     if isinstance(place, StartTime):
@@ -131,14 +143,14 @@ def find_place(
         found = search_time(disk, directory, identity, place.timestamp_ns)
         return FoundStart(found.position, found.run)  # What is damaged there is reported when it is read.
     if isinstance(place, int):
-        return FoundStart(place, None) if may_be_ahead else _checked(disk, directory, identity, place)
+        return FoundStart(place, None) if may_be_ahead else _not_after_end(disk, directory, identity, place)
     catalog = read_catalog(disk, directory)
     if place == "earliest":
         return FoundStart(catalog.start, None)
     return _end(disk, directory, identity, catalog)
 
 
-def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
+def _not_after_end(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
     catalog = read_catalog(disk, directory)
     if position <= catalog.known_end or identity.dedup_id is not None:
         return FoundStart(position, None)
@@ -149,10 +161,10 @@ def _checked(disk: Disk, directory: str, identity: LogIdentity, position: int) -
 
 
 def _end(disk: Disk, directory: str, identity: LogIdentity, catalog: SegmentCatalog) -> FoundStart:
-    """One past the last complete message, found from the newest segment's last index entry."""
+    """One past the last complete message. The newest segment is scanned from its last index entry."""
     if not catalog.kept or catalog.kept[-1].end is not None:
         return FoundStart(max(catalog.known_end, catalog.start), None)
-    segment = open_segment(disk, directory, identity, catalog.kept[-1], 2**62)
+    segment = open_segment(disk, directory, identity, catalog.kept[-1], NUMBER_MAX)
     if segment is None:
         return FoundStart(catalog.known_end, None)
     try:
