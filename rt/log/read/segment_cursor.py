@@ -1,8 +1,11 @@
 """Read a log directory segment by segment from a position, while other processes append and trim.
 
 Invariants:
-- An incomplete frame is waited for. A bad frame in bytes that were synced raises `rt.Corrupt`.
-- If the log no longer has the position, an event reports it.
+- An incomplete frame at the end of the log is waited for. A bad frame raises `rt.Corrupt` if it is in bytes
+  that were synced, or if a later segment exists.
+- If the log no longer has the position, an event reports it. The position is moved before the event, so a
+  reader that raised `rt.Gap` continues after the gap.
+- A reset is reported before the first message after it.
 """
 
 from __future__ import annotations
@@ -31,29 +34,28 @@ from rt.log.scan.scanner import MergedScanner, ScanResult
 logger = logging.getLogger("rt.log")
 
 LOOK_AGAIN_SECONDS: Final = 1.0
-"""A follower lists the directory this often even without a wake-up."""
+"""A follower at the end of the log lists the directory this often, even if nothing seems to have changed."""
 
 _UNKNOWN: Final = TrimReason.LOST.name.lower()
 _HELD_BACK: Final = frozenset(
     reason.name.lower() for reason in (TrimReason.TIME, TrimReason.SIZE, TrimReason.FOLLOWED)
 )
-"""The nodes do not trim for these reasons what a subscriber holds. A full disk overrides holds."""
+"""For these reasons nodes do not trim what a subscriber holds. A full disk overrides holds."""
 
 
 EventHandler: TypeAlias = Callable[[Event], None]
 
 
 class EventSink:
-    """Calls `on_event`. Without it, events of missing messages raise `rt.Gap`; the others are logged."""
+    """Passes events to `on_event`. If it is None, missing messages raise `rt.Gap`, and the rest is logged."""
 
     def __init__(self, path: str, on_event: EventHandler | None) -> None:
         self._path, self._on_event = path, on_event
-        self._told_tail: BadTail | None = None
+        self._reported_tail: BadTail | None = None
         self.record: Callable[[Event], None] | None = None
         """Counts each event, before the handler is called."""
 
     def emit(self, event: Event) -> None:
-        """Report an event at the current read position."""
         if self.record is not None:
             self.record(event)
         if self._on_event is not None:
@@ -78,14 +80,14 @@ class EventSink:
             raise Gap(what, event=event, where=self._path, got=event, hint=hint)
 
     def emit_bad_tail(self, tail: BadTail) -> None:
-        """Report that the log ends with an incomplete batch; once, however often the end is read."""
-        if tail != self._told_tail:
-            self._told_tail = tail
+        """Report that the log ends with an incomplete batch. The same end is reported once."""
+        if tail != self._reported_tail:
+            self._reported_tail = tail
             self.emit(tail)
 
 
 def _gap(skip: SkipForward, path: str) -> Gap:
-    """The error for an event. The reader has moved its position already."""
+    """The error for an event. The reader must have moved its position already, as the hint says."""
     messages = f"messages {skip.wanted} to {skip.resumed - 1}"
     what = f"{messages} were trimmed (reason: {skip.reason}) before they were read"
     if skip.reason == _UNKNOWN:
@@ -106,9 +108,11 @@ def _gap(skip: SkipForward, path: str) -> Gap:
 
 
 class SegmentCursor:
-    """Reads the log of `identity` in `directory`. The caller moves `position` past what it read.
+    """Reads the log of `identity` in `directory`, one open segment at a time. For one thread.
 
-    `waits`: the log may still grow. Otherwise an incomplete batch at its end is reported.
+    `advance` passes on what it reads, and the caller moves `position` past it. The cursor itself moves
+    `position` only over a gap, over numbers that a dedup session leaves out, and over positions that a filter
+    left out. `waits`: the log may still grow. Otherwise an incomplete batch at its end is reported.
     """
 
     def __init__(
@@ -119,29 +123,31 @@ class SegmentCursor:
         self._segment: OpenSegment | None = None
         self._run: int | None = None
         """The run of the segment that was read last."""
-        self._read_in: int | None = None
+        self._position_epoch: int | None = None
+        """The epoch in which `_unchecked` was right."""
         self._unchecked: int | None = None
-        """The position that is to be compared with the epoch `_read_in`, before a later message is read."""
+        """A position to compare with the resets since `_position_epoch`, before a later message is read."""
         self._list_again_at = 0.0
         self.position = 0
         """The next position to read."""
         self.names: dict[int, str] = {0: identity.name}
-        """Session names by the id that batches use, as far as read."""
+        """Session names by the id that batches use: those of the open segment up to what was read."""
 
     @property
     def segment_path(self) -> str:
+        """The file that is read, for errors and events."""
         return segment_path(self._directory, SegmentId(0, 0)) if self._segment is None else self._segment.path
 
     @property
     def epoch(self) -> int | None:
         """The number of an epoch in which the position is right; None if nothing was read yet."""
-        return self._read_in if self._run is None or self._unchecked is not None else self._run
+        return self._position_epoch if self._run is None or self._unchecked is not None else self._run
 
     def go_to(self, place: Place, *, may_be_ahead: bool, epoch: int | None = None) -> None:
-        """Continue at `place`. Raises `ValueError` as `find_place` does.
+        """Continue at `place`. Raises what `find_place` raises.
 
-        `epoch`: the position was right in the epoch with this number. `advance` raises `rt.Diverged` if a
-        forced reset gave an earlier position another message since.
+        `epoch`: the position was right in the epoch with this number. If a forced reset gave an earlier
+        position another message since, `advance` raises `rt.Diverged`.
         """
         self.leave()
         self.position, self._run = find_place(
@@ -160,7 +166,11 @@ class SegmentCursor:
                 self._segment.file.sync()
 
     def advance(self, take: Callable[[bytes, ScanResult], None]) -> bool:
-        """Read on and pass batches to `take`. False if there is nothing more for now."""
+        """Read on and pass batches to `take`, or move to another segment. False: nothing more for now.
+
+        Raises `rt.Corrupt`, `rt.Diverged`, `rt.StorageError`, and what the handler of an event raises. All of
+        these may be repeated: the cursor stays where it is, or after the gap.
+        """
         if self._segment is None and not self._enter():
             return False
         segment = self._segment
@@ -179,13 +189,13 @@ class SegmentCursor:
 
     def _check_later(self, epoch: int | None) -> None:
         """Before a later message is read, check that the position is still right, as it was in `epoch`."""
-        self._read_in, self._unchecked = epoch, None if epoch is None else self.position
+        self._position_epoch, self._unchecked = epoch, None if epoch is None else self.position
 
     def _check_not_replaced(self, position: int) -> None:
-        assert self._read_in is not None
+        assert self._position_epoch is not None
         catalog = read_catalog(self._disk, self._directory)
         try:
-            check_not_replaced(self._directory, catalog, position, self._read_in)
+            check_not_replaced(self._directory, catalog, position, self._position_epoch)
         except Diverged:
             self.leave()  # The next call reads this again, and finds the same.
             raise
@@ -194,7 +204,8 @@ class SegmentCursor:
     def _enter(self, *, is_gap: bool = False) -> bool:
         """Open the segment that holds the position. False if there is none yet.
 
-        In a dedup session numbers jump between segments. A jump is reported only after a trim (`is_gap`).
+        In a dedup session numbers may jump between runs, so a jump is no gap. It is reported as one only if
+        the open segment was trimmed (`is_gap`).
         """
         catalog = read_catalog(self._disk, self._directory)
         kept = catalog.find(self.position, monotone=self._identity.dedup_id is None)
@@ -219,7 +230,12 @@ class SegmentCursor:
         return True
 
     def _at_end(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
-        """At the end of the segment's bytes: go to the next segment, or find the reason. False to wait."""
+        """Nothing complete follows in what was read: find out why, and go on. False to wait for more.
+
+        A writer completes a segment before it starts the next one, and syncs bytes before it records them as
+        durable. So the order of the look-ups counts: the durable end, then later segments, then whether this
+        segment has grown since it was read. Only what is bad after all of them is corrupt.
+        """
         file, scanner = segment.file, segment.scanner
         if file.size() == 0 or not file.is_linked():
             return self._trimmed()
@@ -252,7 +268,7 @@ class SegmentCursor:
         )
 
     def _complete(self, durable: DurableEnd) -> None:
-        """All blocks before `durable` were read. A filtered log may be complete beyond the last one."""
+        """Everything before `durable` was read. A filtered log may be complete beyond its last block."""
         if self._identity.kind is LogKind.FILTERED:
             self.position = max(self.position, durable.end)
 
@@ -267,8 +283,8 @@ class SegmentCursor:
     def _later(self, segment: SegmentId, *, is_last_poll: bool) -> ReadableSegment | None:
         """The next segment, if there is one.
 
-        Costs two look-ups while nothing happens. Lists the directory after a change, before the end of the
-        log is reported, and for a follower from time to time.
+        While nothing happens this costs two look-ups of file names. The directory is listed if one of them
+        exists, if `is_last_poll`, and every `LOOK_AGAIN_SECONDS`: a reset starts a segment with another name.
         """
         run, roll = segment
         nearby = (SegmentId(run, roll + 1), SegmentId(run + 1, 0))
@@ -281,6 +297,7 @@ class SegmentCursor:
         return read_catalog(self._disk, self._directory).after(segment)
 
     def _open_next(self, segment: OpenSegment, kept: ReadableSegment) -> bool:
+        """Leave `segment`, which was read to its end, for `kept`. False if that was trimmed meanwhile."""
         end = segment.scanner.next
         may_jump = self._identity.dedup_id is not None and kept.id.run != segment.id.run
         if may_jump:
@@ -295,7 +312,7 @@ class SegmentCursor:
         return self._open(kept, max(self.position, kept.first))
 
     def _report_reset(self, kept: ReadableSegment, earlier_run: int | None) -> None:
-        """Report a reset where a merged log continues in another epoch."""
+        """Report a reset if a merged log continues in a segment of a later epoch than the one before."""
         if (
             self._identity.kind is not LogKind.SESSION
             and earlier_run is not None
@@ -305,7 +322,7 @@ class SegmentCursor:
             self._events.emit(Reset(kept.first, kept.id.run))
 
     def _trimmed(self) -> bool:
-        """The open segment was trimmed, or a reset replaced the log: find the position again."""
+        """The open segment was trimmed, or a reset replaced the log: look for the position again."""
         self.leave()
         if self._identity.kind is not LogKind.SESSION and self._unchecked is None:
             self._check_later(self.epoch)
