@@ -1,4 +1,4 @@
-"""Where a host keeps the subscriptions of its queues, if their clusters do not."""
+"""Where a host keeps the subscriptions of its queues, if not in their clusters (`cluster_stores`)."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rt.streams.subscriptions.subscription_store import Stores
 
 
 def memory_stores() -> Stores:
-    """Subscription stores in memory. They last as long as this object; reopening one returns the same
-    data.
+    """Subscription stores in memory: a new process starts without subscriptions.
+
+    The next owner of a queue finds the data of the one before, as long as both use the same returned object.
     """
     stores: dict[QueueId, MemoryStore] = {}
 
     def opened(queue: QueueId, _: Fence) -> Store:
-        before = stores.get(queue)
-        stores[queue] = MemoryStore(None if before is None else before.content())
+        # A copy, so that an earlier owner that still has its store changes nothing here: no fence is needed.
+        previous = stores.get(queue)
+        stores[queue] = MemoryStore(None if previous is None else previous.content())
         return stores[queue]
 
     return opened
 
 
 def directory_stores(directory: str | os.PathLike[str]) -> Stores:
-    """One subscription store file per queue in `directory`, which hosts on one machine may share.
+    """Subscription stores in files in `directory`, one for each queue. Hosts on one machine may share it.
 
-    A new owner waits for no other: see `rt.objects.fenced_files`.
-
-    Raises `rt.StorageError` if there is no such directory.
+    A new owner never waits for the one before, which gets `rt.Fenced` at its next commit
+    (`rt.objects.fenced_files`). Raises `rt.StorageError` if there is no such directory.
     """
     root = os.path.abspath(check_path(directory, name="directory"))
     if not os.path.isdir(root):
