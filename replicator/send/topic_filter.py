@@ -1,13 +1,12 @@
-"""A filtered log, made from a merged log as it is sent: the batches that hold a selected topic, and no
-others.
+"""A filtered log, made from a merged log while it is sent: only the batches that may hold a selected topic.
 
 Invariants:
-- Each batch that passes is a block of its own, with its true positions, skipped messages and running
-  checksums, in a segment of the same number. So the bytes depend on the merged log, the topics and where the
-  receiver began.
-- A batch with several topics passes whole if one of them is selected. So does a batch with very many
-  messages: readers filter the single messages.
-- `CompleteUpTo` says up to where nothing more passes.
+- No batch with a selected topic is left out. A batch passes or not as a whole; readers filter its messages.
+  So others pass too: if it has other topics besides, or if its columns are too large or cannot be read.
+- Each batch that passes becomes a block of its own, with its true positions, skipped messages and running
+  checksums, in a segment of the same name. So the bytes depend only on the merged log, the topics and where
+  the receiver began.
+- The receiver learns up to which position it has everything, also if nothing passes (`CompleteUpTo`).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from rt.log.scan.placed_batches import PlacedBatch
 from rt.log.scan.scanner import MergedScanner, PlacedBlock, ScanResult, in_order
 
 COLUMNS_BYTES_MAX: Final = 512 * 1024
-"""A batch with more columns passes whatever its topics are: no more of a batch is kept in memory."""
+"""A batch with larger columns passes whatever its topics are: no more of a batch is kept in memory."""
 
 
 class TopicFilter:
@@ -58,9 +57,9 @@ class TopicFilter:
         self._names = frozenset(name.encode() for name in self._topics.names)
 
     def passes(self, header: BatchHeader, batch: memoryview) -> bool:
-        """Whether the batch, whose checksums hold, passes. It does if its topics cannot be read.
+        """Whether `batch` may hold a selected topic. It must have valid checksums.
 
-        Its values may be missing, and so may its columns if they are above `COLUMNS_BYTES_MAX`.
+        `batch` may end before the values, and before the columns if they are above `COLUMNS_BYTES_MAX`.
         """
         if header.columns_stored > COLUMNS_BYTES_MAX:
             return True
@@ -77,10 +76,11 @@ class TopicFilter:
 
 
 class FilteredScan:
-    """Turns the items of a merged log into those of a filtered one.
+    """Turns the items of a merged log into those of a filtered one, for one receiver.
 
-    The items begin where `scanner` stands, or with a segment's header if it is None. The receiver has
-    everything below position `end`, in filtered segments up to `offset` (None: nothing yet).
+    The items begin where `scanner` stands, or with a segment's header if it is None. `header` is that of the
+    scanner's segment. The receiver has everything below position `end`, in filtered segments up to `offset`
+    (None: nothing yet).
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class FilteredScan:
         self._header = header
         self._next_offset = offset
         self._end = end  # Everything that passes below it was returned.
-        self._reported_end = end
+        self._reported_end = end  # The last `_end` that the receiver learns from the items so far.
         self._declared: set[int] = set()  # Session ids that this object declared in this segment.
-        self._partial = bytearray()
-        self._needed = 0
+        self._partial = bytearray()  # The start of a header or batch that is not decided yet.
+        self._needed = 0  # How many bytes of it the scanner needs.
         self._chunk_bytes = CHUNK_BYTES_MAX
         self._pass_bytes = 0  # The next bytes that belong to the last batch that was decided.
         self._is_passing = False  # Whether that batch passes.
@@ -112,16 +112,15 @@ class FilteredScan:
     def within(
         cls, topics: Collection[str], scanner: MergedScanner, header: SegmentHeader, end: int
     ) -> tuple[Chunk, FilteredScan]:
-        """For a receiver that has nothing and needs the positions from `end` on, which are where `scanner`
-        stands: the header of its segment, and what follows it.
+        """For a receiver that has nothing and begins in the middle of a segment, at position `end`.
+
+        `scanner` must stand at that position. Returns the header of its filtered segment, to be sent first.
         """
         segment = Chunk(LogOffset(*header.id, 0), encode_segment_header(_filtered(header)))
         return segment, cls(topics, scanner=scanner, header=header, offset=segment.end, end=end)
 
     def items(self, found: list[Item], *, chunk_bytes: int = CHUNK_BYTES_MAX) -> list[Item]:
-        """The filtered items of the next items of the merged log; if there are none, up to where it is
-        complete.
-        """
+        """Filter the next items of the merged log. If nothing passes, return up to where it is complete."""
         self._chunk_bytes = chunk_bytes
         made: list[Item] = []
         for item in found:
@@ -163,7 +162,7 @@ class FilteredScan:
             self._partial = data if isinstance(data, bytearray) else bytearray(data)
             return
         view = memoryview(data)
-        # The sender returns whole blocks: what is missing comes next.
+        # A sender sends whole blocks, in chunks. So what is incomplete at the end of this chunk comes next.
         scan = scanner.scan_columns(view, lambda _: True, columns_bytes_max=COLUMNS_BYTES_MAX)
         if scan.problem is not None:
             raise Corrupt(scan.problem, path=chunk.start.segment.file_name, offset=scanner.offset)
@@ -183,7 +182,7 @@ class FilteredScan:
 
     def _handle_sealed(self, sealed: SegmentSealed, made: list[Item]) -> None:
         if self._next_offset is None or self._next_offset.segment != sealed.end_offset.segment:
-            return  # The receiver has nothing of it.
+            return  # The receiver has nothing of this segment.
         self._end = self._reported_end = max(self._end, sealed.end)
         made.append(SegmentSealed(self._next_offset, self._end, sealed.is_last_of_run, sealed.sealed_ns))
 
@@ -236,7 +235,7 @@ def _filtered(header: SegmentHeader) -> SegmentHeader:
 
 
 def _block_of(placed: PlacedBatch, block: PlacedBlock, chain_start: int, chain_end: int) -> BlockHeader:
-    """The header of the block that holds only this batch of `block`."""
+    """The header of a new block that holds only this batch of `block`."""
     source = block.header.source_offset + placed.offset - block.offset - BLOCK_HEADER_BYTES
     return block.header._replace(
         skip=placed.skip,
