@@ -7,7 +7,9 @@ Invariants:
 - When `flush` returns, everything published before is on the medium.
 - A rejected message takes no number. On a full disk the call raises `rt.DiskFull`, and works again when there
   is space; messages accepted before stay, in the file or in memory.
-- After a failed fsync or an interrupted write that cannot be resolved, the publisher must be opened again.
+- After a failed fsync, or a write whose outcome is not known, the publisher must be opened again.
+
+- A signal handler may raise between any two lines of a call. Then the message is accepted whole, or not.
 """
 
 from __future__ import annotations
@@ -60,9 +62,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("rt.client.publisher")
 
 CLOSE_SECONDS: Final = 30.0
-"""How long `close` waits for the nodes."""
+"""How long `close` waits by default until the nodes have everything."""
 INTERRUPTED_SECONDS: Final = 2.0
-"""How long the end of a `with` block waits for them after an exception, such as Ctrl-C."""
+"""How long the end of a `with` block waits for that after an exception, such as Ctrl-C."""
 
 
 class Publisher:
@@ -129,12 +131,11 @@ class Publisher:
         endpoints = check_endpoints_tls(endpoints, tls)
         self.directory = os.path.abspath(session_directory(check_path(path), self.stream, self.session))
         self._batch_bytes = batch_bytes
-
         self._lock = lock = threading.Lock()
         """Guards the fields below, the writer, and the log."""
         self._wake: SimpleQueue[None] = SimpleQueue()
         """Wakes the background thread. Unlike an Event, an interrupt inside `put` cannot leave it locked."""
-        self._last_ns = 0
+        self._last_ns = 0  # The last timestamp taken from the clock: they never decrease.
         self._replication: WaitHandle | None = None
         self._problem = ReplicationProblem(self.directory, on_error)
         wake = partial(self._wake.put, None)
@@ -202,7 +203,7 @@ class Publisher:
             timestamp_ns = checked_stamp(timestamp_ns)
         if number is not None:
             number = check_position(number)
-        own = checked_headers(headers) if headers else ()
+        pairs = checked_headers(headers) if headers else ()
         size = len(value) + MESSAGE_COST_BYTES
         writer = self._writer
         with self._lock:
@@ -210,9 +211,9 @@ class Publisher:
                 self._check(number)
             batch = writer.batch
             index = batch.topics.get(topic)
-            if index is None or own or batch.bytes + size > self._batch_bytes:
-                check_size(len(value), own)
-                batch, index = writer.make_room(topic, size, own)
+            if index is None or pairs or batch.bytes + size > self._batch_bytes:
+                check_size(len(value), pairs)
+                batch, index = writer.make_room(topic, size, pairs)
             if timestamp_ns is None:
                 timestamp_ns = time_ns()
                 if timestamp_ns < self._last_ns:
@@ -230,7 +231,7 @@ class Publisher:
                     writer.start_lingering()
             except BaseException:
                 batch.realign()
-                self._wake.put(None)  # The next call does not know that the batch began here.
+                self._wake.put(None)  # The batch may begin here: the thread must count its linger time.
                 raise
             return batch.first + count - 1
 
@@ -250,8 +251,8 @@ class Publisher:
         values = as_values(values)
         stamps = None if timestamps_ns is None else checked_stamps(timestamps_ns, len(values))
         check_topic(topic)
-        own = headers_of_each(headers, len(values)) if headers and values else []
-        for value, pairs in zip(values, own, strict=False):
+        pairs_of_each = headers_of_each(headers, len(values)) if headers and values else []
+        for value, pairs in zip(values, pairs_of_each, strict=False):
             check_size(len(value), pairs)
         writer = self._writer
         with self._lock:
@@ -260,8 +261,8 @@ class Publisher:
             if stamps is None:
                 self._last_ns = max(time_ns(), self._last_ns)
                 stamps = np.broadcast_to(np.int64(self._last_ns), (len(values),))
-            if own:
-                writer.add_each(values, topic, stamps.tolist(), own, first)
+            if pairs_of_each:
+                writer.add_each(values, topic, stamps.tolist(), pairs_of_each, first)
             elif values:
                 writer.add_values(BulkMessages(values, topic, stamps), first)
             return range(first, writer.batch.end)
@@ -297,7 +298,7 @@ class Publisher:
         replication.wait(run, number, level, timeout)
 
     def _check_wait(self, number: int, level: WaitLevel) -> tuple[WaitHandle, int]:
-        """What `wait` waits on, and the run of `number`. Raises what `wait` raises at once."""
+        """The handle to wait on, and the run of `number`. Raises what `wait` raises without waiting."""
         if level not in ("replicated", "merged"):
             raise InvalidOption(f"level={level!r}: use 'replicated' or 'merged'")
         if self._replication is None:
@@ -337,12 +338,12 @@ class Publisher:
             raise blocked
 
     def close_at_exit(self) -> None:
-        """At the exit of a program that did not close it: its promise of `max_silence` remains."""
+        """Close at the exit of a program that did not. Its promise of `max_silence` remains."""
         if (blocked := self._close(0, is_in_order=False)) is not None:
             raise blocked
 
     def disown(self) -> None:
-        """In a forked child: release everything without touching a file."""
+        """In a forked child: release everything of the parent's publisher without touching a file."""
         self._lock = self._monitor.lock = threading.Lock()
         self._writer.disown(self._lock)
         self._problem.disown()
@@ -354,19 +355,19 @@ class Publisher:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        is_in_order = not isinstance(error, Exception)  # Ctrl-C and `sys.exit` end it in order.
+        is_in_order = not isinstance(error, Exception)  # Ctrl-C and `sys.exit` end the promise too.
         if error is None:
             self.close()
         elif (blocked := self._close(INTERRUPTED_SECONDS, is_in_order=is_in_order)) is not None:
             logger.error("replication_blocked session=%s reason=%s", self.session, blocked)
 
     def _check(self, number: int | None) -> None:
-        """Raise what keeps a message from being accepted. Call with `_lock`."""
+        """Raise if no message can be accepted, or `number` cannot be the next one. Call with `_lock`."""
         self._writer.resolve_pending_error(number)
         self._problem.raise_once()
 
     def _close(self, timeout: float, *, is_in_order: bool = True) -> RtError | None:
-        """Close. Returns what blocks the replication of the rest."""
+        """Close. Returns what blocks the replication of the rest. `is_in_order`: `max_silence` ends."""
         try:
             self._writer.finish()
             if is_in_order:
