@@ -298,11 +298,31 @@ def test_a_new_copy_from_a_stored_position_on_shows_that_a_forced_reset_replaced
             source.roll()
     with subscriber_of(tmp_path, pki, source, position=6, epoch=0, topics=topics) as subscriber:
         for _ in range(2):
-            with pytest.raises(Diverged, match=r"Start again at position \d"):
+            # The new copy begins after the place of the reset.
+            with pytest.raises(Diverged, match=r"X from 65536 on\. Start again at its logPos"):
                 subscriber.poll(100, WAIT_SECONDS)
         assert (subscriber.position, subscriber.epoch) == (6, 0)
     with subscriber_of(tmp_path, pki, source, position=6, epoch=forced, topics=topics) as subscriber:
         assert take(subscriber, 3) == [b"6", b"7", b"8"]
+
+
+def test_a_quiet_topic_moves_position_and_epoch_over_a_forced_reset(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"0", b"1", b"2", topic="t")
+    with subscriber_of(tmp_path, pki, source, topics=["t"]) as subscriber:
+        assert take(subscriber, 3) == [b"0", b"1", b"2"]
+        stored: dict[str, Any] = {"position": subscriber.position, "epoch": subscriber.epoch}
+    source.roll(forced := 65_536)
+    source.publish(b"3", b"4", topic="other")
+    with subscriber_of(tmp_path, pki, source, topics=["t"], **stored) as subscriber:
+        while subscriber.position < 5:
+            assert subscriber.poll(1, timeout=0.1) == []
+        stored = {"position": subscriber.position, "epoch": subscriber.epoch}
+    assert stored == {"position": 5, "epoch": forced}
+    source.publish(b"5", topic="t")
+    with subscriber_of(tmp_path, pki, source, topics=["t"], **stored) as subscriber:
+        assert take(subscriber, 1) == [b"5"]
 
 
 def test_a_position_beyond_the_copy_is_waited_for(tmp_path: Path, pki: Path, source: PullSource) -> None:

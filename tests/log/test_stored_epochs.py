@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import rt
+from rt.client.follow_reader import FollowReader
 from rt.errors import Diverged, InvalidOption
 from rt.events import Event, SkipForward
 from rt.log.format.segment import SegmentId
@@ -55,7 +56,7 @@ def read(path: str, position: int, epoch: int | None, *, follow: bool = False) -
 
 
 @pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("position", [11, 20, 29])
+@pytest.mark.parametrize("position", [11, 20, 29, 30])
 def test_messages_after_replaced_ones_are_not_read(log: Log, position: int, follow: bool) -> None:
     with rt.LogReader(log.path, position=position, epoch=0, follow=follow) as reader:
         for _ in range(2):
@@ -97,18 +98,62 @@ def test_a_reset_is_found_after_it_was_forgotten(log: Log) -> None:
     log.log.trim(SegmentId(FORCED, 1))
     for name in ("segments", "durable"):
         Path(log.path, name).unlink(missing_ok=True)
-    with pytest.raises(Diverged, match="Start again at position 20"):
-        read(log.path, 20, 0)
+    for position in (15, 20, 25):
+        with pytest.raises(Diverged, match=r"X from 65536 on\. Start again at its logPos,"):
+            read(log.path, position, 0)
     assert read(log.path, 20, FORCED) == list(range(20, 30))
 
 
-def test_at_the_end_of_the_log_nothing_is_known_yet(log: Log) -> None:
-    with rt.LogReader(log.path, position=30, epoch=0, follow=True) as reader:
+def test_of_several_forced_resets_the_first_one_counts(log: Log) -> None:
+    log.log.roll(2 * FORCED)
+    log.add(40)
+    for epoch, first in ((0, 10), (FORCED, 30)):
+        with pytest.raises(Diverged, match=f"Start again at position {first},"):
+            read(log.path, 35, epoch)
+    log.log.trim(SegmentId(2 * FORCED, 0))
+    for name in ("segments", "durable"):
+        Path(log.path, name).unlink(missing_ok=True)
+    with pytest.raises(Diverged, match="X from 65536 on"):  # The segments of that one were forgotten.
+        read(log.path, 30, 0)
+    assert read(log.path, 30, FORCED) == list(range(30, 40))
+
+
+def test_a_position_after_the_end_of_what_replaced_it_is_not_waited_for(log: Log) -> None:
+    for follow in (False, True):
+        with rt.LogReader(log.path, position=35, epoch=0, follow=follow) as reader:
+            for _ in range(2):
+                with pytest.raises(Diverged, match="Start again at position 10"):
+                    reader.poll(100)
+            assert (reader.position, reader.epoch) == (35, 0)
+    with pytest.raises(InvalidOption, match="position 35 is beyond the end"):
+        read(log.path, 35, FORCED)
+
+
+def test_a_reset_after_the_end_of_a_lagging_log_is_noticed_when_it_comes(tmp_path: Path) -> None:
+    log = Log(tmp_path, "new")
+    log.add(10)
+    with FollowReader(
+        log.path, position=15, topics=None, on_event=None, epoch=0, check=lambda: None, may_be_ahead=True
+    ) as reader:
         assert reader.poll(100) == []
-        assert reader.epoch == 0
-        log.add(31)
-        with pytest.raises(Diverged):
+        log.log.roll(FORCED)
+        with pytest.raises(Diverged, match="Start again at position 10"):
             reader.poll(100, timeout=60)
+    log.close()
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_after_a_gap_the_position_is_right_in_the_epoch_where_the_log_begins(log: Log, is_open: bool) -> None:
+    with rt.LogReader(log.path, position=5, epoch=0) as reader:
+        if is_open:
+            assert len(reader.poll(1)) == 1
+            reader.seek(6)
+        log.log.trim(SegmentId(FORCED, 1))
+        with pytest.raises(rt.Gap):
+            reader.poll(100)
+        position, epoch = reader.position, reader.epoch
+    assert (position, epoch) == (20, FORCED)
+    assert read(log.path, position, epoch) == list(range(20, 30))
 
 
 def test_the_epoch_of_a_reader_is_that_of_what_it_has_read(log: Log) -> None:

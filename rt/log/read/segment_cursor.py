@@ -124,9 +124,9 @@ class SegmentCursor:
         self._run: int | None = None
         """The run of the segment that was read last."""
         self._position_epoch: int | None = None
-        """The epoch in which `_unchecked` was right."""
+        """The number of an epoch in which the position is right; None if nothing was read yet."""
         self._unchecked: int | None = None
-        """A position to compare with the resets since `_position_epoch`, before a later message is read."""
+        """The position that was right in `_position_epoch`, until the log is known to reach beyond it."""
         self._list_again_at = 0.0
         self.position = 0
         """The next position to read."""
@@ -141,7 +141,7 @@ class SegmentCursor:
     @property
     def epoch(self) -> int | None:
         """The number of an epoch in which the position is right; None if nothing was read yet."""
-        return self._position_epoch if self._run is None or self._unchecked is not None else self._run
+        return self._position_epoch
 
     def go_to(self, place: Place, *, may_be_ahead: bool, epoch: int | None = None) -> None:
         """Continue at `place`. Raises what `find_place` raises.
@@ -151,9 +151,11 @@ class SegmentCursor:
         """
         self.leave()
         self.position, self._run = find_place(
-            self._disk, self._directory, self._identity, place, may_be_ahead=may_be_ahead
+            self._disk, self._directory, self._identity, place, may_be_ahead=may_be_ahead, epoch=epoch
         )
-        self._check_later(epoch)
+        self._position_epoch, self._unchecked = self._run, None
+        if epoch is not None:
+            self._check_later(epoch)
 
     def leave(self) -> None:
         segment, self._segment = self._segment, None
@@ -178,8 +180,7 @@ class SegmentCursor:
         with storage_errors(self._directory, "reading a segment"):
             data, scan = read_frames(segment.file.pread, segment.scanner, READ_BYTES)
         if scan.consumed:
-            if self._unchecked is not None and segment.scanner.next > self._unchecked:
-                self._check_not_replaced(self._unchecked)
+            self._reach(segment.scanner.next, segment.id.run)
             if isinstance(segment.scanner, MergedScanner):
                 sessions = segment.scanner.sessions
                 self.names = {session_id: found.session for session_id, found in sessions.items()}
@@ -188,18 +189,26 @@ class SegmentCursor:
         return self._at_end(segment, scan, len(data))
 
     def _check_later(self, epoch: int | None) -> None:
-        """Before a later message is read, check that the position is still right, as it was in `epoch`."""
-        self._position_epoch, self._unchecked = epoch, None if epoch is None else self.position
+        """Before a later position is reached, check that this one is still right, as it was in `epoch`."""
+        is_unsure = epoch is not None and self._identity.kind is not LogKind.SESSION
+        self._position_epoch, self._unchecked = epoch, self.position if is_unsure else None
 
-    def _check_not_replaced(self, position: int) -> None:
-        assert self._position_epoch is not None
-        catalog = read_catalog(self._disk, self._directory)
+    def _check_not_replaced(self, catalog: SegmentCatalog) -> None:
+        if self._unchecked is None or self._position_epoch is None:
+            return
         try:
-            check_not_replaced(self._directory, catalog, position, self._position_epoch)
+            check_not_replaced(self._directory, catalog, self._unchecked, self._position_epoch)
         except Diverged:
             self.leave()  # The next call reads this again, and finds the same.
             raise
-        self._unchecked = None
+
+    def _reach(self, position: int, run: int) -> None:
+        """Called before the reader goes on, to `position` at most, which is right in the epoch `run`."""
+        if self._unchecked is not None and position > self._unchecked:
+            self._check_not_replaced(read_catalog(self._disk, self._directory))
+            self._unchecked = None
+        if self._unchecked is None:
+            self._position_epoch = run
 
     def _enter(self, *, is_gap: bool = False) -> bool:
         """Open the segment that holds the position. False if there is none yet.
@@ -208,6 +217,7 @@ class SegmentCursor:
         the open segment was trimmed (`is_gap`).
         """
         catalog = read_catalog(self._disk, self._directory)
+        self._check_not_replaced(catalog)
         kept = catalog.find(self.position, monotone=self._identity.dedup_id is None)
         if kept is None:
             self._skip_to(catalog, catalog.known_end)
@@ -227,6 +237,7 @@ class SegmentCursor:
             return False
         self.leave()
         self._segment, self._run = segment, kept.id.run
+        self._reach(self.position, kept.id.run)
         return True
 
     def _at_end(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
@@ -270,6 +281,7 @@ class SegmentCursor:
     def _complete(self, durable: DurableEnd) -> None:
         """Everything before `durable` was read. A filtered log may be complete beyond its last block."""
         if self._identity.kind is LogKind.FILTERED:
+            self._reach(durable.end, durable.id.run)
             self.position = max(self.position, durable.end)
 
     def _grew(self, segment: OpenSegment, scan: ScanResult, got: int) -> bool:
@@ -302,11 +314,13 @@ class SegmentCursor:
         may_jump = self._identity.dedup_id is not None and kept.id.run != segment.id.run
         if may_jump:
             self.position = kept.first
-        elif kept.first > end:
+        elif kept.first > end or self._unchecked is not None:
             catalog = read_catalog(self._disk, self._directory)
+            self._check_not_replaced(catalog)
             if self._identity.kind is LogKind.FILTERED:
                 # The sender's filter left out the positions after the last block, up to the sealed end.
-                self.position = max(self.position, catalog.sealed_end(segment.id))
+                self._reach(sealed := catalog.sealed_end(segment.id), segment.id.run)
+                self.position = max(self.position, sealed)
             self._skip_to(catalog, kept.first)
         self._report_reset(kept, segment.id.run)
         return self._open(kept, max(self.position, kept.first))
@@ -324,12 +338,12 @@ class SegmentCursor:
     def _trimmed(self) -> bool:
         """The open segment was trimmed, or a reset replaced the log: look for the position again."""
         self.leave()
-        if self._identity.kind is not LogKind.SESSION and self._unchecked is None:
-            self._check_later(self.epoch)
+        self._check_later(self.epoch)
         return self._enter(is_gap=True)
 
     def _skip_to(self, catalog: SegmentCatalog, start: int) -> None:
         if start > self.position:
+            self._reach(start, catalog.run_at(start))
             why = reason_of(read_skips(self._disk, self._directory), self.position, start)
             reason = catalog.trim_reason(self.position) if why is None else why
             event = SkipForward(self.position, start, reason.name.lower())

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from rt.cluster_epoch import EPOCH_NUMBER_END
+from rt.cluster_epoch import EPOCH_NUMBER_END, forced_number
 from rt.errors import Diverged, InvalidOption
 from rt.log.disk import Disk
 from rt.log.format.constants import NUMBER_MAX
@@ -88,15 +88,21 @@ def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, e
     replaced. If it starts at `position`, none were, unless earlier segments of that epoch may have been
     trimmed (Y is not 0).
     """
-    later = catalog.forced_after(epoch)
-    if later is None or later.first > position or (later.first == position and not later.id.roll):
+    reset = catalog.forced_after(epoch)
+    if reset is None or position <= reset.start:
         return
+    hint = f"Start again at position {reset.end}"
+    if reset.start < reset.end:
+        hint = (
+            "The reset was before that, and the directory does not show where. `rt rest /log-history` does: "
+            f"at the first segment log.X.Y with X from {forced_number(epoch)} on. Start again at its logPos"
+        )
     raise Diverged(
         "a forced reset gave positions of the log other messages",
         where=directory,
-        got=f"epoch {later.id.run} from position {later.first} on",
+        got=f"epoch {reset.segment.run} from position {reset.end} on",
         expected=f"epoch {epoch} up to position {position}",
-        hint=f"Start again at position {later.first}, without the results of what was read after it.",
+        hint=f"{hint}, without the results of what was read after it.",
     )
 
 
@@ -126,13 +132,20 @@ def check_place(place: Place) -> CheckedPlace:
 
 
 def find_place(
-    disk: Disk, directory: str, identity: LogIdentity, place: Place, *, may_be_ahead: bool = False
+    disk: Disk,
+    directory: str,
+    identity: LogIdentity,
+    place: Place,
+    *,
+    may_be_ahead: bool = False,
+    epoch: int | None = None,
 ) -> FoundStart:
     """The position at which a reader of `place` starts.
 
     Raises `rt.InvalidOption` for an invalid place, or a position after the log end, where a reader would wait
-    indefinitely. A position after the end is allowed if the log is being filled (`may_be_ahead`), and in a
-    dedup session, where any number may be the next one.
+    indefinitely. A position after the end is allowed if the log is being filled (`may_be_ahead`), in a dedup
+    session, where any number may be the next one, and if it was right in `epoch` and a forced reset took it:
+    its reader is told so.
     """
     place = check_place(place)
     if isinstance(place, StartTime):
@@ -143,20 +156,30 @@ def find_place(
         found = search_time(disk, directory, identity, place.timestamp_ns)
         return FoundStart(found.position, found.run)  # What is damaged there is reported when it is read.
     if isinstance(place, int):
-        return FoundStart(place, None) if may_be_ahead else _not_after_end(disk, directory, identity, place)
+        return (
+            FoundStart(place, None)
+            if may_be_ahead
+            else _not_after_end(disk, directory, identity, place, epoch)
+        )
     catalog = read_catalog(disk, directory)
     if place == "earliest":
         return FoundStart(catalog.start, None)
     return _end(disk, directory, identity, catalog)
 
 
-def _not_after_end(disk: Disk, directory: str, identity: LogIdentity, position: int) -> FoundStart:
+def _not_after_end(
+    disk: Disk, directory: str, identity: LogIdentity, position: int, epoch: int | None
+) -> FoundStart:
     catalog = read_catalog(disk, directory)
     if position <= catalog.known_end or identity.dedup_id is not None:
         return FoundStart(position, None)
     end = _end(disk, directory, identity, catalog)
-    if position > end.position:
-        raise InvalidOption(f"position {position} is beyond the end, {end.position}, of {directory}")
+    reset = None if epoch is None else catalog.forced_after(epoch)
+    if position > end.position and (reset is None or position <= reset.start):
+        raise InvalidOption(
+            f"position {position} is beyond the end, {end.position}, of {directory}",
+            hint="It is of another log, or a forced reset took the end of this one.",
+        )
     return FoundStart(position, end.run)
 
 

@@ -10,10 +10,11 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter
+from typing import NamedTuple
 
 from msgspec import Struct
 
-from rt.cluster_epoch import generation_of_number
+from rt.cluster_epoch import forced_number, generation_of_number
 from rt.errors import Corrupt
 from rt.log.disk import Disk, File
 from rt.log.format.block import (
@@ -40,6 +41,16 @@ class ReadableSegment(Struct, frozen=True):
     header: SegmentHeader | None = None
 
 
+class ForcedReset(NamedTuple):
+    """A forced reset, and the first segment since it that is known. Earlier ones may have been trimmed and
+    forgotten, or a copy begins after them: the log was replaced from a position in `start` to `end` on.
+    """
+
+    segment: SegmentId
+    start: int
+    end: int
+
+
 class SegmentCatalog(Struct, frozen=True):
     """The segments of a directory at one moment, in log order. `listed` are those of its table."""
 
@@ -55,6 +66,10 @@ class SegmentCatalog(Struct, frozen=True):
     def known_end(self) -> int:
         """One past the last sealed message."""
         return self.listed[-1].end if self.listed else 0
+
+    @property
+    def _known(self) -> tuple[SealedSegment | ReadableSegment, ...]:
+        return (*self.listed, *self.kept)
 
     def find(self, position: int, *, monotone: bool = True) -> ReadableSegment | None:
         """The segment that holds `position`, or the first after it; None if there is none.
@@ -80,14 +95,20 @@ class SegmentCatalog(Struct, frozen=True):
         """The end of a sealed segment from the table; 0 if unknown."""
         return next((known.end for known in reversed(self.listed) if known.id == segment), 0)
 
-    def forced_after(self, epoch: int) -> SealedSegment | ReadableSegment | None:
-        """The first known segment since a reset was forced after the epoch with this number; None if there is
-        none. Earlier ones with its X may have been trimmed and forgotten, unless its Y is 0.
-        """
-        generation = generation_of_number(epoch)
-        known: tuple[SealedSegment | ReadableSegment, ...] = (*self.listed, *self.kept)
-        later = (each for each in known if generation_of_number(each.id.run) > generation)
-        return min(later, key=lambda each: each.id, default=None)
+    def forced_after(self, epoch: int) -> ForcedReset | None:
+        """The reset that was forced first after the epoch with this number; None if no segment shows one."""
+        generation, earlier_end = generation_of_number(epoch), 0
+        for segment in sorted(self._known, key=attrgetter("id")):
+            if generation_of_number(segment.id.run) > generation:
+                is_first = segment.id == SegmentId(forced_number(epoch), 0)
+                start = segment.first if is_first else earlier_end
+                return ForcedReset(segment.id, start, segment.first)
+            earlier_end = segment.end or earlier_end
+        return None
+
+    def run_at(self, position: int) -> int:
+        """The run of the newest segment that does not begin after `position`; 0 if there is none."""
+        return max((known.id.run for known in self._known if known.first <= position), default=0)
 
     def run_before(self, segment: SegmentId) -> int | None:
         """The run of the previous segment, if the table has it."""

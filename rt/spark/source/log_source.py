@@ -60,10 +60,10 @@ class LocalLog:
         for _ in self._tail.batches():
             pass
         with storage_errors(self.path, "listing a log"):
-            start = read_catalog(self._disk, self.path).start
+            catalog = read_catalog(self._disk, self.path)
         # The X of the first segments is 0. The first epoch has the number 1.
-        self.epoch = epoch_of(max(self._tail.epoch or 0, 1), 0)
-        return min(start, self._tail.position), self._tail.position
+        self.epoch = epoch_of(max(catalog.run_at(self._tail.position), 1), 0)
+        return min(catalog.start, self._tail.position), self._tail.position
 
     def check(self, position: int, epoch: int) -> None:
         """`rt.Diverged` if a forced reset replaced messages before `position` since it was right in `epoch`.
