@@ -145,8 +145,10 @@ class CatchUp:
             merger.wake()
             return
         ends = await self._merged_ends()
+        if merger.gap is None and merger.missing is None:
+            return  # It came meanwhile.
         ahead = peers_ahead(ends, merger.position, is_cut_off=merger.gap is not None)
-        if ahead and (merger.gap is not None or merger.missing is not None):
+        if ahead:
             await self.catch_up(merger, ahead, max(ends.values()))
             self._wait = None
             return

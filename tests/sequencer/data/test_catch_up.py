@@ -30,6 +30,7 @@ from sequencer.config.config import ClusterMember, NodeConfig
 from sequencer.data.process import DataProcess
 from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
+from sequencer.merged.catch_up import CatchUp
 from sequencer.sessions import peer_pull
 from sequencer.sessions.input_planner import FetchedRange, SessionRange
 from sequencer.sessions.peer_pull import catch_up
@@ -221,6 +222,37 @@ def test_while_no_peer_has_the_input_or_is_ahead_the_merger_is_not_held_and_goes
                 await bench.merged_whole(data)
 
     asyncio.run(play())
+
+
+@pytest.mark.usefixtures("never_held")
+def test_input_that_comes_while_the_peers_are_asked_is_not_reported_as_missing(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = CatchUp._merged_ends
+    asked = asyncio.Event()
+
+    async def ask_slowly(self: CatchUp) -> dict[str, int]:
+        merger = self._merged_log.merger
+        assert merger is not None
+        asked.set()
+        while merger.position < bench.count:
+            await self._fetch_ranges(merger)
+            merger.wake()
+            await asyncio.sleep(0.01)
+        return await ask(self)
+
+    monkeypatch.setattr(CatchUp, "_merged_ends", ask_slowly)
+
+    async def play() -> None:
+        async with bench.running() as data:
+            await asked.wait()
+            bench.give("n2", range(bench.segments))
+            async with bench.serving("n2"):
+                await bench.merged_whole(data)
+                await until(lambda: data.catch_up._wait is None)
+
+    asyncio.run(play())
+    assert "missing_bytes_not_found" not in caplog.text
 
 
 @pytest.mark.usefixtures("never_held")
