@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NoReturn
 
@@ -45,6 +46,9 @@ ERROR_BYTES_MAX = 4096
 _TEXT_MAX = 800  # characters of one text, if they are plain: five of them fit
 _DETAILS_MAX = 500  # gRPC spells what is not ASCII with three characters a byte
 _TEXTS = ("what", "where", "got", "expected", "hint")
+
+_NOT_CONNECTED = re.compile(r"^failed to connect to all addresses; last error: \w+: (?=\S)")
+"""What gRPC says first of every failed connection, before the address and the reason."""
 
 logger = logging.getLogger("rt.net")
 
@@ -139,7 +143,8 @@ def error_of(call: grpc.aio.AioRpcError, *, where: object = None) -> RtError:
         kind = CertificateError  # the peer's; it does not chain to our CA
     elif code is grpc.StatusCode.INTERNAL and "Internal error from Core" in details:
         kind = Unreachable  # the text of grpc.aio for a write after the end of the call
-    return kind(f"the call ended with {code.name}: {details}", where=where, hint=_hint_for(details))
+    hint = _hint_for(details)
+    return kind(f"the call ended with {code.name}: {_NOT_CONNECTED.sub('', details)}", where=where, hint=hint)
 
 
 def _hint_for(details: str) -> str | None:

@@ -328,11 +328,13 @@ class LeaseCalls:
         """The answer of a node. `data` may differ for each attempt. An error that all nodes give (a name, a
         certificate) is raised.
 
-        When the time is over, raises an error that a retry may solve, which says most of those that nodes
-        gave: `rt.Timeout` or `Unreachable` if they gave none. The operation may have happened.
+        When the time is over, raises an error that a retry may solve: a node's own reason, or else
+        `Unreachable` or `rt.Timeout` with what ended the last call to each node. The operation may have
+        happened.
         """
         end_s, pause_s, refused = time.monotonic() + timeout_s, PAUSE_S, set[str]()
-        failure: RtError = Timeout("no node answered", expected=f"{timeout_s:g} s")
+        failure: RtError | None = None
+        lost: dict[str, RtError] = {}
         refusal: RtError | None = None
         first = self._at
         for turn in itertools.count(1):
@@ -348,7 +350,9 @@ class LeaseCalls:
                 if not error.retriable:
                     refused.add(endpoint)
                     refusal = error
-                elif _tells(error) >= _tells(failure):
+                elif isinstance(error, Timeout | Unreachable):
+                    lost[endpoint] = error
+                else:
                     failure = error
                 if refused.issuperset(self._endpoints):
                     raise
@@ -359,7 +363,17 @@ class LeaseCalls:
                 drawn_s = random.uniform(pause_s / 2, pause_s)
                 await asyncio.sleep(min(drawn_s, max(end_s - time.monotonic(), 0)))
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        raise failure from refusal
+        raise failure or self._silence(lost, timeout_s) from refusal
+
+    def _silence(self, lost: Mapping[str, RtError], timeout_s: float) -> RtError:
+        kind = Timeout if all(isinstance(one, Timeout) for one in lost.values()) else Unreachable
+        hints = (one.hint for one in lost.values() if one.hint)
+        return kind(
+            "no node answered",
+            got="; ".join(f"{each}: {lost[each].reason}" for each in self._endpoints if each in lost) or None,
+            expected=f"an answer within {timeout_s:g} s",
+            hint=next(hints, "Check the endpoints and the network."),
+        )
 
     async def _call(self, endpoint: str, method: str, data: bytes, timeout_s: float) -> bytes:
         channel = self._channels.get(endpoint)
@@ -369,13 +383,6 @@ class LeaseCalls:
         with asking(endpoint):
             answer: bytes = await call(data, timeout=timeout_s)
         return answer
-
-
-def _tells(error: RtError) -> int:
-    """How much it says of why no node answers: a node's own reason more than a lost connection."""
-    if isinstance(error, Timeout):
-        return 0
-    return 1 if isinstance(error, Unreachable) else 2
 
 
 def _rows(leases: Sequence[LeaseRow]) -> list[pb.LeaseRow]:

@@ -196,6 +196,13 @@ def test_a_status_without_an_item_is_what_its_code_means(
     assert (type(error), error.retriable) == (kind, retriable)
 
 
+def test_a_failed_connection_is_told_with_the_address_and_the_reason_alone() -> None:
+    told = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Socket closed"
+    error = error_of(ended("UNAVAILABLE", told))
+    assert error.what == "the call ended with UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed"
+    assert "does it chain to the node's CA" in str(error)
+
+
 def test_an_item_that_says_nothing_leaves_the_code() -> None:
     assert type(error_of(ended("UNAVAILABLE", "x", (ERROR_KEY, b"?")))) is Unreachable
 

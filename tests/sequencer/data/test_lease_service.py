@@ -428,6 +428,20 @@ def test_of_several_failures_the_one_is_raised_that_says_most_and_that_a_retry_m
     run(work)
 
 
+def test_if_no_node_answers_the_error_has_the_reason_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {"a:1": Unreachable("connection refused", where="a:1"), "b:1": Timeout("too late", where="b:1")}
+
+    async def work(calls: Failing, kind: type[RtError], told: str) -> None:
+        clock = SimpleNamespace(monotonic=lambda: 100.0 if len(calls.asked) == len(calls.errors) else 0.0)
+        monkeypatch.setattr(lease_calls, "time", clock)
+        with pytest.raises(kind, match=told):
+            await calls.held("app/", timeout_s=1)
+
+    run(lambda: work(Failing(dict(errors)), Unreachable, "a:1: connection refused; b:1: too late, expected"))
+    del errors["a:1"]
+    run(lambda: work(Failing(errors), Timeout, "no node answered: got b:1: too late"))
+
+
 def test_a_node_that_does_not_answer_is_passed_over_and_in_the_end_it_is_told_why(pki: Path) -> None:
     async def work() -> None:
         cluster = Cluster()
