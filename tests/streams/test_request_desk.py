@@ -30,6 +30,7 @@ from rt.streams.core.stream_id import QueueId
 from rt.streams.requests import owner_calls
 from rt.streams.requests.owner_calls import ask_owner
 from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer, decode_request, rejection
+from sequencer.localcluster.loopback import free_port
 from sequencer.state.commands import Command
 from sequencer.state.leases import requests
 from sequencer.state.leases.tables import WriteTable
@@ -145,6 +146,20 @@ def test_a_caller_that_gets_no_answer_is_told_who_the_owner_is(
                 await world.ask(SUBSCRIBE, 0.3)
 
     in_world(pki, log, work)
+
+
+def test_a_caller_that_reaches_no_node_is_told_so_and_not_that_there_is_no_owner(
+    pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner_calls, "GRACE_S", 0.2)
+
+    async def ask() -> None:
+        async with calling([f"localhost:{free_port()}"], pki, "h1") as calls:
+            with pytest.raises(OwnerTimeout, match="no node said in time") as raised:
+                await ask_owner(calls, LEASE, b"{}", 0.3)
+            assert "no owner" not in str(raised.value)
+
+    asyncio.run(ask())
 
 
 def test_a_reset_of_a_stopped_subscription_moves_it_and_resume_continues_there(pki: Path, log: Path) -> None:

@@ -68,20 +68,26 @@ async def ask_owner(
         await asyncio.sleep(AGAIN_S)
     if isinstance(failure, Overloaded) and not is_posted:
         raise failure
-    raise _late(lease, timeout_s, owner, has_table=has_table) from failure
+    raise _late(lease, timeout_s, owner, failure, has_table=has_table) from failure
 
 
-def _late(lease: str, timeout_s: float, owner: str, *, has_table: bool) -> OwnerTimeout:
+def _late(
+    lease: str, timeout_s: float, owner: str, failure: RtError | None, *, has_table: bool
+) -> OwnerTimeout:
     hint = "No host has kept subscriptions of this queue here: check its name and the group."
     if has_table:
         hint = (
             "The owner carries it out no more, unless it was doing so, or its clock is behind those of the "
             "nodes. Look at `rt streams subscriptions list` before you ask again."
         )
+    what, got = "the owner of the queue did not answer in time", f"owner {owner}" if owner else "no owner"
+    if failure is not None:
+        what = "no node said in time what the owner of the queue answered"
+        got = f"{got}, then {failure.reason}" if owner else failure.reason
     return OwnerTimeout(
-        "the owner of the queue did not answer in time",
+        what,
         where=lease,
-        got=f"owner {owner}" if owner else "no owner",
+        got=got,
         expected=f"an answer within {timeout_s:g} s",
         hint=hint,
     )
