@@ -177,7 +177,7 @@ class WaitHandle:
             except Timeout as error:
                 if seconds <= silent:
                     raise
-                logger.warning("closing_waits session=%s seconds=%g reason=%s", session, seconds, error.hint)
+                logger.warning("closing_waits session=%s seconds=%g reason=%r", session, seconds, str(error))
                 self.wait(run, number, "replicated", seconds - silent)
         except Closed:
             return None

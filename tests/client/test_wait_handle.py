@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import pytest
 
+from rt.client import wait_handle
+from rt.client.publisher_status import PublisherStatus
 from rt.client.replication_problem import ReplicationProblem
 from rt.client.wait_handle import WaitHandle
 from rt.net.tls import TLS
@@ -33,8 +35,14 @@ class IdlePool:
     def new_number(self) -> int:
         return 1
 
+    pids = ()
+
     def start(self, session: PushRequested, follower: WaitHandle) -> None:
         assert (session.number, session.directory) == (1, follower.directory)
+
+    def start_waiting(self) -> None: ...
+
+    def stop_waiting(self) -> None: ...
 
     def finish(self, number: int) -> None:
         assert number == 1
@@ -87,6 +95,19 @@ def test_what_was_written_is_read_on_demand_and_told_once(
     assert (handle.poll(), handle.poll()) == (True, False)
     assert (handle.replicated, handle.merged) == (Level(0, 7), Level(0, 5))
     assert [record.merged for record in records] == [NO_LEVEL, Level(0, 5)]
+
+
+def test_a_publisher_that_closes_says_what_it_waits_for_though_no_node_has_failed(
+    handle: WaitHandle, file: ProgressFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wait_handle, "SILENT_SECONDS", 0.001)
+    file.write(replicated=Level(0, 5), merged=Level(0, 5))
+    assert handle.poll()
+    status = SimpleNamespace(endpoints=(), unsent_messages=2, unsent_bytes=9)
+    assert handle.linger(0, 7, 0.002, "feed", lambda: cast(PublisherStatus, status)) is None
+    (line,) = (line for line in caplog.messages if "closing_waits" in line)
+    assert "number 7 is not replicated yet" in line
+    assert "got 5" in line
 
 
 @pytest.mark.parametrize(
