@@ -59,6 +59,7 @@ from rt.errors import (
     Timeout,
     UnknownVersion,
 )
+from rt.log_limit import LogLimit
 from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel
 from rt.net.grpc_errors import MembersChanged, NothingMergedYet, Unreachable, asking
@@ -82,6 +83,8 @@ _FAILURES_FULL: Final = 10  # A full disk counts as this number of failures: onl
 
 _OURS = (StorageFailed, DirectoryLocked, InvalidName)
 """These errors of the copy end the client: no node can repair it."""
+LOG_AGAIN_SECONDS: Final = 60.0
+
 _FINAL = (Diverged, *_OURS)
 _REFUSALS = (CertificateError, ClusterMismatch, UnknownVersion)
 """These end the client when every node returns them."""
@@ -139,6 +142,8 @@ class PullClient:
         """The range that was last reported as corrupt on every node."""
         self.left: dict[str, RtError] = {}
         """Why each node was left, by its endpoint, since an item last came from any of them."""
+        self._limits: dict[tuple[str, type[RtError]], LogLimit] = {}
+        """For the log, by endpoint and error, since then."""
 
     async def run(self) -> None:
         """Follow the log until cancelled. Raises only what no node can repair."""
@@ -173,8 +178,7 @@ class PullClient:
             self.left[nodes.target] = error
             self._report_corrupt()
             self._report_unreached()
-            level = logging.INFO if is_quiet else logging.WARNING
-            logger.log(level, "node_left endpoint=%s error=%r", nodes.target, str(error))
+            self._log_left(nodes.target, error)
             nodes.record_failure()
             nodes.advance()
             await nodes.close_unused()
@@ -182,6 +186,13 @@ class PullClient:
                 failures = _FAILURES_FULL
             pause = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(failures - 1, 10))
             await asyncio.sleep(self._draw(pause / 2, pause))
+
+    def _log_left(self, target: str, error: RtError) -> None:
+        """Log it at once, and once a minute while the node fails so again and again."""
+        limit = self._limits.setdefault((target, type(error)), LogLimit(LOG_AGAIN_SECONDS))
+        if (left_out := limit.admit(asyncio.get_running_loop().time())) is not None:
+            level = logging.INFO if isinstance(error, _Quiet) else logging.WARNING
+            logger.log(level, "node_left endpoint=%s error=%r not_logged=%d", target, str(error), left_out)
 
     @property
     def has_left_all(self) -> bool:
@@ -315,6 +326,7 @@ class PullClient:
                 await run_to_end(self._pool, partial(copy.append, item))
         if (copy.position, copy.next_offset) != place:
             self.left.clear()
+            self._limits.clear()
             self._corrupt = None
         self._unsynced.set()
 

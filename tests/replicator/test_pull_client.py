@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -241,6 +242,26 @@ def test_a_log_that_does_not_grow_is_no_failure_of_its_nodes(
     asyncio.run(main())
     left = [record.levelname for record in caplog.records if "node_left" in record.message]
     assert set(left) == {"INFO"}
+
+
+def test_nodes_that_cannot_be_reached_do_not_fill_the_log(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is named once, and again at times, with the number of attempts between."""
+    monkeypatch.setattr(client_module, "LOG_AGAIN_SECONDS", math.inf)
+
+    async def main() -> None:
+        away = [f"localhost:{free_port()}" for _ in range(2)]
+        copy = LocalCopy(tmp_path / "copy", "s")
+        async with pulling(copy, away, pki) as client:
+            client._draw = lambda *_: 0.001
+            await until(lambda: client.switches >= 30)
+
+    asyncio.run(main())
+    left = [message for message in caplog.messages if "node_left" in message]
+    kinds = {message.split(" error=")[0] for message in left}
+    assert len(kinds) == 2
+    assert len(left) < 10, "one for each kind of failure"
 
 
 async def ended(copy: LocalCopy, endpoints: list[str], pki: Path, name: str = "sub") -> RtError:
