@@ -85,8 +85,7 @@ def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, e
 
     `position` was right in the epoch with the number `epoch`. After a forced reset the log continues in a
     segment whose X is the number of the new epoch. If that segment starts before `position`, messages were
-    replaced. If it starts at `position`, none were, unless earlier segments of that epoch may have been
-    trimmed (Y is not 0).
+    replaced. If it is not known, because it was trimmed and forgotten, they may have been: that raises, too.
     """
     reset = catalog.forced_after(epoch)
     if reset is None or position <= reset.start:
