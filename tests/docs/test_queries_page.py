@@ -137,16 +137,16 @@ def test_the_engine_of_the_page_that_moves_publishes_its_results(
             return [json.loads(each.value) for each in reader]
 
     def stop_after(count: int) -> None:
-        while len(results()) < count or "stopped" not in names:
+        while len(results()) < count or "stopping" not in names:
             time.sleep(0.02)
-        names["stopped"].set()
+        names["stopping"].set()
 
     tls = node.certificate("publisher", "feed")
     with rt.Publisher("feed", "shop", publisher_id="feed", endpoints=node.endpoints, tls=tls) as feed:
         for turn in (1, 2):
             for value in (99, 100 + turn):
                 feed.publish(json.dumps({"symbol": "IBM", "value": value}).encode(), topic="price")
-            names.pop("stopped", None)
+            names.pop("stopping", None)
             watch = threading.Thread(target=stop_after, args=(turn,))
             watch.start()
             exec(program, names)  # noqa: S102 - our own page
