@@ -96,6 +96,11 @@ class _Quiet(Timeout):
     """Nothing came from a node. It hangs, or there is nothing new: the next node is asked."""
 
 
+def _is_of_node(error: RtError) -> bool:
+    """Whether it is a fault of the node's disk, not of the copy's."""
+    return isinstance(error.__cause__, grpc.aio.AioRpcError)
+
+
 class PullClient:
     """Keeps `copy` up to date with the cluster whose nodes are `endpoints` ("host:port" each).
 
@@ -188,11 +193,16 @@ class PullClient:
             await asyncio.sleep(self._draw(pause / 2, pause))
 
     def _log_left(self, target: str, error: RtError) -> None:
-        """Log it at once, and once a minute while the node fails so again and again."""
-        limit = self._limits.setdefault((target, type(error)), LogLimit(LOG_AGAIN_SECONDS))
-        if (left_out := limit.admit(asyncio.get_running_loop().time())) is not None:
-            level = logging.INFO if isinstance(error, _Quiet) else logging.WARNING
-            logger.log(level, "node_left endpoint=%s error=%r not_logged=%d", target, str(error), left_out)
+        """Log it at once, and once a minute while it happens again and again. A full disk here is no node's."""
+        is_full = isinstance(error, DiskFull) and not _is_of_node(error)
+        limit = self._limits.setdefault(("" if is_full else target, type(error)), LogLimit(LOG_AGAIN_SECONDS))
+        if (left_out := limit.admit(asyncio.get_running_loop().time())) is None:
+            return
+        if is_full:
+            logger.warning("pull_waits path=%s reason=%r", self.copy.path, str(error))
+            return
+        level = logging.INFO if isinstance(error, _Quiet) else logging.WARNING
+        logger.log(level, "node_left endpoint=%s error=%r not_logged=%d", target, str(error), left_out)
 
     @property
     def has_left_all(self) -> bool:
@@ -255,8 +265,8 @@ class PullClient:
             with asking(target):
                 await self._stream_from(self._nodes.channel())
         except RtError as error:
-            if isinstance(error, _OURS) and isinstance(error.__cause__, grpc.aio.AioRpcError):
-                return Unreachable(str(error), where=target)  # A fault of the node, not of the copy.
+            if isinstance(error, _OURS) and _is_of_node(error):
+                return Unreachable(str(error), where=target)
             return error
         return Unreachable("the node ended the stream", where=target)
 

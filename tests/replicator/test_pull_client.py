@@ -332,7 +332,9 @@ def test_nodes_without_a_common_version_end_the_client_and_nothing_is_taken_for_
     asyncio.run(main())
 
 
-def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_does_not(tmp_path: Path, pki: Path) -> None:
+def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_is_logged_once_and_does_not(
+    tmp_path: Path, pki: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         source = Source(tmp_path)
         source.grow(1000, 2000)
@@ -341,7 +343,9 @@ def test_a_disk_that_fails_ends_the_client_and_one_that_is_full_does_not(tmp_pat
             copy = LocalCopy(tmp_path / "copy", "s", disk=disk)
             disk.capacity_bytes = 2000
             async with pulling(copy, [endpoint], pki) as client:
-                await until(lambda: client.switches >= 2)
+                await until(lambda: client.switches >= 3)
+                assert [one.levelname for one in caplog.records if "pull_waits" in one.message] == ["WARNING"]
+                assert "node_left" not in caplog.text  # The node is not at fault.
                 disk.capacity_bytes = None
                 await until(same(copy, source.path))
             disk.fail("pwritev", at=1, times=10**6)
