@@ -19,7 +19,15 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rt.child_process import no_fork
-from rt.errors import DirectoryLocked, DiskFull, LogNotFound, StorageError, StorageFailed, TooManyFiles
+from rt.errors import (
+    DirectoryLocked,
+    DiskFull,
+    LogNotFound,
+    RtError,
+    StorageError,
+    StorageFailed,
+    TooManyFiles,
+)
 from rt.log.format.constants import Buffer
 
 COPY_BYTES = 2**20
@@ -350,8 +358,10 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
 
 @contextlib.contextmanager
 def storage_errors(path: str, doing: str) -> Iterator[None]:
-    """Convert `OSError` with `storage_error`."""
+    """Convert `OSError` with `storage_error`. rt's own errors stay: `rt.Timeout` is an `OSError` too."""
     try:
         yield
+    except RtError:
+        raise
     except OSError as error:
         raise storage_error(error, path, doing) from error

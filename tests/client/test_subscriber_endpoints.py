@@ -522,6 +522,19 @@ def test_a_subscriber_that_reaches_no_node_in_time_is_told_why_once_and_goes_on(
         assert take(subscriber, 1) == [b"one"]
 
 
+def test_a_subscriber_that_already_has_a_copy_says_that_no_node_was_reached(
+    tmp_path: Path, pki: Path, source: PullSource
+) -> None:
+    source.publish(b"one")
+    with subscriber_of(tmp_path, pki, source) as subscriber:
+        assert take(subscriber, 1) == [b"one"]
+    source.stop()
+    with subscriber_of(tmp_path, pki, source, position=1, connect_timeout=0) as subscriber:
+        with pytest.raises(rt.Timeout, match="no node was reached"):
+            subscriber.poll(timeout=WAIT_SECONDS)
+        assert subscriber.poll(timeout=0.01) == []
+
+
 def test_a_subscriber_gets_an_event_if_its_hold_is_refused_also_while_it_never_waits(
     tmp_path: Path, pki: Path, source: PullSource
 ) -> None:
