@@ -193,7 +193,7 @@ class PullClient:
             await asyncio.sleep(self._draw(pause / 2, pause))
 
     def _log_left(self, target: str, error: RtError) -> None:
-        """Log it at once, and once a minute while it happens again and again. A full disk here is no node's."""
+        """Log it at once, and once a minute while it happens again. A full disk here is no node's fault."""
         is_full = isinstance(error, DiskFull) and not _is_of_node(error)
         limit = self._limits.setdefault(("" if is_full else target, type(error)), LogLimit(LOG_AGAIN_SECONDS))
         if (left_out := limit.admit(asyncio.get_running_loop().time())) is None:

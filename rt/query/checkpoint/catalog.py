@@ -46,7 +46,10 @@ class QueryCatalog:
         version = reader.get(META, "version")
         if version is not None and version != b"%d" % VERSION:
             what, got = "the queries have an unknown version", repr(version[:20])
-            raise UnknownVersion(what, where=META, got=got, expected=VERSION, hint="Use a newer rt.")
+            hint = "It is of an earlier rt: begin with an empty store."
+            if not version.isdigit() or int(version) > VERSION:
+                hint = "Use a newer rt."
+            raise UnknownVersion(what, where=META, got=got, expected=VERSION, hint=hint)
         self.definitions: dict[str, Recipe] = {
             name: Recipe.decode(data, f"{DEFINITIONS}/{name}") for name, data in reader.rows(DEFINITIONS)
         }

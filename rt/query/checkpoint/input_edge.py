@@ -84,8 +84,8 @@ class InputEdge:
                 return
             self._is_started = True
             first = self.feed.watermark + 1
-        if isinstance(self.source, EpochSource):
-            self.source.epoch = self._epoch
+            if isinstance(self.source, EpochSource):
+                self.source.epoch = self._epoch  # A checkpoint reads it again.
         subscription.start(first)
 
     def subscribe(self) -> None:
