@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from rt.errors import FormatError
+from rt.log.disk import storage_errors
 from sequencer.ipc.framing import FrameDecoder, frame
 
 UNSENT_BYTES_MAX: Final = 256 << 20
@@ -37,11 +38,12 @@ class ControlServer:
 
     def __init__(self, path: str, on_message: Callable[[bytes], None]) -> None:
         self._on_message = on_message
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        os.chmod(path, 0o600)
+        with storage_errors(path, "making the socket between the processes of the node"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(path)
+            os.chmod(path, 0o600)
         self._listener.listen(4)
         self._listener.setblocking(False)
         self._watch: Watch | None = None

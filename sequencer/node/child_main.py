@@ -36,11 +36,12 @@ STATUSES: Final[tuple[tuple[type[BaseException], ExitStatus], ...]] = (
     (InvalidName, ExitStatus.FAILED),
     (RestartLater, ExitStatus.RESET),
 )
-"""The first match counts. A missing permission (`_FORBIDDEN`) is FAILED too, except for certificates, which
-may be replaced at this moment. Any other error (a failed or full disk, a port or directory that an earlier
-child still holds, a bug) may be gone after a restart: FELL.
+"""The first match counts. A missing permission, and a directory or a link in the place of a file
+(`_UNUSABLE`), are FAILED too, except for certificates, which may be replaced at this moment. Any other
+error (a failed or full disk, a port or directory that an earlier child still holds, a bug) may be gone
+after a restart: FELL.
 """
-_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ELOOP})
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -54,8 +55,8 @@ def exit_status(error: BaseException) -> ExitStatus:
     known = next((status for kind, status in STATUSES if isinstance(error, kind)), None)
     if known is not None:
         return known
-    is_forbidden = not isinstance(error, CertificateError) and _errno(error) in _FORBIDDEN
-    return ExitStatus.FAILED if is_forbidden else ExitStatus.FELL
+    is_unusable = not isinstance(error, CertificateError) and _errno(error) in _UNUSABLE
+    return ExitStatus.FAILED if is_unusable else ExitStatus.FELL
 
 
 def _errno(error: BaseException) -> int | None:

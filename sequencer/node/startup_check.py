@@ -64,11 +64,11 @@ def _hint(error: OSError, option: str, port: int) -> str:
             return "Set --listen to an address of this machine, or leave it out to listen on all."
 
 
-def _may_write(path: str) -> bool:
+def may_write(path: str) -> bool:
     return os.access(path, os.W_OK | os.X_OK)
 
 
-def check_directories(config: NodeConfig, *, may_write: Callable[[str], bool] = _may_write) -> None:
+def check_directories(config: NodeConfig, *, may_write: Callable[[str], bool] = may_write) -> None:
     """`rt.StorageError` if a directory of an earlier start is no directory, or cannot be written now."""
     stream = os.path.dirname(config.sessions_directory)
     for path in (

@@ -36,7 +36,7 @@ from sequencer.config.restart_policy import (
 )
 from sequencer.node.health_port import open_health_port
 from sequencer.node.node_watch import TICK_S, NodeWatch
-from sequencer.node.startup_check import unwritable
+from sequencer.node.startup_check import may_write, unwritable
 
 # In the order in which they are started. They stop in reverse order.
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
@@ -207,7 +207,7 @@ def lock_directory(config: NodeConfig) -> Lock:
     except OSError as error:
         raise unwritable(config.directory, error.strerror) from error
     except StorageError as error:
-        if isinstance(error.__cause__, PermissionError):
+        if isinstance(error.__cause__, PermissionError) and not may_write(config.directory):
             raise unwritable(config.directory, error.__cause__.strerror) from error
         raise
 

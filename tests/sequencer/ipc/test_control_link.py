@@ -15,6 +15,7 @@ import pytest
 from nodes_bench import wait_until
 from watch_loop import WatchLoop
 
+from rt.errors import StorageError
 from sequencer.ipc import server as link_module
 from sequencer.ipc.framing import HEADER, FrameDecoder, frame
 from sequencer.ipc.server import ControlServer
@@ -150,6 +151,12 @@ def test_without_a_free_descriptor_the_loop_is_not_busy_and_connections_are_take
         wait_until(lambda: bench.came == [b"hello"])
         bench.send(b"on")
         assert read(peer, 1) == [b"on"]
+
+
+def test_a_directory_in_the_place_of_the_socket_is_named_with_what_to_do(tmp_path):
+    (tmp_path / "control").mkdir()
+    with pytest.raises(StorageError, match=r"cannot be used.*/control\): got EISDIR.* move away"):
+        ControlServer(str(tmp_path / "control"), print)
 
 
 def test_one_round_handles_few_messages_of_a_flood_so_that_heartbeats_go_on(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ import rt
 import sequencer.node.cli
 from rt.cli.logging_setup import JsonLines
 from rt.cli.main import cli, main
-from rt.log.disk import REAL
+from rt.log.disk import REAL, RealDisk
 from rt.net.dev_pki import init_ca, issue
 from rt.net.identity import Identity, Role
 from sequencer.config.config import ClusterMember, NodeConfig
@@ -194,6 +195,18 @@ def test_a_directory_of_another_user_is_named_with_its_owner(tmp_path: Path) -> 
         check_directories(config, may_write=lambda path: path != config.sessions_directory)
     assert f"(at {config.sessions_directory}): got not writable, owned by " in str(caught.value)
     assert "and the node runs as " in str(caught.value)
+
+
+def test_a_lock_file_of_another_user_is_named_and_not_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(RealDisk, "lock", refuse)
+    config = config_of(tmp_path)
+    with pytest.raises(rt.StorageError, match=rf"no permission .* \(at {config.lock_file}\)"):
+        lock_directory(config)
 
 
 def test_a_file_in_place_of_a_directory_is_named(tmp_path: Path) -> None:

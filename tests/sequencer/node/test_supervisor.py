@@ -218,6 +218,8 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
         (OSError(98, "x"), 70),
         (PermissionError(errno.EACCES, "x"), 1),
         (OSError(errno.EROFS, "x"), 1),
+        (_caused(StorageFailed("x"), IsADirectoryError(errno.EISDIR, "x")), 1),
+        (_caused(StorageFailed("x"), OSError(errno.ELOOP, "x")), 1),
         (_caused(StorageFailed("x"), PermissionError(errno.EACCES, "x")), 1),
         (_caused(CertificateError("x"), PermissionError(errno.EACCES, "x")), 70),
         (ValueError("x"), 70),
