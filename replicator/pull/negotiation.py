@@ -36,7 +36,7 @@ from rt.net.grpc_errors import NothingMergedYet, Unreachable
 _COMPARE = "`rt log compare` shows where two copies begin to differ."
 _COPY_AGAIN = (
     "This happens, for example, after a restore or a forced reset. Move the copy away: it is copied from the "
-    "nodes again. Then start at the first position that differs, or at your acknowledged one if that is lower."
+    "nodes again. Then start at the first position that differs, or at your acknowledged one if it is lower."
 )
 
 
