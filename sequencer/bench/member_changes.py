@@ -74,11 +74,14 @@ def _change(stage: Stage, target: str, body: dict[str, str], going: str = "") ->
     if going:
         stage.nodes.wait_ended(going)
 
-    def settled() -> int:
+    def settled() -> float:
+        """The number of the last change that is done, and a part of the next one while its node merges."""
         change = stage.rest("/status")["settledMemberChange"]
         if change is not None and change["number"] == number and change["why"]:
             raise Diverged("the members were not changed", got=change["why"])
-        return 0 if change is None else int(change["number"])
+        done = 0 if change is None else int(change["number"])
+        merged = 0 if going else stage.nodes.merged_position(body["name"])
+        return done if done >= number else done + merged / (merged + 1)
 
     stage.wait_for(settled, number, f"change {number} of the members")
     return began_ns, time.time_ns()

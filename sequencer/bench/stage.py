@@ -138,9 +138,9 @@ class Stage:
 
     # Waiting
 
-    def wait_for(self, count: Callable[[], int], end: int, what: str) -> None:
+    def wait_for(self, count: Callable[[], float], end: int, what: str) -> None:
         """Wait until `count()` reaches `end`. `rt.Timeout`: no progress; `ProcessEnded`: a node ended."""
-        best, since = -1, time.monotonic()
+        best, since = -1.0, time.monotonic()
         while (now := count()) < end:
             self.nodes.check_alive()
             if now > best:
