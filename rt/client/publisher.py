@@ -8,7 +8,6 @@ Invariants:
 - A rejected message takes no number. On a full disk the call raises `rt.DiskFull`, and works again when there
   is space; messages accepted before stay, in the file or in memory.
 - After a failed fsync, or a write whose outcome is not known, the publisher must be opened again.
-
 - A signal handler may raise between any two lines of a call. Then the message is accepted whole, or not.
 """
 
