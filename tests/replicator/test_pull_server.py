@@ -177,7 +177,7 @@ def test_a_copy_goes_on_where_its_last_block_is_the_nodes(disk: MemoryDisk, grow
         {"offset": place._replace(offset=place.offset - 8)},
         {"offset": LogOffset(0, 1, 64), "chain": 5, "end": 5},
     ):
-        with pytest.raises(Diverged, match=r"copy differs from .*: got .*, expected .*Note your"):
+        with pytest.raises(Diverged, match=r"copy differs from .*: got .*, expected .*Move the copy away"):
             plan_merged(disk, MERGED, known(receiver, **changes))
     for changes in ({"offset": place._replace(offset=place.offset + 800)}, {"offset": LogOffset(0, 9, 64)}):
         with pytest.raises(Unreachable):
