@@ -80,9 +80,10 @@ class SidecarCopy(LocalCopy):
         if self._retention != "own":
             return
         receiver = self.receiver
-        position = read_position(self._disk, os.path.join(self.path, TRIMMABLE_FILE), TRIMMABLE)
-        if receiver is None or position is None or position <= self._trimmed_to:
+        stored = read_position(self._disk, os.path.join(self.path, TRIMMABLE_FILE), TRIMMABLE)
+        if receiver is None or stored is None or stored.position <= self._trimmed_to:
             return
+        position = stored.position
         trimmable = [segment.id for segment in receiver.writer.table.segments if segment.end <= position]
         if trimmable:
             receiver.trim(trimmable[-1]._replace(roll=trimmable[-1].roll + 1), TrimReason.REQUEST)

@@ -3,10 +3,12 @@
     offset  bytes  field
          0      8  magic: which kind of position
          8      8  position
-        16      4  CRC-32C of bytes 0-15
+        16      4  number of an epoch in which the position is right; 4294967295: unknown
+        20      4  CRC-32C of bytes 0-19
 
 Invariants:
 - After a crash a file holds the old position or the new one. A corrupt file is an error, not a missing one.
+- An acknowledged position goes back only if a reset was forced since: then positions have other messages.
 - Until a subscriber acknowledges, nodes hold the log back from its start position.
 """
 
@@ -14,14 +16,29 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
+from rt.cluster_epoch import generation_of_number
 from rt.errors import Corrupt, InvalidOption
 from rt.log.disk import Disk, storage_errors
 from rt.log.format.checksum import crc32c
 from rt.log.read.start_position import CheckedPlace
 from rt.log.scan.directory import read_file
 from rt.log.whole_files import write_whole_among_others
+
+
+class StoredPosition(NamedTuple):
+    """A position, and the number of an epoch in which it is right; None if that is unknown."""
+
+    position: int
+    epoch: int | None
+
+    def is_before(self, other: StoredPosition) -> bool:
+        """Whether it is lower, and as far as known no reset was forced between the two."""
+        if self.epoch is None or other.epoch is None:
+            return self.position < other.position
+        is_later = generation_of_number(self.epoch) > generation_of_number(other.epoch)
+        return self.position < other.position and not is_later
 
 
 class SubscriberCursor:
@@ -31,30 +48,32 @@ class SubscriberCursor:
         self._disk, self._directory, self._name = disk, directory, name
         self._begun: int | None = None
         """The start position that was recorded last."""
-        self._acknowledged = 0
-        """The position that was acknowledged last. An explicit start may be lower than the stored one."""
+        self._acknowledged = StoredPosition(0, None)
+        """What was acknowledged last. An explicit start may be lower than the stored one."""
 
-    def resume(self) -> int | None:
-        """The stored position; None if nothing was acknowledged."""
+    def resume(self) -> StoredPosition | None:
+        """What was acknowledged last; None if nothing was."""
         found = read_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED)
-        self._acknowledged = found or 0
+        if found is not None:
+            self._acknowledged = found
         return found
 
-    def acknowledge(self, position: int) -> None:
-        """Record that everything below is done. Durable on return.
+    def acknowledge(self, position: int, epoch: int | None) -> None:
+        """Record that everything below `position`, which is right in `epoch`, is done. Durable on return.
 
         Raises `rt.InvalidOption` for a position below the one acknowledged last.
         """
-        if position < self._acknowledged:
+        done = StoredPosition(position, epoch)
+        if done.is_before(self._acknowledged):
             raise InvalidOption(
                 "a lower position was acknowledged after a higher one",
                 where="ack",
                 got=position,
-                expected=f"{self._acknowledged} or more",
+                expected=f"{self._acknowledged.position} or more",
                 hint="To read messages again, open the subscriber with position=.",
             )
-        write_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED, position)
-        self._acknowledged = position
+        write_position(self._disk, acknowledged_path(self._directory, self._name), ACKNOWLEDGED, *done)
+        self._acknowledged = done
 
     def record_requested(self, start: CheckedPlace) -> None:
         """As `record_start`, if the position is known before a node was reached."""
@@ -80,33 +99,38 @@ TRIMMABLE: Final = b"RTTRIMUP"
 TRIMMABLE_FILE: Final = "trimmable"
 """In a copy that its subscriber trims: segments that end at or below this position may be deleted."""
 
-_RECORD = struct.Struct("<8sQI")
+_RECORD = struct.Struct("<8sQII")
+_CHECKED_BYTES: Final = 20
+"""The bytes before the checksum."""
+_EPOCH_UNKNOWN: Final = 0xFFFFFFFF
 
 
-def write_position(disk: Disk, path: str, magic: bytes, position: int) -> None:
-    """Store `position`. Durable on return. Raises storage errors.
+def write_position(disk: Disk, path: str, magic: bytes, position: int, epoch: int | None = None) -> None:
+    """Store `position`, and `epoch` with it. Durable on return. Raises storage errors.
 
     Subscribers of one name may share a copy, and the file.
     """
-    record = _RECORD.pack(magic, position, 0)[:16]
+    number = _EPOCH_UNKNOWN if epoch is None else epoch
+    record = _RECORD.pack(magic, position, number, 0)[:_CHECKED_BYTES]
     with storage_errors(path, "keeping a position"):
         write_whole_among_others(disk, path, record + crc32c(record).to_bytes(4, "little"))
 
 
-def read_position(disk: Disk, path: str, magic: bytes) -> int | None:
-    """The stored position; None if there is none. Raises `rt.Corrupt` and storage errors."""
+def read_position(disk: Disk, path: str, magic: bytes) -> StoredPosition | None:
+    """What is stored; None if there is nothing. Raises `rt.Corrupt` and storage errors."""
     data = read_file(disk, path, _RECORD.size, doing="reading a position")
     if data is None:
         return None
     is_whole = len(data) == _RECORD.size and data[:8] == magic
-    if not is_whole or crc32c(data[:16]) != int.from_bytes(data[16:], "little"):
+    if not is_whole or crc32c(data[:_CHECKED_BYTES]) != int.from_bytes(data[_CHECKED_BYTES:], "little"):
         raise Corrupt(
             "the stored position fails its checksum",
             path=path,
             offset=0,
             hint="Open the subscriber with an explicit position.",
         )
-    return int.from_bytes(data[8:16], "little")
+    _, position, number, _ = _RECORD.unpack(data)
+    return StoredPosition(position, None if number == _EPOCH_UNKNOWN else number)
 
 
 def acknowledged_path(directory: str, name: str) -> str:
@@ -119,7 +143,7 @@ def begun_path(directory: str, name: str) -> str:
 
 def read_needed(disk: Disk, directory: str, name: str) -> int | None:
     """From which position this subscriber needs the log; None if unknown. Raises as `read_position`."""
-    acknowledged = read_position(disk, acknowledged_path(directory, name), ACKNOWLEDGED)
-    if acknowledged is not None:
-        return acknowledged
-    return read_position(disk, begun_path(directory, name), BEGUN)
+    found = read_position(disk, acknowledged_path(directory, name), ACKNOWLEDGED)
+    if found is None:
+        found = read_position(disk, begun_path(directory, name), BEGUN)
+    return None if found is None else found.position

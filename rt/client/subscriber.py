@@ -68,8 +68,8 @@ class Subscriber:
     stays until an operator releases it. The pull client reports only its own certificate's name: share a copy
     only among subscribers with the same name.
 
-    `epoch`: what `epoch` was when `position` was stored. If a forced reset replaced messages before the
-    position since, reading raises `rt.Diverged`, with the position to start again at.
+    `epoch`: what `epoch` was when `position` was stored; `ack` stores both. If a forced reset replaced
+    messages before the position since, reading raises `rt.Diverged`, with the position to start again at.
 
     `retention`: "follow" trims the copy as the nodes trim; "own" keeps all that `trim` was not called for.
     Reading raises permanent failures (all nodes reject the certificate, the copy is not of this log, the disk
@@ -124,8 +124,8 @@ class Subscriber:
         else:
             self.directory = root if is_log_directory(disk, root) else merged_directory(root, self.stream)
         self._cursor = None if name is None else SubscriberCursor(disk, self.directory, name)
-        if start is None and self._cursor is not None:
-            start = self._cursor.resume()
+        if start is None and self._cursor is not None and (found := self._cursor.resume()) is not None:
+            start, self._epoch = found
         self._requested_start: CheckedPlace = "earliest" if start is None else start
         if endpoints and tls is not None:
             self._start_pull(endpoints, tls)
@@ -241,14 +241,15 @@ class Subscriber:
         """Record durably that everything below `position` is done. A named subscriber resumes there.
 
         Raises `rt.InvalidOption` for a position that was not delivered yet, or is below the one acknowledged
-        last: to read messages again, open a subscriber with `position`.
+        last: to read messages again, open a subscriber with `position`. After a forced reset a lower one is
+        allowed.
         """
         if self._cursor is None:
             raise InvalidOption("only a named subscriber can acknowledge. Open it with name=")
         self._check_handed_out(position)
         if self._reader is not None:
             self._reader.make_durable()
-        self._cursor.acknowledge(position)
+        self._cursor.acknowledge(position, self.epoch)
 
     def trim(self, position: int) -> None:
         """Let the pull client delete the sealed segments of the copy that end at or below `position`.

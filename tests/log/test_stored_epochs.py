@@ -217,6 +217,111 @@ def test_what_was_trimmed_before_it_was_read_is_not_taken_for_replaced(tmp_path:
     log.close()
 
 
+def acknowledge(log: Log, end: int) -> None:
+    """The subscriber "reader" reads on up to `end`, and acknowledges that."""
+    with rt.Subscriber(log.path, "s", name="reader") as subscriber:
+        messages = subscriber.poll(end - subscriber.position)
+        assert subscriber.position == end, messages
+        subscriber.ack(end)
+
+
+def replace(old: Log, new: Log) -> None:
+    """The directory of a node that was emptied and has the log of the other nodes: it keeps what it did not
+    know, such as the acknowledged positions of subscribers.
+    """
+    old.close()
+    new.close()
+    names = {path.name for path in Path(new.path).iterdir()}
+    for path in Path(old.path).iterdir():
+        if path.name in names or path.name.startswith(("log.", "index.")):
+            path.unlink()
+    for path in Path(new.path).iterdir():
+        path.rename(Path(old.path, path.name))
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Iterator[Log]:
+    """The log before the forced reset of `log`: it had other messages from position 10 on, up to 20."""
+    root = tmp_path / "lost"
+    root.mkdir()
+    lost = Log(root, "old")
+    lost.add(10)
+    lost.log.roll()
+    lost.add(20)
+    yield lost
+    lost.close()
+
+
+def test_a_named_subscriber_does_not_resume_after_messages_that_were_replaced(log: Log, lost: Log) -> None:
+    acknowledge(lost, 20)
+    replace(lost, log)
+    for _ in range(2):
+        with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
+            assert (subscriber.position, subscriber.epoch) == (20, 0)
+            with pytest.raises(Diverged, match="Start again at position 10"):
+                subscriber.poll(timeout=60)
+    with rt.Subscriber(lost.path, "s", name="reader", position=10) as subscriber:
+        assert [message.value for message in subscriber.poll(5)] == [b"new %d" % n for n in range(10, 15)]
+        subscriber.ack(15)
+    with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
+        assert [message.position for message in subscriber.poll()] == list(range(15, 30))
+
+
+def test_a_subscriber_whose_log_is_replaced_while_it_runs_stores_what_it_has_read(
+    log: Log, lost: Log
+) -> None:
+    with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
+        assert len(subscriber.poll()) == 20
+        replace(lost, log)
+        subscriber.ack(20)
+    with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
+        with pytest.raises(Diverged, match="Start again at position 10"):
+            subscriber.poll(timeout=60)
+        subscriber.seek(10)
+        assert [message.position for message in subscriber.poll()] == list(range(10, 30))
+        with pytest.raises(InvalidOption, match="not delivered yet"):
+            subscriber.ack(31)
+        subscriber.ack(12)  # Lower than 20, which was of the log before.
+        with pytest.raises(InvalidOption, match="a lower position was acknowledged"):
+            subscriber.ack(11)
+
+
+def test_a_named_subscriber_resumes_before_and_after_a_forced_reset(log: Log) -> None:
+    for end in (5, 10, 15, 30):
+        acknowledge(log, end)
+
+
+def test_a_position_that_was_acknowledged_before_anything_was_read_has_no_epoch(log: Log) -> None:
+    with rt.Subscriber(log.path, "s", name="reader", position=15) as subscriber:
+        subscriber.ack(15)
+        assert subscriber.epoch is None
+    acknowledge(log, 30)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_end_of_a_log_is_right_in_the_epoch_of_its_last_segment(log: Log, follow: bool) -> None:
+    def epoch_of_end() -> int | None:
+        with rt.LogReader(log.path, position="latest", follow=follow) as reader:
+            assert reader.position == 30
+            return reader.epoch
+
+    assert epoch_of_end() == FORCED
+    log.log.writer.seal()
+    assert epoch_of_end() == FORCED
+    log.log.roll(FORCED + 1)
+    assert epoch_of_end() == FORCED + 1
+
+
+def test_a_session_log_has_no_epoch(tmp_path: Path) -> None:
+    for _ in range(2):
+        with rt.Publisher(tmp_path, "s", publisher_id="feed") as publisher:
+            publisher.publish(b"v")
+    with rt.Subscriber(publisher.directory, "s", name="reader") as subscriber:
+        assert len(subscriber.poll()) == 2
+        subscriber.ack(2)
+        assert subscriber.epoch is None
+
+
 @pytest.mark.parametrize("position", ["earliest", "latest", None])
 def test_an_epoch_without_a_position_is_refused(log: Log, position: str | None) -> None:
     with pytest.raises(InvalidOption, match="epoch= belongs to a number as position="):

@@ -171,8 +171,9 @@ def test_options_cannot_be_taken_for_others() -> None:
 def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "position")
     assert read_position(REAL, path, TRIMMABLE) is None
-    write_position(REAL, path, TRIMMABLE, 2**63)
-    assert read_position(REAL, path, TRIMMABLE) == 2**63
+    for epoch in (None, 0, 2**24 - 1):
+        write_position(REAL, path, TRIMMABLE, 2**63, epoch)
+        assert read_position(REAL, path, TRIMMABLE) == (2**63, epoch)
     with pytest.raises(rt.Corrupt):
         read_position(REAL, path, ACKNOWLEDGED)
 

@@ -106,9 +106,8 @@ class LogReader:
 
     @property
     def epoch(self) -> int | None:
-        """The number of an epoch in which `position` is right; None if nothing was read yet.
-
-        Store it with the position. In a session log it means nothing.
+        """The number of an epoch in which `position` is right; None if nothing was read yet, and in a session
+        log. Store it with the position.
         """
         return self._walk.epoch
 

@@ -140,8 +140,11 @@ class SegmentCursor:
 
     @property
     def epoch(self) -> int | None:
-        """The number of an epoch in which the position is right; None if nothing was read yet."""
-        return self._position_epoch
+        """The number of an epoch in which the position is right; None if nothing was read yet.
+
+        Always None in a session log, which no reset replaces.
+        """
+        return None if self._identity.kind is LogKind.SESSION else self._position_epoch
 
     def go_to(self, place: Place, *, may_be_ahead: bool, epoch: int | None = None) -> None:
         """Continue at `place`. Raises what `find_place` raises.

@@ -106,7 +106,7 @@ def check_not_replaced(directory: str, catalog: SegmentCatalog, position: int, e
 
 
 class FoundStart(NamedTuple):
-    """A position, and the run (X) of the segment that was scanned to its end to find it; None if none was.
+    """A position, and the run (X) of the segment that ends there; None if it is another place.
 
     The reader counts that segment as read, so it reports a reset if the next segment has another run.
     """
@@ -184,8 +184,10 @@ def _not_after_end(
 
 def _end(disk: Disk, directory: str, identity: LogIdentity, catalog: SegmentCatalog) -> FoundStart:
     """One past the last complete message. The newest segment is scanned from its last index entry."""
-    if not catalog.kept or catalog.kept[-1].end is not None:
-        return FoundStart(max(catalog.known_end, catalog.start), None)
+    if not catalog.kept:
+        return FoundStart(catalog.known_end, None)
+    if catalog.kept[-1].end is not None:
+        return FoundStart(max(catalog.known_end, catalog.start), catalog.kept[-1].id.run)
     segment = open_segment(disk, directory, identity, catalog.kept[-1], NUMBER_MAX)
     if segment is None:
         return FoundStart(catalog.known_end, None)

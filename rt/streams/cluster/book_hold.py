@@ -123,7 +123,8 @@ class CopyBook:
         with storage_errors(directory, "making a directory for a copy"):
             REAL.make_directory(directory)
         self.id: Final = _id(os.path.join(directory, f"book.{name}"))
-        self.position = read_position(REAL, self._path, _MAGIC)
+        stored = read_position(REAL, self._path, _MAGIC)
+        self.position = None if stored is None else stored.position
         """None: nothing was acknowledged."""
 
     def acknowledge(self, position: int) -> None:
