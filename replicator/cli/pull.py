@@ -48,6 +48,7 @@ from rt.sidecar.systemd_notify import run_as_service
     "subscriber",
     "gRPC endpoints of the nodes, separated by commas. One node is used; if it fails, the next one.",
     is_required=True,
+    cert_help="PEM file of the client certificate; its role must be subscriber, operator or node.",
 )
 @option(
     "--position",

@@ -30,6 +30,9 @@ machine more.
 
 logger = logging.getLogger("rt.net")
 
+_warned_keys: set[tuple[str, int]] = set()
+"""The path and the mode of keys that others can read: each is logged once, although many clients load it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TLS:
@@ -104,7 +107,8 @@ class TLS:
         credentials = check(*self._read(), now=datetime.now(UTC), files=files)
         with contextlib.suppress(OSError):
             mode = stat.S_IMODE(os.stat(self.key).st_mode)
-            if mode & stat.S_IROTH:
+            if mode & stat.S_IROTH and (files[2], mode) not in _warned_keys:
+                _warned_keys.add((files[2], mode))
                 logger.warning("key_readable_by_others path=%r mode=%04o", files[2], mode)
         return credentials
 

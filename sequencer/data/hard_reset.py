@@ -26,7 +26,7 @@ from rt.log.disk import REAL, storage_errors
 from rt.log.format.segment import LogKind, SegmentId
 from rt.log.format.segment_table import LogIdentity, TrimReason
 from rt.log.read.reader import LogReader
-from rt.log.scan.directory import is_log_directory, list_segments
+from rt.log.scan.directory import is_log_directory, list_segments, read_durable_end
 from rt.log.whole_files import write_whole
 from rt.log.write.writer import LogWriter
 from sequencer.sessions.merge_progress import consumed_number
@@ -63,6 +63,11 @@ class HardResetter:
         self._sessions, self._merged, self._stream = sessions, merged, stream
         self._path = os.path.join(sessions, FILE)
         self.done = self._read()
+
+    def merged_end(self) -> int:
+        """The position up to which this node has merged, as far as its directory shows it. Storage errors."""
+        durable = read_durable_end(REAL, self._merged)
+        return 0 if durable is None else durable.end
 
     def is_due(self, state: SequencerState) -> bool:
         """Whether the cluster had a hard reset that these directories have not."""

@@ -7,6 +7,7 @@ Only the node that was asked knows of a reset that is not committed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from rt.cluster_epoch import forced_number
+from rt.errors import RtError
 from rt.net.grpc_errors import Unreachable
 from sequencer.data.hard_reset import HardResetter
 from sequencer.ipc.state_follower import StateFollower
@@ -165,8 +167,11 @@ class ResetService:
         )
 
     def _may_lose(self) -> str:
+        """Before a node that was restarted hears of a leader, it has merged more than it knows as committed."""
         state = self._follower.state
         position = 0 if state is None else state.position
+        with contextlib.suppress(RtError, OSError):
+            position = max(position, self._clearing.merged_end())
         return (
             f"Commits that this node did not receive are lost: positions from {position} on may be given to "
             "other messages. Replicated messages that are not on this node come again only from publishers "

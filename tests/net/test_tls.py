@@ -460,7 +460,8 @@ def test_a_key_that_others_can_read_is_warned_of_not_refused(
     pair: IssuedCertificate, mode: int, warned: bool, logged: Callable[[str], list[str]]
 ) -> None:
     pair.key.chmod(mode)
-    TLS(*pair)
+    for _ in range(2):
+        TLS(*pair).load()
     lines = logged("rt.net")
     assert lines == ([f"key_readable_by_others path={str(pair.key)!r} mode={mode:04o}"] if warned else [])
 

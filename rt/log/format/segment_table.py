@@ -167,8 +167,11 @@ def decode_table(data: bytes, *, path: str) -> SegmentTable:
 
     Raises `rt.UnknownVersion` for a version or value of a newer rt, and `rt.Corrupt` if it does not verify.
     """
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+    if data[:8] != _MAGIC:
         raise Corrupt("not a segments table", path=path, offset=0, got=data[:8], expected=_MAGIC)
+    if len(data) < _HEADER.size:
+        got, expected = f"{len(data)} bytes", f"at least {_HEADER.size}"
+        raise Corrupt("segments table is cut off", path=path, offset=0, got=got, expected=expected)
     _, version, kind, checksum, origin, count, name_bytes, dedup_bytes = _HEADER.unpack_from(data)
     if checksum != around(data):
         raise Corrupt(

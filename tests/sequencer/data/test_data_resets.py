@@ -488,7 +488,8 @@ class Desk:
         self.state = new_state()
         self.follower.state = self.state
         root.mkdir(exist_ok=True)
-        self.hard_resetter = HardResetter(str(root), str(root / "merged"), "s")
+        self.merged = root / "merged"
+        self.hard_resetter = HardResetter(str(root), str(self.merged), "s")
         self.resets = ResetService("n1", self.follower, self.hard_resetter, self._propose, self._spawn)
 
     def standing(self, *, leader: str = "n2", epoch: int = 1) -> None:
@@ -626,7 +627,11 @@ def test_without_a_leader_only_force_goes_on_and_what_it_may_lose_is_said_first(
         desk = Desk(tmp_path, leader="")
         with pytest.raises(ResetRefused, match="no majority") as refused:
             await desk.resets.begin("soft", force=False)
-        assert "are lost" in str(refused.value.hint)
+        assert "are lost: positions from 0 on" in str(refused.value.hint)
+        with MergedLogBuilder(desk.merged, cluster_id=CLUSTER, stream="s") as merged:
+            merged.merge_all([publish(REAL, *[10] * 7, root=str(tmp_path))])
+        with pytest.raises(ResetRefused, match="positions from 7 on may be given to other messages"):
+            await desk.resets.begin("soft", force=False)
         asking = asyncio.ensure_future(desk.resets.begin("soft", force=True))
         await desk.until(lambda: desk.proposed)
         command = desk.proposed[0]
