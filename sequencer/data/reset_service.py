@@ -167,7 +167,7 @@ class ResetService:
         )
 
     def _may_lose(self) -> str:
-        """Before a node that was restarted hears of a leader, it has merged more than it knows as committed."""
+        """A node that was restarted has merged more than it knows as committed, until there is a leader."""
         state = self._follower.state
         position = 0 if state is None else state.position
         with contextlib.suppress(RtError, OSError):
