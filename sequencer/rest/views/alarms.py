@@ -89,7 +89,10 @@ def _of_consensus(node: NodeSnapshot) -> Iterator[Alarm]:
         text = f"The control process of {node.node} is not connected. The reported cluster state is stale."
         yield Alarm("control-down", "critical", f"{text} Check the node's log.")
     elif not node.standing.leader:
-        text = f"{node.node} knows no leader. Nothing is merged. Check that a majority of the members runs."
+        text = (
+            f"{node.node} knows no leader and merges nothing. If other nodes know one, {node.node} has just "
+            "started or is cut off from them. Otherwise check that a majority of the members runs."
+        )
         yield Alarm("no-leader", "critical", text)
 
 
