@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from replicator.protocol.messages import LogOffset
 from rt.cluster_epoch import line_of
-from rt.errors import Corrupt, Diverged, RtError, StorageFailed
+from rt.errors import Corrupt, Diverged, RtError, StorageFailed, Timeout
 from rt.log.format.segment import SegmentId
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.tls import TLS
@@ -40,6 +40,11 @@ POLL_S: Final = 0.1
 """How often the merger's state is polled."""
 RETRY_S: Final = 0.5
 """Pause before peers are asked again if none could help."""
+SILENCE_MIN_S: Final = 2.0
+"""A peer that sends nothing for this long is left for another one. The time doubles, up to `SILENCE_MAX_S`,
+each time that no peer could help and one was silent: it may be busy. It is short again after that.
+"""
+SILENCE_MAX_S: Final = 30.0
 FETCHES_MAX: Final = 8
 """Maximum number of ranges fetched at the same time."""
 
@@ -82,6 +87,8 @@ class CatchUp:
         """By session id: the peer that last had its bytes."""
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._wait: _Wait | None = None
+        self._silence_s = SILENCE_MIN_S
+        self._was_silent = False  # A peer, since the last pause.
         self._reported = ""
         self.copied: Phase | None = None
         """How far merged bytes were copied from peers; None while none are copied."""
@@ -109,7 +116,7 @@ class CatchUp:
     def _is_due(self, missing: MissingInput | None) -> bool:
         """Whether the merger's missing input must be fetched now."""
         if missing is None:
-            self._wait = None
+            self._wait, self._silence_s = None, SILENCE_MIN_S
             return False
         now_s, place = self._loop.time(), self._feeding_stream(missing)
         wait = self._wait
@@ -156,6 +163,8 @@ class CatchUp:
         if what != self._reported:
             self._reported = what
             logger.warning("missing_bytes_not_found %s", what)
+        if self._was_silent:
+            self._silence_s, self._was_silent = min(2 * self._silence_s, SILENCE_MAX_S), False
         await asyncio.sleep(RETRY_S)
 
     async def _fetch_ranges(self, merger: Merger) -> bool:
@@ -194,8 +203,11 @@ class CatchUp:
             for endpoint in sorted(self._peers.all(), key=lambda one: one != last):
                 try:
                     channel = self._channel(endpoint)
-                    fetched = await fetch_range(channel, self._stream, wanted, session.incarnation, line)
+                    fetched = await fetch_range(
+                        channel, self._stream, wanted, session.incarnation, line, self._silence_s
+                    )
                 except RtError as error:
+                    self._was_silent |= isinstance(error, Timeout)
                     logger.info("range_not_fetched peer=%s %s error=%r", endpoint, wanted, str(error))
                     continue
                 self._holders[session.id] = endpoint
@@ -210,8 +222,10 @@ class CatchUp:
     async def _merged_end(self, endpoint: str) -> tuple[str, int] | None:
         try:
             line = line_of(self._follower.epoch)
-            return endpoint, await merged_end(self._channel(endpoint), self._stream, line)
+            channel = self._channel(endpoint)
+            return endpoint, await merged_end(channel, self._stream, line, self._silence_s)
         except RtError as error:
+            self._was_silent |= isinstance(error, Timeout)
             logger.info("merged_end_not_known peer=%s error=%r", endpoint, str(error))
             return None
 

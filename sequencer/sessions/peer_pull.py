@@ -48,9 +48,6 @@ PATIENCE_S: Final = 10.0
 SILENCE_S: Final = 5.0
 IDLE_S: Final = 1.0
 """After this time without new bytes, `may_arrive` is asked whether any are left."""
-RANGE_SILENCE_S: Final = 2.0
-"""A peer that sends no bytes of a range for this time may not have all of it: another peer is asked."""
-
 logger = logging.getLogger("sequencer")
 
 
@@ -173,15 +170,17 @@ async def fetch_replica(
         await copy.store.close()
 
 
-async def merged_end(channel: Channel, stream: str, line: int | None) -> int:
-    """One past the last position of a peer's merged log now. The errors of both sides."""
+async def merged_end(channel: Channel, stream: str, line: int | None, silence_s: float) -> int:
+    """One past the last position of a peer's merged log now. The errors of both sides; `rt.Timeout` if the
+    peer sends nothing for `silence_s`.
+    """
     wanted = PullMerged(position="earliest", range=PullRange(0))
     try:
         with asking(channel.target):
             call: Any = channel.get().stream_stream(PULL_METHOD)()
             try:
                 await call.write(encode_pull_request(PullHello(stream, wanted)))
-                return (await _started(call, line, RANGE_SILENCE_S)).end
+                return (await _started(call, line, silence_s)).end
             finally:
                 call.cancel()
     except NothingMergedYet:
@@ -189,12 +188,17 @@ async def merged_end(channel: Channel, stream: str, line: int | None) -> int:
 
 
 async def fetch_range(
-    channel: Channel, stream: str, wanted: SessionRange, incarnation: bytes, line: int | None
+    channel: Channel,
+    stream: str,
+    wanted: SessionRange,
+    incarnation: bytes,
+    line: int | None,
+    silence_s: float,
 ) -> FetchedRange:
     """Fetch a range of a session's segment from a peer's replica into memory. The errors of both sides.
 
     The result has the running checksums that `wanted` names. `rt.LogNotFound` if the peer does not keep the
-    range, `rt.Corrupt` if it has other bytes there.
+    range, `rt.Corrupt` if it has other bytes there, `rt.Timeout` if it sends nothing for `silence_s`.
     """
     with asking(channel.target):
         call: Any = channel.get().stream_stream(PULL_METHOD)()
@@ -202,26 +206,28 @@ async def fetch_range(
             place = LogOffset(*wanted.segment, wanted.start)
             asked = PullSession(wanted.session_id, place, wanted.chain_start)
             await call.write(encode_pull_request(PullHello(stream, asked)))
-            start = await _started(call, line, RANGE_SILENCE_S)
+            start = await _started(call, line, silence_s)
             if start.cluster != incarnation:
                 raise ClusterMismatch(
                     "a replica of another incarnation", got=start.cluster.hex(), expected=incarnation.hex()
                 )
             if start.offset != place:
                 raise LogNotFound("the peer does not keep that range", where=wanted.segment, got=start.offset)
-            return await _range(call, wanted, incarnation, start.first)
+            return await _range(call, wanted, incarnation, start.first, silence_s)
         finally:
             call.cancel()
 
 
-async def _range(call: Any, wanted: SessionRange, incarnation: bytes, first: int) -> FetchedRange:
+async def _range(
+    call: Any, wanted: SessionRange, incarnation: bytes, first: int, silence_s: float
+) -> FetchedRange:
     header = SegmentHeader(LogKind.SESSION, wanted.segment, first, 0, incarnation)
     scanner = SessionScanner(header, offset=wanted.start, first=first, marks=True, chain=wanted.chain_start)
     marks = BatchIndex()
     marks.add([ChecksummedBoundary(wanted.start, first, wanted.chain_start, 0, 0, CONTENT_START)])
     whole, rest, rest_bytes, needed = list[bytes](), list[bytes](), 0, 0
     while scanner.offset < wanted.end:
-        item = await _next(call, RANGE_SILENCE_S)
+        item = await _next(call, silence_s)
         following = LogOffset(*wanted.segment, scanner.offset + rest_bytes)
         if not isinstance(item, Chunk) or item.start != following:
             raise LogNotFound(
@@ -295,14 +301,14 @@ async def _receive(
     *,
     follows: bool,
 ) -> None:
-    await _started(call, line)
+    await _started(call, line, SILENCE_S)
     while True:
         place = copy.receiver.next_offset
         is_there = place is not None and place >= end
         if is_there and not follows:
             return
         try:
-            item = await _next(call)
+            item = await _next(call, SILENCE_S)
         except Timeout:
             if is_there:
                 return
@@ -320,7 +326,7 @@ async def _receive(
             await replicas.append(copy, SegmentSealed(item.end_offset, item.end, False, item.sealed_ns))
 
 
-async def _started(call: Any, line: int | None, silence_s: float | None = None) -> PullStart:
+async def _started(call: Any, line: int | None, silence_s: float) -> PullStart:
     start = await _next(call, silence_s)
     if not isinstance(start, PullStart):
         raise ProtocolViolation("the first message of a stream must be a start", got=type(start).__name__)
@@ -328,8 +334,7 @@ async def _started(call: Any, line: int | None, silence_s: float | None = None) 
     return start
 
 
-async def _next(call: Any, silence_s: float | None = None) -> object:
-    silence_s = SILENCE_S if silence_s is None else silence_s
+async def _next(call: Any, silence_s: float) -> object:
     try:
         async with asyncio.timeout(silence_s):
             data = await call.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sequencing import do_merge, must, new_state
 
 from replicator.protocol.messages import Chunk, Item, LogOffset, Run, SegmentSealed
 from replicator.receive.batch_boundaries import read_marks
-from rt.errors import CertificateError
+from rt.errors import CertificateError, Timeout
 from rt.log.disk import REAL
 from rt.log.format.running_checksum import chain_of_segment
 from rt.log.format.segment import SegmentId, encode_segment_header
@@ -253,6 +253,37 @@ def test_input_that_comes_while_the_peers_are_asked_is_not_reported_as_missing(
 
     asyncio.run(play())
     assert "missing_bytes_not_found" not in caplog.text
+
+
+@pytest.mark.usefixtures("never_held")
+def test_the_only_peer_with_the_input_is_given_more_time_as_long_as_it_is_too_slow(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine where each of its messages takes 5 s."""
+    bench.give("n2", range(bench.segments))
+    waited: list[float] = []
+    ask = {name: getattr(catch_up_module, name) for name in ("fetch_range", "merged_end")}
+
+    def slow(name: str) -> Callable[..., Awaitable[Any]]:
+        async def asked(*arguments: Any) -> Any:
+            silence_s = arguments[-1]
+            waited.append(silence_s)
+            if silence_s < 5:
+                raise Timeout("a peer sent nothing", expected=f"a message within {silence_s:g} s")
+            return await ask[name](*arguments)
+
+        return asked
+
+    for name in ask:
+        monkeypatch.setattr(catch_up_module, name, slow(name))
+
+    async def play() -> None:
+        async with bench.serving("n2"), bench.running() as data:
+            await bench.merged_whole(data)
+            await until(lambda: data.catch_up._silence_s == 2)  # Now nothing is missing.
+
+    asyncio.run(play())
+    assert sorted(set(waited)) == [2, 4, 8]
 
 
 @pytest.mark.usefixtures("never_held")
