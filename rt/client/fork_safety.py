@@ -23,10 +23,10 @@ logger = logging.getLogger("rt.client.publisher")
 class OpenPublisher(Protocol):
     session: str
 
-    def close_at_exit(self) -> None:
+    def _close_at_exit(self) -> None:
         """Flush and release the directory. Wait for no node."""
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: release the directory without touching its files."""
 
 
@@ -37,7 +37,7 @@ open_publishers: weakref.WeakSet[OpenPublisher] = weakref.WeakSet()
 def _close_all() -> None:
     for publisher in list(open_publishers):
         try:
-            publisher.close_at_exit()
+            publisher._close_at_exit()
         except Exception as error:  # noqa: BLE001 - the others must be closed too
             logger.error("close_at_exit_failed session=%s reason=%s", publisher.session, error)
 
@@ -45,7 +45,7 @@ def _close_all() -> None:
 def _disown_all() -> None:
     for publisher in list(open_publishers):
         try:
-            publisher.disown()
+            publisher._disown()
         except BaseException as error:  # noqa: BLE001 - the others must be released too
             logger.error("ownership_release_failed session=%s reason=%r", publisher.session, error)
     open_publishers.clear()

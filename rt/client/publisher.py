@@ -336,12 +336,12 @@ class Publisher:
         if (blocked := self._close(TIMEOUT_SECONDS_MAX if seconds is None else seconds)) is not None:
             raise blocked
 
-    def close_at_exit(self) -> None:
+    def _close_at_exit(self) -> None:
         """Close at the exit of a program that did not. Its promise of `max_silence` remains."""
         if (blocked := self._close(0, is_in_order=False)) is not None:
             raise blocked
 
-    def disown(self) -> None:
+    def _disown(self) -> None:
         """In a forked child: release everything of the parent's publisher without touching a file."""
         self._lock = self._monitor.lock = threading.Lock()
         self._writer.disown(self._lock)
