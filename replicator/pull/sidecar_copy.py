@@ -18,7 +18,7 @@ from typing import Any
 from replicator.protocol.handshake import Acknowledged, HoldRejected, PullStart
 from replicator.pull.local_copy import LocalCopy
 from rt.client.cursor import TRIMMABLE, TRIMMABLE_FILE, read_needed, read_position
-from rt.errors import Corrupt
+from rt.errors import FormatError
 from rt.log.format.segment_table import TrimReason
 from rt.sidecar.protocol import HoldDenied, NodeReached, NodesUnreached, NoGoodBytes, TimeResolved
 
@@ -63,12 +63,12 @@ class SidecarCopy(LocalCopy):
         self._report(NodesUnreached(why))
 
     def acknowledged(self) -> Acknowledged | None:
-        """As the base class. None if the file is corrupt: logged once; the subscriber raises the error."""
+        """As the base class. None if the file is unreadable: logged once; the subscriber raises it."""
         if self._subscriber is None:
             return None
         try:
             position = read_needed(self._disk, self.path, self._subscriber)
-        except Corrupt as error:
+        except FormatError as error:
             if not self._is_error_logged:
                 self._is_error_logged = True
                 logger.error("acknowledgement_unreadable error=%r", str(error))

@@ -2,9 +2,12 @@
 
     offset  bytes  field
          0      8  magic: which kind of position
-         8      8  position
-        16      4  number of an epoch in which the position is right; 4294967295: unknown
-        20      4  CRC-32C of bytes 0-19
+         8      2  version
+        10      2  0
+        12      4  checksum: CRC-32C of bytes 0-11 and 16-31
+        16      8  position
+        24      4  number of an epoch in which the position is right; 4294967295: unknown
+        28      4  0
 
 Invariants:
 - After a crash a file holds the old position or the new one. A corrupt file is an error, not a missing one.
@@ -19,9 +22,10 @@ import struct
 from typing import Final, NamedTuple
 
 from rt.cluster_epoch import generation_of_number
-from rt.errors import Corrupt, InvalidOption
+from rt.errors import Corrupt, InvalidOption, UnknownVersion
 from rt.log.disk import Disk, storage_errors
-from rt.log.format.checksum import crc32c
+from rt.log.format.checksum import around, sealed
+from rt.log.format.constants import NEWER_HINT, VERSION
 from rt.log.read.start_position import CheckedPlace
 from rt.log.scan.directory import read_file
 from rt.log.whole_files import write_whole_among_others
@@ -99,9 +103,7 @@ TRIMMABLE: Final = b"RTTRIMUP"
 TRIMMABLE_FILE: Final = "trimmable"
 """In a copy that its subscriber trims: segments that end at or below this position may be deleted."""
 
-_RECORD = struct.Struct("<8sQII")
-_CHECKED_BYTES: Final = 20
-"""The bytes before the checksum."""
+_RECORD = struct.Struct("<8sHHIQI4x")
 _EPOCH_UNKNOWN: Final = 0xFFFFFFFF
 
 
@@ -111,25 +113,27 @@ def write_position(disk: Disk, path: str, magic: bytes, position: int, epoch: in
     Subscribers of one name may share a copy, and the file.
     """
     number = _EPOCH_UNKNOWN if epoch is None else epoch
-    record = _RECORD.pack(magic, position, number, 0)[:_CHECKED_BYTES]
     with storage_errors(path, "keeping a position"):
-        write_whole_among_others(disk, path, record + crc32c(record).to_bytes(4, "little"))
+        record = sealed(_RECORD.pack(magic, VERSION, 0, 0, position, number))
+        write_whole_among_others(disk, path, record)
 
 
 def read_position(disk: Disk, path: str, magic: bytes) -> StoredPosition | None:
-    """What is stored; None if there is nothing. Raises `rt.Corrupt` and storage errors."""
+    """What is stored; None if there is nothing. Raises `rt.Corrupt`, `rt.UnknownVersion`, storage errors."""
     data = read_file(disk, path, _RECORD.size, doing="reading a position")
     if data is None:
         return None
-    is_whole = len(data) == _RECORD.size and data[:8] == magic
-    if not is_whole or crc32c(data[:_CHECKED_BYTES]) != int.from_bytes(data[_CHECKED_BYTES:], "little"):
+    if len(data) != _RECORD.size or data[:8] != magic or data[12:16] != around(data).to_bytes(4, "little"):
         raise Corrupt(
             "the stored position fails its checksum",
             path=path,
             offset=0,
             hint="Open the subscriber with an explicit position.",
         )
-    _, position, number, _ = _RECORD.unpack(data)
+    _, version, _, _, position, number = _RECORD.unpack(data)
+    if version != VERSION:
+        what = "unknown version of a stored position"
+        raise UnknownVersion(what, where=path, got=version, expected=VERSION, hint=NEWER_HINT)
     return StoredPosition(position, None if number == _EPOCH_UNKNOWN else number)
 
 

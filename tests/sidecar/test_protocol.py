@@ -15,6 +15,7 @@ from rt.client.cursor import ACKNOWLEDGED, TRIMMABLE, read_position, write_posit
 from rt.events import SkipForward
 from rt.line_protocol import LINE_BYTES_MAX, LineBuffer, decode_line, encode_line
 from rt.log.disk import REAL
+from rt.log.format.checksum import sealed
 from rt.sidecar.protocol import (
     EndpointStatus,
     ErrorReported,
@@ -176,6 +177,26 @@ def test_a_position_is_kept_whole_or_refused(tmp_path: Path) -> None:
         assert read_position(REAL, path, TRIMMABLE) == (2**63, epoch)
     with pytest.raises(rt.Corrupt):
         read_position(REAL, path, ACKNOWLEDGED)
+    whole = Path(path).read_bytes()
+    for size in range(len(whole)):
+        Path(path).write_bytes(whole[:size])
+        with pytest.raises(rt.Corrupt, match="explicit position"):
+            read_position(REAL, path, TRIMMABLE)
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        Path(path).write_bytes(flipped)
+        with pytest.raises(rt.Corrupt):
+            read_position(REAL, path, TRIMMABLE)
+
+
+def test_a_position_of_a_newer_rt_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "position"
+    write_position(REAL, str(path), TRIMMABLE, 7)
+    path.write_bytes(newer := sealed(path.read_bytes()[:8] + b"\x02" + path.read_bytes()[9:]))
+    with pytest.raises(rt.UnknownVersion, match="got 2, expected 1"):
+        read_position(REAL, str(path), TRIMMABLE)
+    assert path.read_bytes() == newer
 
 
 @pytest.mark.parametrize("end", [None, 90])
