@@ -163,10 +163,10 @@ class CopyRepairer:
             raise self._unrepairable("where it begins is not known", segment, sound, end)
         await self._clear_aside()
         try:
-            left = await self._fetch(segment, first, end)
+            place, left = await self._fetch(segment, first, end)
             good = await self._in_thread(partial(valid_end, disk, self._aside, segment, end))
             if good <= sound:
-                raise await self._judge(segment, sound, end, left)
+                raise await self._judge(segment, sound, end, place, left)
             changed = await self._in_thread(partial(self._overwrite, segment, good, sound, end))
         finally:
             await self._clear_aside()
@@ -175,8 +175,12 @@ class CopyRepairer:
         )
         return changed
 
-    async def _fetch(self, segment: SegmentId, first: int, end: int) -> dict[str, RtError]:
-        """Pull the segment aside as far as any node has it. Returns why nodes were left after that."""
+    async def _fetch(
+        self, segment: SegmentId, first: int, end: int
+    ) -> tuple[LogOffset | None, dict[str, RtError]]:
+        """Pull the segment aside as far as any node has it. Returns where the next bytes begin, and why nodes
+        were left after that.
+        """
         aside = self._copy.aside(self._aside, first)
         client, goal = self._make_client(aside), LogOffset(*segment, end)
         running = asyncio.ensure_future(client.run())
@@ -185,7 +189,7 @@ class CopyRepairer:
                 await asyncio.wait([running], timeout=_LOOK_SECONDS)
                 place = aside.next_offset
                 if client.has_left_all or (place is not None and place >= goal):
-                    return dict(client.left)
+                    return place, dict(client.left)
             running.result()
         except Diverged as error:  # The nodes differ from each other.
             raise Unreachable("the nodes do not agree on that segment", where=segment, got=error) from error
@@ -194,11 +198,15 @@ class CopyRepairer:
             await asyncio.wait([running])
         raise AssertionError
 
-    async def _judge(self, segment: SegmentId, sound: int, end: int, left: dict[str, RtError]) -> RtError:
+    async def _judge(
+        self, segment: SegmentId, sound: int, end: int, place: LogOffset | None, left: dict[str, RtError]
+    ) -> RtError:
         """Why nothing was repaired: `rt.Corrupt` if it never will be."""
         here = list[SegmentId]()
         with contextlib.suppress(LogNotFound):
             here = await self._in_thread(partial(list_segments, self._disk, self._aside))
+        if not here and place is not None:
+            here = [place.segment]  # The log of the node begins there, and no byte of it is here yet.
         if here and segment < here[0]:
             what = "the nodes have trimmed that segment"
             return self._unrepairable(

@@ -14,6 +14,7 @@ import pytest
 from receiving import files_of, publish
 from receiving_node import CLUSTER, FakeNode, make_pki, tls_of, until
 
+from replicator.pull import copy_repair
 from replicator.pull.client import PullClient
 from replicator.pull.copy_repair import CopyRepairer, RepairingPull
 from replicator.pull.local_copy import LocalCopy
@@ -245,9 +246,14 @@ def test_while_no_node_is_there_the_repair_waits_and_is_done_when_one_is(tmp_pat
     run(main)
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
 def test_a_damaged_segment_that_the_nodes_trimmed_ends_the_pull_with_file_range_and_next_step(
-    tmp_path: Path, pki: Path
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
 ) -> None:
+    """A slow node names its log start long before it sends bytes: the pull looks between the two."""
+    if is_slow:
+        monkeypatch.setattr(copy_repair, "_LOOK_SECONDS", 0)
+
     async def main() -> None:
         world = World(tmp_path, pki)
         async with world.serving():
@@ -321,8 +327,9 @@ def test_a_whole_copy_is_mended_at_once_beside_the_pull_that_fills_it(tmp_path: 
         world = World(tmp_path, pki)
         async with world.serving():
             await world.fill()
+            await until(lambda: not world.nodes[0].pull.pulls)
             async with world.pulling():
-                await until(lambda: world.nodes[0].pull.pulls)
+                await until(lambda: world.nodes[0].pull.pulls)  # This one, which has opened the copy.
                 for segment in (FIRST, SECOND):
                     flip(world.file(segment), 8000)
                 mender = CopyRepairer(world.copy(), world.client)
