@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from scheduling import Scheduling, start_order
 from scripts import Handler, replay
 
+from rt.net import memory_guard
 from sequencer.localcluster.processes import nothing_left
 
 # Programs that tests start import `chaos` and `simulation` as the tests do.
@@ -46,6 +47,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KEY", "PROFILE"):
     os.environ.pop(f"RT_{_name}", None)
 _ENVIRONMENT = dict(os.environ)
+_resident_bytes = memory_guard.resident_bytes
 TESTDATA = Path(__file__).parent / "testdata"
 
 # How long the draws take and how large they are by chance fails no test.
@@ -81,6 +83,12 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end: the garbage collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """A node in this process guards what the test adds in memory, not what pytest and other tests hold."""
+    held = _resident_bytes()
+    memory_guard.resident_bytes = lambda: max(0, _resident_bytes() - held)
 
 
 def pytest_runtest_teardown() -> None:
