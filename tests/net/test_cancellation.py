@@ -32,7 +32,7 @@ def _client() -> PullClient:
 @pytest.mark.parametrize(
     "wait",
     [
-        pytest.param(peer_pull._next, id="an item of a peer"),
+        pytest.param(lambda call: peer_pull._next(call, 60.0), id="an item of a peer"),
         pytest.param(read_first, id="a hello"),
         pytest.param(lambda call: grpc_auth._only_request(call, call), id="a request"),
         pytest.param(lambda call: _client()._read_start(call, "n1"), id="a start"),
