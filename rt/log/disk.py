@@ -345,7 +345,9 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
         hint = "A directory has one writer: stop the other one."
         return DirectoryLocked(f"already in use while {doing}", where=path, hint=hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return LogNotFound(f"not found while {doing}", where=path, got=got)
+        is_below_file = isinstance(error, NotADirectoryError)
+        why = "A part of this path is a file. Choose another path." if is_below_file else None
+        return LogNotFound(f"not found while {doing}", where=path, got=got, hint=why)
     if isinstance(error, PermissionError):
         hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
         return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)

@@ -12,7 +12,9 @@ import pytest
 import rt
 from rt.spark.export.filesystem import LocalFilesystem, is_local, open_storage
 from rt.spark.export.target import STATE, ExportedPart, ExportTarget
+from rt.spark.sink.create_once import encode_record
 
+PART = {"start": 0, "end": 1, "rows": 1, "log_end": 9, "time_ns": 5, "moves": []}
 PLACES = ("date=2026-01-31/topic=a", "date=2026-01-31/topic=b", "date=2026-02-01/topic=a")
 
 
@@ -257,6 +259,26 @@ def test_a_description_that_does_not_verify_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"end": 1', b'"end": 7'))
     with pytest.raises(rt.Corrupt, match="fails its checksum"):
         ExportTarget(LocalFilesystem(str(tmp_path))).open()
+
+
+@pytest.mark.parametrize("record", [{"start": 0, "end": 1}, {**PART, "new": 1}, {**PART, "moves": 7}, []])
+def test_a_description_of_another_rt_is_refused_by_its_name(tmp_path: Path, record: Any) -> None:
+    path = tmp_path / STATE / f"part-{0:020d}.json"
+    path.parent.mkdir()
+    path.write_bytes(encode_record(record))
+    with pytest.raises(rt.UnknownVersion, match=path.name):
+        ExportTarget(LocalFilesystem(str(tmp_path))).open()
+    path.write_bytes(encode_record(PART))
+    assert ExportTarget(LocalFilesystem(str(tmp_path))).last() == ExportedPart(0, 1, 1, 9, 5, ())
+
+
+@pytest.mark.parametrize("path", ["target", "target/below"])
+def test_a_target_that_is_a_file_is_named_as_the_cause(tmp_path: Path, path: str) -> None:
+    (tmp_path / "target").touch()
+    target = ExportTarget(LocalFilesystem(str(tmp_path / path)))
+    for call in (target.last, target.open):
+        with pytest.raises(rt.LogNotFound, match="A part of this path is a file"):
+            call()
 
 
 def test_a_file_that_is_missing_of_a_part_is_an_error(tmp_path: Path) -> None:

@@ -26,10 +26,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 from msgspec.structs import asdict
 
-from rt.errors import Corrupt, WriteConflict
+from rt.errors import Corrupt, UnknownVersion, WriteConflict
+from rt.log.format.constants import NEWER_HINT
 from rt.spark.export.filesystem import Filesystem
 from rt.spark.sink.create_once import decode_record, encode_record
 
@@ -38,7 +39,7 @@ _PARTS_KEPT: Final = 100
 """How many finished descriptions are kept for information. The newest one says where to continue."""
 
 
-class ExportedPart(Struct, frozen=True):
+class ExportedPart(Struct, frozen=True, forbid_unknown_fields=True):
     """Positions from `start` up to `end` of a stream, as exported. `moves`: the staged and the final name of
     each file.
     """
@@ -56,7 +57,7 @@ class ExportedPart(Struct, frozen=True):
 
 
 class ExportTarget:
-    """The target, used by one export at a time. Raises storage errors and `rt.Corrupt`."""
+    """The target, used by one export at a time. Raises storage errors, `rt.Corrupt`, `rt.UnknownVersion`."""
 
     def __init__(self, storage: Filesystem) -> None:
         self.storage = storage
@@ -156,9 +157,14 @@ class ExportTarget:
                 offset=0,
                 hint="Restore it, or export to another target.",
             )
-        return ExportedPart(
-            **{**record, "moves": tuple((source, target) for source, target in record["moves"])}
-        )
+        try:
+            return convert(record, ExportedPart)
+        except ValidationError as error:
+            raise UnknownVersion(
+                f"the description of an exported part is not understood: {error}",
+                where=self.storage.url(path),
+                hint=NEWER_HINT,
+            ) from error
 
 
 def moves_of(staged: Sequence[str], staging: str, start: int, end: int) -> list[tuple[str, str]]:
