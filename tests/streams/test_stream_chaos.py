@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from chaos.streams.faults import CLOCK_KINDS
 from chaos.streams.notes import NO_FENCE, Call, Note, Subscribed, Wrong, decode_notes, encode_note, ranges_of
 from chaos.streams.results import NOTHING, Results, read_rows
 from chaos.streams.run import StreamChaos
@@ -38,6 +39,22 @@ def test_each_fault_of_hosts_nodes_and_clusters_loses_and_repeats_nothing(root: 
     assert outcome.problems == [], str(outcome)
     assert outcome.published > 100
     assert {*KINDS, "join", "resume", "cluster_back"} <= set(outcome.faults), str(outcome)
+
+
+@pytest.mark.slow
+def test_clocks_of_hosts_that_jump_lose_and_repeat_nothing(root: Path) -> None:
+    kinds = (*CLOCK_KINDS, "kill")
+    chaos = StreamChaos(
+        root, seed=5, decks=1, kinds=kinds, nodes=1, rate_hz=50, lease_s=5.0, limit_s=math.inf
+    )
+    outcome = chaos.run()
+    assert outcome.problems == [], str(outcome)
+    assert outcome.published > 100
+    assert {*kinds} <= set(outcome.faults), str(outcome)
+    lost = [
+        line for log in root.glob("h*.log") for line in log.read_text().splitlines() if "queue_lost" in line
+    ]
+    assert lost, "no host noticed that it had slept past its lease"
 
 
 def test_a_run_in_which_nothing_is_delivered_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,12 @@ __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("CLOCK_OFFSET_FILE");
     int fd = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;
-    void *mapped = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, fd, 0);
+    void *mapped = mmap(NULL, 2 * sizeof *offset, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     if (mapped != MAP_FAILED) offset = mapped;
 }
-static long long seconds(void) { return offset == NULL ? 0 : *offset; }
+static long long seconds(void) { return offset == NULL ? 0 : offset[0]; }
+static long long asleep(void) { return offset == NULL ? 0 : offset[1]; }
 static int real_gettime(clockid_t clock, struct timespec *now) {
     static int (*real)(clockid_t, struct timespec *);
     if (real == NULL) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
@@ -36,6 +37,7 @@ static int real_gettime(clockid_t clock, struct timespec *now) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int status = real_gettime(clock, now);
     if (status == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += seconds();
+    if (status == 0 && clock == CLOCK_BOOTTIME) now->tv_sec += asleep();
     return status;
 }
 int gettimeofday(struct timeval *now, void *zone) {
@@ -149,7 +151,10 @@ def built(directory: Path, name: str, source: str) -> Path:
     return library
 
 
-def set_clock(path: Path, seconds: int) -> None:
-    """Have the wall clocks of all processes that look at this file be off by so much, from now on."""
+def set_clock(path: Path, seconds: int, *, asleep_s: int = 0) -> None:
+    """Have the wall clocks of all processes that look at this file be off by so much, from now on.
+
+    `asleep_s`: how long the machine has slept since these processes began. The clock of leases counts that.
+    """
     with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
-        file.write(struct.pack("=q", seconds))
+        file.write(struct.pack("=qq", seconds, asleep_s))

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+from preloaded import CLOCK, built, set_clock
+
 import rt
 from chaos.streams.notes import Note, decode_notes
 from sequencer.localcluster.nodes import LocalCluster
@@ -29,10 +32,13 @@ def streams_of(cluster: str) -> list[str]:
 
 
 class Host:
-    """A host and its lives. Its directory is its own."""
+    """A host and its lives. Its directory is its own. With the library `clock`, its clocks can be set."""
 
-    def __init__(self, root: Path, name: str, settings: Mapping[str, object]) -> None:
-        self.name, self._root = name, root
+    def __init__(
+        self, root: Path, name: str, settings: Mapping[str, object], clock: Path | None = None
+    ) -> None:
+        self.name, self._root, self._clock = name, root, clock
+        self._asleep_s = 0
         self._settings = {**settings, "host": name, "directory": str(root / name)}
         self._lives = 0
         self._read: dict[Path, int] = {}
@@ -56,7 +62,12 @@ class Host:
         notes = self._root / f"{self.life}.notes"
         self._read[notes] = 0
         settings = {**self._settings, "notes": str(notes)}
-        self._process = Process("chaos.streams.host", settings, self._root / f"{self.name}.log")
+        with pytest.MonkeyPatch.context() as patch:
+            if self._clock is not None:
+                self.set_clock(0)
+                patch.setenv("LD_PRELOAD", str(self._clock))
+                patch.setenv("CLOCK_OFFSET_FILE", str(self._clock_file))
+            self._process = Process("chaos.streams.host", settings, self._root / f"{self.name}.log")
 
     def kill(self, *, is_disk_lost: bool = False) -> None:
         """Kill -9, and its disk with it."""
@@ -64,6 +75,19 @@ class Host:
         self._process = None
         if is_disk_lost:
             shutil.rmtree(self._root / self.name, ignore_errors=True)
+
+    def set_clock(self, seconds: int) -> None:
+        """Set its wall clock off by this many seconds."""
+        set_clock(self._clock_file, seconds, asleep_s=self._asleep_s)
+
+    def sleep(self, seconds: int) -> None:
+        """Let its clock of leases jump as if the machine had slept, and all its timers with it."""
+        self._asleep_s += seconds
+        self.set_clock(0)
+
+    @property
+    def _clock_file(self) -> Path:
+        return self._root / f"clock.{self.name}"
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -146,8 +170,12 @@ class Feed:
 class Cast:
     """Starts and ends with the `with` block."""
 
-    def __init__(self, root: Path, *, clusters: int, nodes: int, hosts: int, lease_s: float) -> None:
+    def __init__(
+        self, root: Path, *, clusters: int, nodes: int, hosts: int, lease_s: float, has_clocks: bool
+    ) -> None:
+        """`has_clocks`: the clocks of hosts can be set. It needs a C compiler."""
         self.root = root
+        clock = built(root, "clock", CLOCK) if has_clocks else None
         self.clusters = {
             name: LocalCluster(root / name[0], nodes, stream=name, flags=FLAGS)
             for name in CLUSTERS[:clusters]
@@ -171,7 +199,8 @@ class Cast:
             },
         }
         self.hosts = {
-            name: Host(root, name, settings) for name in (f"h{number}" for number in range(1, hosts + 1))
+            name: Host(root, name, settings, clock)
+            for name in (f"h{number}" for number in range(1, hosts + 1))
         }
         self.feeds = [Feed(root, one) for one in self.clusters.values()]
         self._opened = contextlib.ExitStack()

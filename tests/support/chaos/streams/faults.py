@@ -15,8 +15,17 @@ from typing import Final, Protocol
 from chaos.streams.cast import Cast, Host
 from chaos.streams.verdict import Absence, Verdict, Watch
 
-KINDS: Final = ("kill", "replace", "pause", "drain", "roll", "kill_node", "stop_cluster", "freeze_cluster")
+CLOCK_KINDS: Final = ("clock", "sleep")
+"""`clock`: the wall clock of a host jumps. `sleep`: the clock of leases does, on all hosts. Both need a C
+compiler.
+"""
+KINDS: Final = (
+    *("kill", "replace", "pause", "drain", "roll", "kill_node", "stop_cluster", "freeze_cluster"),
+    *CLOCK_KINDS,
+)
 """`replace` kills a host and its disk. `kill_node` needs clusters of three nodes or more."""
+JUMPS_S: Final = (86_400 * 30, -80_000, 3_600, -5)
+"""Within the time of the certificates."""
 DURING_ABSENCE: Final = ("kill", "pause", "drain")
 PAST_LEASE_S: Final = 2.0
 """A paused host is paused for its lease and this."""
@@ -81,6 +90,10 @@ class Faults:
                     self._drain("roll", host)
             case "kill_node":
                 self._kill_node()
+            case "clock":
+                self._set_clock()
+            case "sleep":
+                self._sleep()
 
     # Hosts
 
@@ -107,6 +120,22 @@ class Faults:
             self._director.problem(f"{host.life} ended with status {status} after SIGTERM")
         self._await(watch)
         self.start_host(host)
+
+    def _set_clock(self) -> None:
+        """It jumps, and later back."""
+        host = self._victim()
+        for seconds in (self._draw.choice(JUMPS_S), 0):
+            watch = self._watch("clock", host.name)
+            host.set_clock(seconds)
+            self._await(watch)
+
+    def _sleep(self) -> None:
+        """All hosts, for less than their leases, and then for longer."""
+        for share in (0.5, 2.0):
+            watch = self._watch("sleep", "all hosts")
+            for host in self._cast.running:
+                host.sleep(round(share * self._lease_s))
+            self._await(watch)
 
     def start_host(self, host: Host) -> None:
         """Returns when it has started, and all queues are served."""

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Final
 
 from chaos.streams.cast import CLUSTERS, Cast, streams_of
-from chaos.streams.faults import KINDS, Faults
+from chaos.streams.faults import CLOCK_KINDS, KINDS, Faults
 from chaos.streams.results import read_rows
 from chaos.streams.verdict import KEEPERS, Verdict
 from rt.errors import RtError, Timeout
@@ -92,7 +92,8 @@ class StreamChaos:
         """Do it all; what went wrong is in the outcome."""
         outcome, begun_s = self._outcome, time.monotonic()
         with nothing_left():
-            self._cast = Cast(self._root, **self._size, hosts=3, lease_s=self._lease_s)
+            has_clocks = not {*CLOCK_KINDS}.isdisjoint(self._kinds)
+            self._cast = Cast(self._root, **self._size, hosts=3, lease_s=self._lease_s, has_clocks=has_clocks)
             try:
                 with self._cast:
                     self._play()
