@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from lease_nodes import calling, issue_certificates
@@ -28,8 +30,16 @@ from rt.streams.agent.agent import PullingAgent
 from rt.streams.balancer.balancer import FixedBalancer
 from rt.streams.core.stream_id import QueueId
 from rt.streams.requests import owner_calls
+from rt.streams.requests.desk import RequestDesk
 from rt.streams.requests.owner_calls import ask_owner
-from rt.streams.requests.request import QueueAnswer, QueueRequest, decode_answer, decode_request, rejection
+from rt.streams.requests.request import (
+    PostedRequest,
+    QueueAnswer,
+    QueueRequest,
+    decode_answer,
+    decode_request,
+    rejection,
+)
 from sequencer.localcluster.loopback import free_port
 from sequencer.state.commands import Command
 from sequencer.state.leases import requests
@@ -122,6 +132,44 @@ def test_a_request_whose_time_is_over_is_not_carried_out(pki: Path, log: Path) -
             assert made in world.subscriptions()
 
     in_world(pki, log, work)
+
+
+def test_a_request_under_way_is_not_taken_up_again_if_the_clock_jumps() -> None:
+    class Fake:
+        """A store with one request, and a commit that lasts."""
+
+        id, until_ns, content = b"r" * 16, 60 * 10**9, SUBSCRIBE.encode()
+        now_ns = looks = begun = 0
+        answers: ClassVar[list[QueueAnswer]] = []
+
+        async def requests(self) -> list[PostedRequest]:
+            self.looks += 1
+            return [] if self.answers else [self]
+
+        async def carry_out(
+            self, _: QueueRequest, posted: PostedRequest, answer: Callable[[QueueAnswer], None]
+        ) -> None:
+            self.begun += 1
+            await until(lambda: self.looks >= 4)
+            answer(QueueAnswer())
+
+        def answer(self, _: PostedRequest, given: QueueAnswer) -> None:
+            self.answers.append(given)
+
+        async def commit(self) -> None:
+            """Nothing is kept."""
+
+    async def work(fake: Fake) -> None:
+        desk = RequestDesk("q", fake, fake, fake.carry_out, clock_ns=lambda: fake.now_ns)
+        running = asyncio.create_task(desk.run())
+        await until(lambda: fake.begun)
+        fake.now_ns = 3600 * 10**9
+        await until(lambda: fake.answers)
+        running.cancel()
+        await asyncio.wait([running])
+        assert (fake.begun, fake.answers) == (1, [QueueAnswer()])
+
+    asyncio.run(work(Fake()))
 
 
 def test_a_caller_that_gets_no_answer_is_told_who_the_owner_is(

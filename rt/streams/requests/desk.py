@@ -67,7 +67,7 @@ class RequestDesk:
         self._carry_out, self._clock_ns = carry_out, clock_ns
         self._known: dict[bytes, int] = {}
         """Those under way or answered, and until when."""
-        self._working: set[asyncio.Task[None]] = set()
+        self._working: dict[asyncio.Task[None], bytes] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -89,16 +89,16 @@ class RequestDesk:
                 raise
             logger.info("requests_not_read queue=%s error=%r", self._queue, str(error))
             return
-        now_ns = self._clock_ns()
+        now_ns, under_way = self._clock_ns(), {*self._working.values()}
         for request, until_ns in list(self._known.items()):
-            if until_ns + _REMEMBERED_NS < now_ns:
+            if until_ns + _REMEMBERED_NS < now_ns and request not in under_way:  # The clock may have jumped.
                 del self._known[request]
         for posted in found:
             if posted.id not in self._known:
                 self._known[posted.id] = posted.until_ns
                 task = asyncio.create_task(self._work(posted))
-                self._working.add(task)
-                task.add_done_callback(self._working.discard)
+                self._working[task] = posted.id
+                task.add_done_callback(self._working.pop)
 
     async def _work(self, posted: PostedRequest) -> None:
         try:
