@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from rt.endpoints import check_endpoints
 from rt.errors import ProtocolViolation, RtError, Timeout
+from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import Unreachable, asking, decode_error
 from rt.net.tls import TLS
@@ -69,6 +70,8 @@ async def ask(
         ) as channel:
             is_reading = method in _READING
             if (why := await _why_unconnected(channel, connect_timeout_s)) is not None:
+                if type(why) is Unreachable and tls is not None:
+                    why = await probe_endpoint(endpoint, tls) or why  # gRPC names one address of several.
                 failures.append(why)
                 continue
             try:
