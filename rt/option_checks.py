@@ -5,15 +5,20 @@ A caller's slip must fail in its call: a comparison with NaN is never true, and 
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
+import stat
 from typing import Final
 
 from rt.errors import InvalidOption
 
 TIMEOUT_SECONDS_MAX: Final = 10 * 366 * 86_400
 """Longer waits have no limit: those of the system overflow after some 292 years."""
+
+SETTINGS_BYTES_MAX: Final = 2**20
+"""Far above any file of settings. Protects memory from a wrong path (a log, a device)."""
 
 
 def check_timeout(timeout: float | None, *, name: str = "timeout") -> float | None:
@@ -78,6 +83,20 @@ def check_path(path: str | os.PathLike[str], *, name: str = "path") -> str:
             "not a path", where=name, got=repr(path)[:200], expected="the path of a directory or file"
         )
     return text
+
+
+def read_settings(path: str | os.PathLike[str], *, is_regular: bool = False) -> str:
+    """The text of a file of settings. `OSError` and `ValueError` say why it cannot be read.
+
+    With `is_regular` it must be a regular file: a FIFO, which this would wait for, is an error.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_NONBLOCK if is_regular else 0)), "rb") as file:
+        if is_regular and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        content = file.read(SETTINGS_BYTES_MAX + 1)
+    if len(content) > SETTINGS_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"more than {SETTINGS_BYTES_MAX} bytes")
+    return content.decode()
 
 
 def _is_number(value: object) -> bool:

@@ -22,6 +22,7 @@ from msgspec import Struct
 from rt.endpoints import split_endpoints
 from rt.errors import CertificateError, InvalidName, InvalidOption
 from rt.names import check_name
+from rt.option_checks import read_settings
 
 if TYPE_CHECKING:
     from rt.net.identity import Role
@@ -207,9 +208,11 @@ def _profile(environment: Mapping[str, str], name: str | None) -> Iterator[_Laye
     profiles: dict[str, Any] = {}
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
-            profiles = tomllib.loads(file.read_text("utf-8"))
+            profiles = tomllib.loads(read_settings(file, is_regular=True))
     except (OSError, ValueError) as error:
-        raise InvalidOption("the file of profiles cannot be read", where=file, got=str(error)) from error
+        got = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        hint = "Mend the file, or move it away."
+        raise InvalidOption("the file of profiles cannot be read", where=file, got=got, hint=hint) from error
     values = profiles.get(name or PROFILE)
     if values is None:
         if name is None:

@@ -328,7 +328,7 @@ REAL: Disk = RealDisk()
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
-_UNUSABLE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR})
+_UNUSABLE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ESPIPE})
 OPEN_AGAIN = "Open the publisher or reader again, or restart the node."
 
 
@@ -345,9 +345,10 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
         hint = "A directory has one writer: stop the other one."
         return DirectoryLocked(f"already in use while {doing}", where=path, hint=hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        is_below_file = isinstance(error, NotADirectoryError)
-        why = "A part of this path is a file. Choose another path." if is_below_file else None
-        return LogNotFound(f"not found while {doing}", where=path, got=got, hint=why)
+        if (obstacle := _obstacle(path, error)) is None:
+            return LogNotFound(f"not found while {doing}", where=path, got=got)
+        hint = f"{obstacle} Move it away, or choose another path."
+        return StorageFailed(f"this path cannot be used, while {doing}", where=path, got=got, hint=hint)
     if isinstance(error, PermissionError):
         hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
         return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)
@@ -356,6 +357,17 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
         return StorageFailed(f"this path cannot be used, while {doing}", where=path, got=got, hint=hint)
     hint = f"Repair the disk. {OPEN_AGAIN} Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
+
+
+def _obstacle(path: str, error: OSError) -> str | None:
+    """What stands where `path` needs a directory: a file, or a link to nothing. None if nothing does."""
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    with contextlib.suppress(OSError):  # It has just gone.
+        if os.path.islink(path) and not os.path.exists(path):
+            return f"{path} is a link to {os.readlink(path)}, where nothing is."
+    is_file = isinstance(error, NotADirectoryError) and path and not os.path.isdir(path)
+    return f"{path} is not a directory." if is_file else None
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from rt.endpoints import parse_endpoint
+from rt.option_checks import read_settings
 from rt.units import SIZE_END, SIZE_FORM, parse_size
 from sequencer.config.config import (
     LOG_FORMATS,
@@ -97,8 +98,7 @@ def from_environment(environment: Mapping[str, str], directory: str) -> dict[str
 def from_file(path: str) -> dict[str, SettingSource]:
     """`BadSetting` if the file cannot be read or contains an unknown key."""
     try:
-        with open(path, "rb") as file:
-            content = tomllib.load(file)
+        content = tomllib.loads(read_settings(path))
     except OSError as error:
         raise BadSetting("cannot read the settings file", where=path, got=error.strerror) from error
     except ValueError as error:  # TOMLDecodeError, and bytes that are no UTF-8.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,20 @@ def test_the_same_for_event_loops(pki: Path, tmp_path: Path) -> None:
 def test_a_path_with_a_zero_byte_is_refused_at_once(key: str) -> None:
     with pytest.raises(rt.InvalidOption, match=f"a zero byte in a setting .at {key} of the URL"):
         merge_sources({}, f"rt://localhost:5002/s?{key}=a%00b")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+def test_a_file_of_profiles_that_is_no_regular_file_is_an_error_and_not_waited_for(
+    home: Path, kind: str
+) -> None:
+    file = home / ".config" / "rt" / "config.toml"
+    file.parent.mkdir(parents=True)
+    match kind:
+        case "fifo":
+            os.mkfifo(file)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case _:
+            file.mkdir()
+    with pytest.raises(InvalidOption, match=r"the file of profiles cannot be read \(at .*config.toml\)"):
+        merge_sources({})

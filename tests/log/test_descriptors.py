@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from disks import MemoryDisk
 
-import rt
 from rt.errors import StorageFailed, TooManyFiles
 from rt.log.disk import REAL, Disk, File, Lock, storage_error
 from rt.log.format.segment import LogKind, SegmentId
@@ -228,9 +227,3 @@ def test_a_process_without_descriptors_is_refused_and_continues(tmp_path: Path) 
     assert said[0] == "refused 0"
     assert said[-1] == "done 11"
     assert REAL.size(str(tmp_path / "s" / "log.0.12")) is not None
-
-
-def test_a_path_below_a_file_is_named_as_the_cause(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(rt.LogNotFound, match="A part of this path is a file"):
-        rt.Publisher(tmp_path / "file", "trades", publisher_id="feed1")

@@ -17,7 +17,9 @@ def write_new_files(contents: Mapping[Path, bytes], *, force: bool) -> None:
     Says on stderr what was written. Raises `rt.RtError`, then nothing was written, and `OSError`.
     """
     for path, content in contents.items():
-        if not force and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content):
+        if os.path.lexists(path) and not path.is_file():
+            raise RtError("not a regular file", where=path, hint="Move it away, or write to another place.")
+        if not force and path.exists() and path.read_bytes() != content:
             raise RtError("the file exists and differs", where=path, hint="--force replaces it.")
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -291,6 +291,7 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     assert (error.where, error.got) == (str(tmp_path / "none.toml"), "No such file or directory")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert refusal(config=str(tmp_path / "bytes.toml")).where == str(tmp_path / "bytes.toml")
+    assert refusal(config="/dev/zero").got == "more than 1048576 bytes"
 
 
 def test_an_unknown_key_lists_all_that_are_known(tmp_path: Path) -> None:

@@ -80,3 +80,16 @@ def test_a_file_that_differs_is_replaced_only_by_force(
     assert out.read_text() == "mine"
     assert main(["node", "--init", "--out", str(out), "--force"]) == 0
     assert out.read_text() == config_template({})
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to nothing"])
+def test_what_is_no_regular_file_is_neither_written_nor_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    out = tmp_path / "node.toml"
+    if kind == "fifo":
+        os.mkfifo(out)
+    else:
+        out.symlink_to(tmp_path / "none")
+    assert main(["node", "--init", "--out", str(out), "--force"]) == 1
+    assert f"not a regular file (at {out})" in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""What the system says about a path becomes an error that names what stands in the way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rt.client.publisher import Publisher
+from rt.errors import LogNotFound, StorageFailed
+from rt.log.disk import REAL, storage_errors
+
+
+def attempt(path: Path) -> None:
+    with storage_errors(str(path), "reading a directory"):
+        REAL.list_directory(str(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("file", "{there} is not a directory. Move it away"),
+        ("fifo", "{there} is not a directory. Move it away"),
+        ("link", "{there} is a link to {target}, where nothing is. Move it away"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "merged", "trades/sessions/feed1"])
+def test_what_stands_in_place_of_a_directory_is_named(
+    tmp_path: Path, kind: str, words: str, below: str
+) -> None:
+    there, target = tmp_path / "data", tmp_path / "unmounted"
+    match kind:
+        case "file":
+            there.write_text("data")
+        case "fifo":
+            os.mkfifo(there)
+        case _:
+            there.symlink_to(target)
+    with pytest.raises(StorageFailed) as caught:
+        attempt(there / below)
+    assert words.format(there=there, target=target) in str(caught.value)
+
+
+def test_a_publisher_whose_directory_is_below_a_file_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("data")
+    with pytest.raises(StorageFailed, match=f"{tmp_path}/data is not a directory"):
+        Publisher(tmp_path / "data", "trades", publisher_id="feed1")
+
+
+def test_where_nothing_is_no_log_was_found(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path / "none", tmp_path / "none" / "merged", tmp_path / "link" / "none", Path("none")):
+        with pytest.raises(LogNotFound) as caught:
+            attempt(path)
+        assert caught.value.hint is None
