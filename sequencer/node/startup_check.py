@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -98,13 +99,15 @@ def unwritable(path: str, reason: str | None) -> StorageError:
             else "Move the file away, or set another directory.",
         )
     owner = ""
+    hint = "Change its owner to the user that runs the node (`chown -R`), or set another directory."
     with suppress(OSError):
-        owner = f", owned by {_user(os.stat(path).st_uid)}, and the node runs as {_user(os.geteuid())}"
+        found = os.stat(path)
+        mode = f"mode {stat.S_IMODE(found.st_mode):04o}"
+        owner = f", owned by {_user(found.st_uid)}, {mode}, and the node runs as {_user(os.geteuid())}"
+        if found.st_uid == os.geteuid():
+            hint = "Mount its file system for writing, or give its owner the right to write (`chmod u+rwx`)."
     return StorageError(
-        "the node's directory cannot be written (--directory)",
-        where=path,
-        got=f"{reason}{owner}",
-        hint="Change its owner to the user that runs the node (`chown -R`), or set another directory.",
+        "the node's directory cannot be written (--directory)", where=path, got=f"{reason}{owner}", hint=hint
     )
 
 

@@ -195,6 +195,9 @@ def test_a_directory_of_another_user_is_named_with_its_owner(tmp_path: Path) -> 
         check_directories(config, may_write=lambda path: path != config.sessions_directory)
     assert f"(at {config.sessions_directory}): got not writable, owned by " in str(caught.value)
     assert "and the node runs as " in str(caught.value)
+    assert caught.value.hint == (  # This user has it: another owner would not help.
+        "Mount its file system for writing, or give its owner the right to write (`chmod u+rwx`)."
+    )
 
 
 def test_a_lock_file_of_another_user_is_named_and_not_the_directory(
