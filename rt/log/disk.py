@@ -333,7 +333,10 @@ OPEN_AGAIN = "Open the publisher or reader again, or restart the node."
 
 
 def storage_error(error: OSError, path: str, doing: str) -> StorageError:
-    """Convert the system's `error` to one of rt's, with `path` and what was being done."""
+    """Convert the system's `error` to one of rt's, with `path` and what was being done.
+
+    A file of the directory `path` that cannot be opened is named itself.
+    """
     got = f"{errno.errorcode.get(error.errno or 0, error.errno)} {error.strerror}"
     if error.errno in _FULL:
         hint = "Free space, then try again. Written messages are safe."
@@ -349,6 +352,8 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
             return LogNotFound(f"not found while {doing}", where=path, got=got)
         hint = f"{obstacle} Move it away, or choose another path."
         return StorageFailed(f"this path cannot be used, while {doing}", where=path, got=got, hint=hint)
+    if isinstance(name := error.filename, str) and name.startswith(os.path.join(path, "")):
+        path = name
     if isinstance(error, PermissionError):
         hint = "Give the user of this process the right to it; `ls -ld` shows owner and mode."
         return StorageFailed(f"no permission while {doing}", where=path, got=got, hint=hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from rt.client.publisher import Publisher
 from rt.errors import LogNotFound, StorageFailed
-from rt.log.disk import REAL, storage_errors
+from rt.log.disk import REAL, storage_error, storage_errors
 
 
 def attempt(path: Path) -> None:
@@ -54,3 +55,14 @@ def test_where_nothing_is_no_log_was_found(tmp_path: Path) -> None:
         with pytest.raises(LogNotFound) as caught:
             attempt(path)
         assert caught.value.hint is None
+
+
+def test_a_file_of_a_directory_that_cannot_be_opened_is_named_and_not_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "log.1").mkdir()
+    with pytest.raises(StorageFailed) as caught, storage_errors(str(tmp_path), "opening a log"):
+        REAL.open(str(tmp_path / "log.1"))
+    assert caught.value.where == str(tmp_path / "log.1")
+    name = str(tmp_path / "log.2")
+    refused = PermissionError(errno.EACCES, "Permission denied", name)
+    assert storage_error(refused, str(tmp_path), "opening a log").where == name
+    assert storage_error(refused, str(tmp_path / "log"), "opening a log").where == str(tmp_path / "log")
