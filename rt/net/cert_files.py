@@ -150,16 +150,20 @@ def private_key_in(pem: bytes, *, where: object) -> PrivateKeyTypes:
 
 
 def read_file(path: StrPath, *, hint: str | None = None, flags: int = 0) -> bytes:
-    """Read a regular file. Raises `rt.CertificateError` if unreadable or above `FILE_BYTES_MAX`."""
+    """Read a regular file. Raises `rt.CertificateError` if unreadable or above `FILE_BYTES_MAX`.
+
+    `hint`: what to do if there is no such file.
+    """
     where = os.fspath(path)
     try:
         # O_NONBLOCK, so that a FIFO at the path cannot block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
         with open(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise CertificateError("not a regular file", where=where, hint=hint)
+                raise CertificateError("not a regular file", where=where)
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
+        hint = hint if isinstance(error, FileNotFoundError) else None
         raise CertificateError("cannot read the file", where=where, got=error.strerror, hint=hint) from error
     if len(content) > FILE_BYTES_MAX:
         raise CertificateError(

@@ -21,6 +21,7 @@ from rt.log.whole_files import write_whole
 from rt.names import check_name
 from rt.net.dev_pki import issue, write_p12
 from rt.net.identity import Identity, Role
+from rt.option_checks import read_settings
 from sequencer.config.config import DATA_PORT, RAFT_PORT, REST_PORT, SOCKET_PATH_BYTES
 from sequencer.localcluster.loopback import NodePorts, choose_ports, is_free, issued_at
 from sequencer.localcluster.nodes import LocalCluster
@@ -137,7 +138,7 @@ def _ports(
     """Stream and ports from the directory's file. It is written if there is none."""
     file = root / "cluster.json"
     try:
-        saved = json.loads(file.read_text())
+        saved = json.loads(read_settings(file, is_regular=True))
         found = saved["stream"], {name: NodePorts(*ports) for name, ports in saved["ports"].items()}
     except FileNotFoundError:
         pass

@@ -423,6 +423,20 @@ def test_a_ca_that_is_none_is_named(pki: Path, name: str, content: bytes) -> Non
     assert str(caught.value.where) == str(pki / name)
 
 
+def test_a_new_ca_is_advised_only_where_none_is(pki: Path) -> None:
+    key = pki / "ca.key"
+    for make in (key.mkdir, lambda: os.mkfifo(key), lambda: key.symlink_to(key)):
+        key.rmdir() if key.is_dir() else key.unlink()
+        make()
+        with pytest.raises(CertificateError) as caught:
+            issue(pki, Identity("trades", "node", "n1"))
+        assert (caught.value.where, caught.value.hint) == (str(key), None)
+    key.unlink()
+    with pytest.raises(CertificateError) as caught:
+        issue(pki, Identity("trades", "node", "n1"))
+    assert caught.value.hint == "`rt certs init` makes a CA."
+
+
 def test_a_ca_key_of_another_ca_is_refused(pki: Path, tmp_path: Path) -> None:
     init_ca(tmp_path / "other")
     (tmp_path / "other" / "ca.key").replace(pki / "ca.key")
