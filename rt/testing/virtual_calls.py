@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from rt.query.async_calls import AsyncCall, OnFinished, Outcome
 from rt.query.core.scheduler import NS_PER_S, Scheduler, Timer
+
+_CLOSINGS_MAX: Final = 100
 
 
 class until:  # noqa: N801 - awaited like a function
@@ -58,7 +61,10 @@ class VirtualCall:
     def cancel(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        self._coroutine.close()
+        for _ in range(_CLOSINGS_MAX):  # One that awaits while it is closed is not closed yet.
+            with suppress(Exception):  # As an event loop does: nobody waits for what it raises now.
+                self._coroutine.close()
+                return
 
     def _run(self) -> Outcome | None:
         """Run to the end or to the next `until`, for which there is a timer then."""

@@ -288,6 +288,23 @@ def test_in_virtual_time_a_call_can_be_late() -> None:
     assert "9" not in str(values.value)
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_in_virtual_time_a_late_call_may_await_or_raise_when_it_ends(raises: bool) -> None:
+    ended: list[int] = []
+
+    async def slow(value: int) -> None:
+        try:
+            await until(100)
+        finally:
+            ended.append(value)
+            if raises:
+                raise ValueError(value)
+            await until(101)
+
+    [late] = run(Source("in").pipe(ops.map_async(slow, timeout=2)), {"in": hot("1---|")})
+    assert (late.at_s, type(late.value), ended) == (2.0, Timeout, [1])
+
+
 def test_a_value_whose_call_failed_is_a_dead_letter_and_the_others_come_in_order() -> None:
     service = Service()
     with rig(service, 3, on_error="skip") as (made, consumer):
