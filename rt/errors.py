@@ -82,7 +82,8 @@ class RtError(Exception):
         if self.expected is not None:
             text += f"{', expected' if self.got is not None else ': expected'} {self.expected}"
         # The text of another error, as a part of this one, may end with a hint.
-        return f"{text.removesuffix('.')}. {self.hint}" if self.hint else text
+        end = "" if text.endswith((".", "?")) else "."
+        return f"{text}{end} {self.hint}" if self.hint else text
 
     @property
     def reason(self) -> str:

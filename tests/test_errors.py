@@ -131,6 +131,7 @@ def test_the_text_says_what_where_got_wanted_and_what_helps(kind: type[RtError])
         ({"hint": "Try."}, "no. Try."),
         ({"got": 1, "hint": "Try."}, "no: got 1. Try."),
         ({"got": "no. Wait.", "hint": "Try."}, "no: got no. Wait. Try."),
+        ({"got": "no. Does it run?", "hint": "Try."}, "no: got no. Does it run? Try."),
     ],
 )
 def test_the_text_leaves_out_what_is_not_known(details: dict[str, object], text: str) -> None:

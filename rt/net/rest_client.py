@@ -17,7 +17,7 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError
 
 from rt.endpoints import check_endpoints
-from rt.errors import ProtocolViolation, RtError, Timeout
+from rt.errors import CertificateError, ProtocolViolation, RtError, Timeout
 from rt.net.connect_probe import probe_endpoint
 from rt.net.grpc_channel import Channel, open_channel
 from rt.net.grpc_errors import Unreachable, asking, decode_error
@@ -70,7 +70,7 @@ async def ask(
         ) as channel:
             is_reading = method in _READING
             if (why := await _why_unconnected(channel, connect_timeout_s)) is not None:
-                if type(why) is Unreachable and tls is not None:
+                if tls is not None and type(why) in {Unreachable, CertificateError}:
                     why = await probe_endpoint(endpoint, tls) or why  # gRPC names one address of several.
                 failures.append(why)
                 continue

@@ -277,7 +277,7 @@ def test_a_target_that_is_a_file_is_named_as_the_cause(tmp_path: Path, path: str
     (tmp_path / "target").touch()
     target = ExportTarget(LocalFilesystem(str(tmp_path / path)))
     for call in (target.last, target.open):
-        with pytest.raises(rt.LogNotFound, match="A part of this path is a file"):
+        with pytest.raises(rt.StorageFailed, match=r"target is not a directory\. Move it away"):
             call()
 
 
