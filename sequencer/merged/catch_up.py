@@ -44,7 +44,7 @@ SILENCE_MIN_S: Final = 2.0
 """A peer that sends nothing for this long is left for another one. The time doubles, up to `SILENCE_MAX_S`,
 each time that no peer could help and one was silent: it may be busy. It is short again after that.
 """
-SILENCE_MAX_S: Final = 30.0
+SILENCE_MAX_S: Final = 10.0
 FETCHES_MAX: Final = 8
 """Maximum number of ranges fetched at the same time."""
 
