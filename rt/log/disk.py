@@ -360,6 +360,9 @@ def storage_error(error: OSError, path: str, doing: str) -> StorageError:
     if error.errno in _UNUSABLE:
         hint = "Choose another path, or move away what is there."
         return StorageFailed(f"this path cannot be used, while {doing}", where=path, got=got, hint=hint)
+    if error.errno == errno.EROFS:
+        hint = f"Mount it for writing; an error of the disk may be why it is not (`dmesg`). {OPEN_AGAIN}"
+        return StorageFailed(f"the file system is read-only, while {doing}", where=path, got=got, hint=hint)
     hint = f"Repair the disk. {OPEN_AGAIN} Flushed messages are safe."
     return StorageFailed(f"the disk failed while {doing}", where=path, got=got, hint=hint)
 

@@ -66,3 +66,10 @@ def test_a_file_of_a_directory_that_cannot_be_opened_is_named_and_not_the_direct
     refused = PermissionError(errno.EACCES, "Permission denied", name)
     assert storage_error(refused, str(tmp_path), "opening a log").where == name
     assert storage_error(refused, str(tmp_path / "log"), "opening a log").where == str(tmp_path / "log")
+
+
+def test_a_read_only_file_system_is_to_be_mounted_for_writing() -> None:
+    error = storage_error(OSError(errno.EROFS, "Read-only file system"), "/data", "syncing a batch")
+    assert isinstance(error, StorageFailed)
+    assert str(error).startswith("the file system is read-only, while syncing a batch (at /data): got EROFS")
+    assert "Mount it for writing" in str(error.hint)

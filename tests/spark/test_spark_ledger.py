@@ -6,11 +6,12 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 import rt
+from rt.spark.sink.create_once import encode_record
 from rt.spark.sink.ledger import CompletedBatch, Ledger, PartitionSpan
 from rt.spark.sink.writer import BATCH_WRITES
 
@@ -62,6 +63,14 @@ def test_a_done_batch_that_does_not_verify_is_an_error(ledger: Ledger) -> None:
     path = Path(ledger.path, "0.done")
     path.write_bytes(path.read_bytes().replace(b"10", b"11"))
     with pytest.raises(rt.Corrupt, match="fails its checksum"):
+        ledger.done()
+
+
+@pytest.mark.parametrize("record", [{"query": "q", "batch": 0}, {"query": "q", "batch": 0, "ends": [1]}, []])
+def test_the_record_of_a_done_batch_of_a_newer_rt_is_refused(ledger: Ledger, record: Any) -> None:
+    ledger.finish(CompletedBatch("query", 0, {0: 10}))
+    Path(ledger.path, "0.done").write_bytes(encode_record(record))
+    with pytest.raises(rt.UnknownVersion, match=r"0\.done.*newer rt"):
         ledger.done()
 
 

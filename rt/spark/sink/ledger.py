@@ -29,9 +29,10 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from rt.errors import Corrupt, WriteConflict
+from rt.errors import Corrupt, UnknownVersion, WriteConflict
 from rt.log.disk import storage_errors
 from rt.log.format.checksum import crc32c
+from rt.log.format.constants import NEWER_HINT
 from rt.spark.sink.create_once import decode_record, encode_record, make_once
 from rt.spark.sink.row_order import DIGEST_BYTES, Digests
 
@@ -66,7 +67,7 @@ class CompletedBatch(Struct, frozen=True):
 
 
 class Ledger:
-    """The ledger of the writer `name` in `directory`. Raises storage errors and `rt.Corrupt`."""
+    """That of the writer `name` in `directory`. Raises storage errors, `rt.Corrupt`, `rt.UnknownVersion`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self.path = os.path.join(directory, name)
@@ -85,9 +86,12 @@ class Ledger:
         record = decode_record(content)
         if record is None:
             raise _damaged(path)
-        return CompletedBatch(
-            record["query"], record["batch"], {int(one): end for one, end in record["ends"].items()}
-        )
+        try:
+            ends = {int(partition): end for partition, end in record["ends"].items()}
+            return CompletedBatch(record["query"], record["batch"], ends)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = "the record of a finished batch is not understood"
+            raise UnknownVersion(what, where=path, got=record, hint=NEWER_HINT) from error
 
     def started(self) -> list[int]:
         """The batches of which a partition was started and that are not done, in order."""
