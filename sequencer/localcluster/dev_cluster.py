@@ -141,7 +141,13 @@ def _ports(
         saved = json.loads(read_settings(file, is_regular=True))
         found = saved["stream"], {name: NodePorts(*ports) for name, ports in saved["ports"].items()}
     except FileNotFoundError:
-        pass
+        if there := sorted(path.parent.name for path in root.glob("n*/raft")):
+            raise StorageError(
+                "the directory has nodes, and not the settings of their cluster",
+                where=file,
+                got=", ".join(there),
+                hint="Put the file back. To begin again, use another --directory, or remove this one.",
+            ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise StorageError("the cluster's settings cannot be read", where=file, got=str(error)) from error
     else:

@@ -200,6 +200,10 @@ def test_a_directory_holds_one_cluster(root: Path) -> None:
     (root / "cluster.json").symlink_to("/dev/zero")
     with pytest.raises(RtError, match=r"cannot be read.*cluster\.json.*not a regular file"):
         DevCluster(root)
+    (root / "cluster.json").unlink()
+    (root / "n1" / "raft").mkdir(parents=True)
+    with pytest.raises(RtError, match=r"has nodes, and not the settings.*cluster\.json.*got n1"):
+        DevCluster(root)
 
 
 def test_usual_ports_that_are_in_use_are_not_chosen(root: Path) -> None:
