@@ -458,7 +458,8 @@ def test_the_level_of_the_cluster_and_of_each_member_are_in_the_status(
     assert {(one["featureLevelLatest"], one["version"]) for one in before["members"]} == {(2, "1.2.3")}
     assert ["something new" in note for note in before["notes"]] == [True]
 
-    assert node.post("/raise-feature-level", {"level": 2}) == (200, {"featureLevel": 2})
+    for _ in range(2):  # Who got no answer repeats it.
+        assert node.post("/raise-feature-level", {"level": 2}) == (200, {"featureLevel": 2})
 
     assert node.commands.ran == [RaiseFeatureLevel(2)]
     _, after = node.get("/status")

@@ -83,8 +83,13 @@ class RaisedFeatureLevel(Answer):
 
 
 async def raise_feature_level(acting: ActionContext) -> Response:
-    """Checked here first: a member of an rt without feature levels could not read the request."""
+    """Checked here first: a member of an rt without feature levels could not read the request.
+
+    A request for the level that the cluster has is done already: an operator repeats one without an answer.
+    """
     node, level = acting.snapshot(), acting.body["level"]
+    if level == joined(node).feature_level:
+        return Response(RaisedFeatureLevel(level))
     check_raise(level, joined(node).feature_level, node.member_levels)
     outcome = await acting.run(RaiseFeatureLevel(level))
     assert isinstance(outcome, FeatureLevelRaised), outcome
