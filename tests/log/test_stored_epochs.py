@@ -286,6 +286,22 @@ def test_a_subscriber_whose_log_is_replaced_while_it_runs_stores_what_it_has_rea
             subscriber.ack(11)
 
 
+def test_a_reader_of_a_directory_that_was_moved_away_does_not_go_on_after_replaced_messages(
+    log: Log, lost: Log
+) -> None:
+    """A moved file still has a name, and nothing else shows that the segment is not the directory's."""
+    with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
+        assert len(subscriber.poll()) == 20
+        lost.close()
+        log.close()
+        Path(lost.path).rename(f"{lost.path}.aside")
+        Path(log.path).rename(lost.path)
+        for _ in range(2):
+            with pytest.raises(Diverged, match="Start again at position 10"):
+                subscriber.poll(timeout=60)
+        assert (subscriber.position, subscriber.epoch) == (20, 0)
+
+
 def test_a_named_subscriber_resumes_before_and_after_a_forced_reset(log: Log) -> None:
     for end in (5, 10, 15, 30):
         acknowledge(log, end)

@@ -317,6 +317,8 @@ class SegmentCursor:
         may_jump = self._identity.dedup_id is not None and kept.id.run != segment.id.run
         if may_jump:
             self.position = kept.first
+        elif kept.first < end and self._identity.kind is not LogKind.SESSION:
+            return self._trimmed()  # The directory has another log now: this file was moved away.
         elif kept.first > end or self._unchecked is not None:
             catalog = read_catalog(self._disk, self._directory)
             self._check_not_replaced(catalog)
