@@ -89,6 +89,8 @@ class CatchUp:
         self._wait: _Wait | None = None
         self._silence_s = SILENCE_MIN_S
         self._was_silent = False  # A peer, since the last pause.
+        self._silent = set[str]()
+        """Peers that were silent, and have not answered for a range since. The others are asked first."""
         self._reported = ""
         self.copied: Phase | None = None
         """How far merged bytes were copied from peers; None while none are copied."""
@@ -200,16 +202,17 @@ class CatchUp:
             return 0
         last, line = self._holders.get(session.id), line_of(self._follower.epoch)
         async with self._fetches:
-            for endpoint in sorted(self._peers.all(), key=lambda one: one != last):
+            for endpoint in sorted(self._peers.all(), key=lambda one: (one in self._silent, one != last)):
                 try:
                     channel = self._channel(endpoint)
                     fetched = await fetch_range(
                         channel, self._stream, wanted, session.incarnation, line, self._silence_s
                     )
                 except RtError as error:
-                    self._was_silent |= isinstance(error, Timeout)
+                    self._record(endpoint, error)
                     logger.info("range_not_fetched peer=%s %s error=%r", endpoint, wanted, str(error))
                     continue
+                self._record(endpoint, None)
                 self._holders[session.id] = endpoint
                 self._merged_log.fetched.add(fetched)
                 return wanted.end - wanted.start
@@ -225,9 +228,17 @@ class CatchUp:
             channel = self._channel(endpoint)
             return endpoint, await merged_end(channel, self._stream, line, self._silence_s)
         except RtError as error:
-            self._was_silent |= isinstance(error, Timeout)
+            self._record(endpoint, error)
             logger.info("merged_end_not_known peer=%s error=%r", endpoint, str(error))
             return None
+
+    def _record(self, endpoint: str, error: RtError | None) -> None:
+        """A peer was asked. `error`: why it did not help; None if it did."""
+        if isinstance(error, Timeout):
+            self._was_silent = True
+            self._silent.add(endpoint)
+        else:
+            self._silent.discard(endpoint)
 
     def _channel(self, endpoint: str) -> Channel:
         if endpoint not in self._channels:

@@ -32,7 +32,7 @@ from sequencer.localcluster.loopback import free_port
 from sequencer.merged import catch_up as catch_up_module
 from sequencer.merged.catch_up import CatchUp
 from sequencer.sessions import peer_pull
-from sequencer.sessions.input_planner import FetchedRange, SessionRange
+from sequencer.sessions.input_planner import FetchedRange, SessionRange, plan_ranges
 from sequencer.sessions.peer_pull import catch_up
 from sequencer.state.apply import apply
 from sequencer.state.apply_result import RunOpened
@@ -284,6 +284,38 @@ def test_the_only_peer_with_the_input_is_given_more_time_as_long_as_it_is_too_sl
 
     asyncio.run(play())
     assert sorted(set(waited)) == [2, 4, 8]
+
+
+@pytest.mark.usefixtures("never_held")
+def test_a_peer_that_was_silent_is_asked_after_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each session would wait for it first, as long as it takes to call it silent."""
+    bench.give("n3", range(bench.segments))
+    wanted = plan_ranges(bench.plans, lambda _: False)[0]
+    silent, asked = bench.config.members["n2"].data, list[str]()
+
+    async def ask(channel: Channel, *_: object) -> FetchedRange:
+        asked.append(channel.target)
+        if channel.target == silent:
+            raise Timeout("a peer sent nothing")
+        raise Unreachable("the node cannot be reached")
+
+    async def play() -> None:
+        nonlocal silent
+        async with bench.serving("n3"), bench.running() as data:
+            await bench.merged_whole(data)
+            monkeypatch.setattr(catch_up_module, "fetch_range", ask)
+            data.catch_up._holders.clear()
+            for _ in range(2):
+                assert await data.catch_up._fetch_range(wanted) == 0
+            silent = ""
+            for _ in range(2):
+                assert await data.catch_up._fetch_range(wanted) == 0
+
+    asyncio.run(play())
+    n2, n3 = (bench.config.members[name].data for name in ("n2", "n3"))
+    assert asked == [n2, n3, n3, n2, n3, n2, n2, n3]
 
 
 @pytest.mark.usefixtures("never_held")
