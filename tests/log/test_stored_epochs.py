@@ -286,10 +286,17 @@ def test_a_subscriber_whose_log_is_replaced_while_it_runs_stores_what_it_has_rea
             subscriber.ack(11)
 
 
+@pytest.mark.parametrize("is_trimmed", [False, True])
 def test_a_reader_of_a_directory_that_was_moved_away_does_not_go_on_after_replaced_messages(
-    log: Log, lost: Log
+    log: Log, lost: Log, is_trimmed: bool
 ) -> None:
-    """A moved file still has a name, and nothing else shows that the segment is not the directory's."""
+    """A moved file still has a name, and nothing else shows that the segment is not the directory's. With
+    `is_trimmed` the new log begins after the position.
+    """
+    if is_trimmed:
+        log.log.roll()
+        log.log.trim(SegmentId(FORCED, 2))
+        log.add(40)
     with rt.Subscriber(lost.path, "s", name="reader") as subscriber:
         assert len(subscriber.poll()) == 20
         lost.close()

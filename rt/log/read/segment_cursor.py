@@ -320,6 +320,8 @@ class SegmentCursor:
         elif kept.first < end and self._identity.kind is not LogKind.SESSION:
             return self._trimmed()  # The directory has another log now: this file was moved away.
         elif kept.first > end or self._unchecked is not None:
+            if self._identity.kind is LogKind.MERGED and self._unchecked is None:
+                self._check_later(self.epoch)  # What was trimmed between the two may have begun earlier.
             catalog = read_catalog(self._disk, self._directory)
             self._check_not_replaced(catalog)
             if self._identity.kind is LogKind.FILTERED:
