@@ -42,7 +42,8 @@ RETRY_S: Final = 0.5
 """Pause before peers are asked again if none could help."""
 SILENCE_MIN_S: Final = 2.0
 """A peer that sends nothing for this long is left for another one. The time doubles, up to `SILENCE_MAX_S`,
-each time that no peer could help and one was silent: it may be busy. It is short again after that.
+each time that no peer could help and one was silent: it may be busy. Once nothing is missing, the time is
+short again.
 """
 SILENCE_MAX_S: Final = 10.0
 FETCHES_MAX: Final = 8
@@ -88,7 +89,6 @@ class CatchUp:
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._wait: _Wait | None = None
         self._silence_s = SILENCE_MIN_S
-        self._was_silent = False  # A peer, since the last pause.
         self._silent = set[str]()
         """Peers that were silent, and have not answered for a range since. The others are asked first."""
         self._reported = ""
@@ -165,8 +165,8 @@ class CatchUp:
         if what != self._reported:
             self._reported = what
             logger.warning("missing_bytes_not_found %s", what)
-        if self._was_silent:
-            self._silence_s, self._was_silent = min(2 * self._silence_s, SILENCE_MAX_S), False
+        if self._silent:
+            self._silence_s = min(2 * self._silence_s, SILENCE_MAX_S)
         await asyncio.sleep(RETRY_S)
 
     async def _fetch_ranges(self, merger: Merger) -> bool:
@@ -235,7 +235,6 @@ class CatchUp:
     def _record(self, endpoint: str, error: RtError | None) -> None:
         """A peer was asked. `error`: why it did not help; None if it did."""
         if isinstance(error, Timeout):
-            self._was_silent = True
             self._silent.add(endpoint)
         else:
             self._silent.discard(endpoint)
