@@ -82,7 +82,7 @@ class RemoteLog:
 
     In a forked child each use but `close` raises `rt.Closed`: open a new one there.
 
-    It is a `rt.log.read.log_source.LogSource`, whose methods are described there.
+    It is a `rt.log.read.log_source.NodeLog`, whose methods are described there.
     `ca`, `cert` and `key` are paths of PEM files. The certificate's role must be subscriber, node or
     operator. `connect_seconds` None: as long as `patience_seconds`.
     """
@@ -170,7 +170,7 @@ class RemoteLog:
                         self._leave(error, trial)
                         break
             finally:
-                self._loop.run(call.end())
+                self._loop.finish(call.end())
 
     def hold(self, name: str, position: int) -> None:
         """`rt.CertificateError` unless the certificate has that name.
@@ -184,8 +184,11 @@ class RemoteLog:
 
     def close(self) -> None:
         if self._loop.is_running:
-            self._loop.run(self._nodes.close())
+            self._loop.finish(self._nodes.close())
             self._loop.close()
+
+    def interrupt(self) -> None:
+        self._loop.interrupt()
 
     # Calls
 
@@ -235,7 +238,7 @@ class RemoteLog:
             except RtError as error:
                 self._leave(error, trial)
             finally:
-                self._loop.run(call.end())
+                self._loop.finish(call.end())
 
     def _next_found(self, call: NodeCall, feed: RangeStream) -> tuple[list[Found], RtError | None]:
         """The messages of the next item, and the error that followed."""
@@ -285,7 +288,7 @@ class RemoteLog:
 
     def _leave(self, error: RtError, trial: _Attempt) -> None:
         """Go on to the next node after a pause; raise if that is of no use any more."""
-        self._loop.require_own()  # In a forked child no node has failed.
+        self._loop.require_open()  # Else no node has failed.
         if isinstance(error, MembersChanged) and self._nodes.is_renewal():
             return
         target = self._nodes.target
@@ -316,7 +319,7 @@ class RemoteLog:
         self._nodes.record_failure()
         self._nodes.advance()
         self._loop.run(self._nodes.close_unused())
-        time.sleep(pause)
+        self._loop.wait(pause)
 
     def _attempt(self) -> _Attempt:
         if self._has_answered:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,6 +249,37 @@ def test_when_no_node_answers_that_is_an_error_in_the_end(feeds: Feeds, nodes: R
     assert list(patient.outline(0, 5)) == before
     log.close()
     patient.close()
+
+
+@pytest.mark.parametrize("stopped", [(), (0, 1)], ids=["at the end of the log", "without nodes"])
+def test_another_thread_ends_a_read(nodes: RangeNodes, stopped: tuple[int, ...]) -> None:
+    log = open_log(nodes)
+    end = log.bounds()[1]
+    batches = log.read(end - 1, NO_END, EVERYTHING, refuse)
+    next(batches)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(rt.Closed) as caught:
+            next(batches)
+        errors.append(caught.value)
+
+    for index in stopped:
+        nodes.stop(index)
+    try:
+        reader = threading.Thread(target=wait)
+        reader.start()
+        while stopped and not log._failures:
+            time.sleep(0.01)
+        log.interrupt()
+        reader.join()
+        with pytest.raises(rt.Closed):
+            read(log, 0, 5)
+        log.close()
+    finally:
+        for index in stopped:
+            nodes.start(index)
+    assert "another thread" in str(errors[0])
 
 
 def test_nodes_that_never_answer_are_named_with_their_reasons_and_logged_once(

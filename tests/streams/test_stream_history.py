@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -358,6 +360,32 @@ def test_what_is_read_before_the_stored_positions_is_a_gap_only_for_whoever_goes
         assert value_of(metrics, "rt_streams_gaps_total") == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("closed", ["feed", "logs"])
+def test_a_closed_feed_asks_no_node_any_more(
+    nodes: RangeNodes, caplog: pytest.LogCaptureFixture, logged: Callable[[str], list[str]], closed: str
+) -> None:
+    caplog.set_level(logging.INFO, "rt.streams")
+    logs = NodeLogs(nodes.endpoints, "s", rt.TLS(**nodes.files))
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        feed = logs.feed(EVENTS - 1, EVERYTHING, LogGaps("s"), None)
+        await feed.read(10)
+        nodes.close()
+        if closed == "logs":
+            logs.close()
+            with pytest.raises(rt.Closed):
+                await feed.read(10)
+        feed.close()
+        logs.close()
+
+    asyncio.run(main())
+    for thread in set(threading.enumerate()) - before:
+        if thread.name in ("rt-streams-feed", "rt-nodes-log"):
+            thread.join()
+    assert not any("queue_feed_failed" in message for message in logged("rt.streams"))
 
 
 def test_gaps_that_do_not_touch_are_told_apart() -> None:

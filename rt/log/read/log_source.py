@@ -68,6 +68,13 @@ class LogSource(Protocol):
         """Must allow a second call."""
 
 
+class NodeLog(LogSource, Protocol):
+    """The merged log on the nodes of a cluster."""
+
+    def interrupt(self) -> None:
+        """From any thread: the call under way and each later one but `close` must raise `rt.Closed` soon."""
+
+
 def open_nodes(
     endpoints: Sequence[str],
     stream: str,
@@ -78,7 +85,7 @@ def open_nodes(
     connect_seconds: float | None = None,
     patience_seconds: float | None = None,
     epoch: int = 0,
-) -> LogSource:
+) -> NodeLog:
     """The log of the nodes at `endpoints`. None: the default of the implementation.
 
     `epoch`: of the nodes that positions come from, 0 if they come from none: the log must be that one's.
@@ -93,7 +100,7 @@ def open_nodes(
             hint="Install the wheel of rt-transport on every machine that reads from nodes.",
         )
     patience: dict[str, Any] = {} if patience_seconds is None else {"patience_seconds": patience_seconds}
-    source: LogSource = next(iter(found)).load()(
+    source: NodeLog = next(iter(found)).load()(
         endpoints,
         stream,
         ca=os.fspath(ca),

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from rt.cluster_epoch import generation_of, name_of
 from rt.errors import Closed, Diverged, RtError
-from rt.log.read.log_source import NO_END, LogSource, open_nodes
+from rt.log.read.log_source import NO_END, LogSource, NodeLog, open_nodes
 from rt.log.read.projection import Projection
 from rt.log.scan.message_batch import MessageBatch
 from rt.net.grpc_errors import Unreachable
@@ -60,7 +60,8 @@ class NodeLogs:
     def __init__(self, endpoints: Sequence[str], stream: str, tls: TLS) -> None:
         self._endpoints, self._stream, self._tls = tuple(endpoints), stream, tls
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="rt-streams-nodes")
-        self._idle: list[LogSource] = []
+        self._idle: list[NodeLog] = []
+        self._used: set[NodeLog] = set()
         self._changing = threading.Lock()
         self._is_closed = False
 
@@ -75,23 +76,20 @@ class NodeLogs:
 
     def submit(self, reader: NodeRangeReader, limit: int | None, messages_max: int) -> Future[RangeRead]:
         """Read in a thread."""
-        if self._is_closed:
-            raise Closed("the queues are closed", where=self._stream)
+        self._require_open()
         with_log = self._with_log if reader.generation is None else self._with_any_log
         return self._pool.submit(with_log, lambda log: reader.read_from(log, limit, messages_max))
 
     async def end(self) -> int:
         """The end of the log. Raises errors of the nodes."""
-        if self._is_closed:
-            raise Closed("the queues are closed", where=self._stream)
+        self._require_open()
         return await asyncio.wrap_future(self._pool.submit(self._with_any_log, lambda log: log.bounds()[1]))
 
     async def position_at(self, timestamp_ns: int) -> int:
         """The first message with this timestamp or a later one; the end if there is none. Raises errors of
         the nodes.
         """
-        if self._is_closed:
-            raise Closed("the queues are closed", where=self._stream)
+        self._require_open()
         find = partial(_position_at, timestamp_ns)
         return await asyncio.wrap_future(self._pool.submit(self._with_any_log, find))
 
@@ -100,25 +98,29 @@ class NodeLogs:
         return NodeFeed(self, position, interest, gaps, generation)
 
     @contextlib.contextmanager
-    def log(self) -> Iterator[LogSource]:
-        """A log for the calling thread. It is kept for others, unless this raises."""
+    def log(self) -> Iterator[NodeLog]:
+        """A log for the calling thread. It is kept for others, unless this raises. `rt.Closed`."""
         log = self._taken()
+        is_reusable = False
         try:
             yield log
-        except BaseException:
-            log.close()
-            raise
-        with self._changing:
-            if not self._is_closed:
-                self._idle.append(log)
-                return
-        log.close()
+            is_reusable = True
+        finally:
+            with self._changing:
+                self._used.discard(log)
+                is_reusable = is_reusable and not self._is_closed
+                if is_reusable:
+                    self._idle.append(log)
+            if not is_reusable:
+                log.close()
 
     def close(self) -> None:
-        """Close what is idle. A read under way ends by itself."""
+        """Close what is idle. A read under way raises `rt.Closed`, and its log is closed in its thread."""
         with self._changing:
             self._is_closed = True
             idle, self._idle = self._idle, []
+            for log in self._used:
+                log.interrupt()
         self._pool.shutdown(wait=False, cancel_futures=True)
         for log in idle:
             log.close()
@@ -133,10 +135,18 @@ class NodeLogs:
             with contextlib.suppress(Diverged):
                 return self._with_log(use)
 
-    def _taken(self) -> LogSource:
+    def _taken(self) -> NodeLog:
         with self._changing:
-            if self._idle:
-                return self._idle.pop()
+            self._require_open()
+            log = self._idle.pop() if self._idle else self._opened()
+            self._used.add(log)
+        return log
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise Closed("the queues are closed", where=self._stream)
+
+    def _opened(self) -> NodeLog:
         tls = self._tls
         return open_nodes(
             self._endpoints,
@@ -234,6 +244,9 @@ class NodeFeed:
         self._arrived = asyncio.Event()
         self._room = threading.Semaphore(_BATCHES_MAX)
         self._is_closed = threading.Event()
+        self._changing = threading.Lock()
+        self._log: NodeLog | None = None
+        """What the thread reads now."""
         threading.Thread(target=self._run, name="rt-streams-feed", daemon=True).start()
 
     async def read(self, messages_max: int) -> MessageBatch:
@@ -254,8 +267,11 @@ class NodeFeed:
         return batch
 
     def close(self) -> None:
-        """Read no more. The thread ends when the node sends something, or after it was silent for long."""
-        self._is_closed.set()
+        """Read no more. The thread ends soon."""
+        with self._changing:
+            self._is_closed.set()
+            if self._log is not None:
+                self._log.interrupt()
         self._room.release()
 
     # The thread
@@ -266,21 +282,32 @@ class NodeFeed:
             pause_s = max(_PAUSE_S_MIN, min(2 * pause_s, _PAUSE_S_MAX))
             try:
                 with self._logs.log() as log:
-                    self._read(log)
-            except (QueueReset, Diverged) as error:
-                if isinstance(error, QueueReset) or self._generation is None:
+                    self._set_log(log)
+                    try:
+                        self._read(log)
+                    finally:
+                        self._set_log(None)
+            except (QueueReset, Diverged, Closed) as error:
+                if not isinstance(error, Diverged) or self._generation is None:
                     self._call(partial(self._fail, error))
                     return
             except RtError as error:
                 logger.info("queue_feed_failed position=%d error=%r", self._position, str(error))
 
-    def _read(self, log: LogSource) -> None:
+    def _set_log(self, log: NodeLog | None) -> None:
+        with self._changing:
+            if log is not None and self._is_closed.is_set():
+                raise Closed("the feed is closed")
+            self._log = log
+
+    def _read(self, log: NodeLog) -> None:
+        """Ends only by an error."""
         with contextlib.closing(log.read(self._position, NO_END, self._interest, self._gaps)) as found:
             for batch in found:
                 _check_generation(log, self._generation)
                 self._room.acquire()
                 if self._is_closed.is_set() or not self._call(partial(self._take, batch)):
-                    return
+                    raise Closed("the feed is closed")
                 self._position = batch.end
 
     def _call(self, act: Callable[[], None]) -> bool:
