@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from scheduling import Scheduling, start_order
 from scripts import Handler, replay
 
+from rt.cli import logging_setup
 from rt.net import memory_guard
 from sequencer.localcluster.processes import nothing_left
 
@@ -48,6 +49,7 @@ for _name in ("URL", "ENDPOINTS", "STREAM", "PATH", "TLS_DIR", "CA", "CERT", "KE
     os.environ.pop(f"RT_{_name}", None)
 _ENVIRONMENT = dict(os.environ)
 _resident_bytes = memory_guard.resident_bytes
+_threads_before: set[int | None] = set()
 TESTDATA = Path(__file__).parent / "testdata"
 
 # How long the draws take and how large they are by chance fails no test.
@@ -92,9 +94,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_runtest_setup() -> None:
-    """A node in this process guards what the test adds in memory, not what pytest and other tests hold."""
+    """A node in this process guards what the test adds in memory, not what pytest and other tests hold.
+
+    A command in this process writes no records of threads that were there before the test.
+    """
     held = _resident_bytes()
     memory_guard.resident_bytes = lambda: max(0, _resident_bytes() - held)
+    _threads_before.clear()
+    _threads_before.update(thread.ident for thread in threading.enumerate())
+    _threads_before.discard(threading.get_ident())
 
 
 def pytest_runtest_teardown() -> None:
@@ -103,6 +111,14 @@ def pytest_runtest_teardown() -> None:
     for handler in [one for one in root.handlers if type(one).__module__ == "rt.cli.logging_setup"]:
         root.removeHandler(handler)
         root.setLevel(logging.WARNING)
+
+
+class _StderrHandler(logging_setup._StderrHandler):
+    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
+        return record.thread not in _threads_before and super().filter(record)
+
+
+logging_setup._StderrHandler = _StderrHandler  # type: ignore[misc]
 
 
 @pytest.hookimpl(optionalhook=True)
