@@ -28,6 +28,7 @@ from rt.child_process import ChildProcess
 from rt.errors import LogNotFound, Timeout
 from rt.log.check.compare import Comparison, compare
 from rt.log.check.status import read_status
+from rt.log.disk import storage_errors
 from rt.log.scan.directory import merged_directory
 from rt.net.dev_pki import issue
 from rt.net.identity import Identity, Role
@@ -158,8 +159,11 @@ class LocalCluster:
         """Start these nodes, or all. Returns before they are ready."""
         for name in names or self.names:
             assert name not in self._running, name
-            self._logs[name].start()
-            with self._logs[name].path.open("ab") as log:
+            path = self._logs[name].path
+            with storage_errors(str(path), "opening the log of a node"):
+                self._logs[name].start()
+                log = path.open("ab")
+            with log:
                 self._running[name] = ChildProcess(
                     [sys.executable, "-P", "-m", _MODULE, "node", *self._arguments(name)],
                     env=self._environment(name),

@@ -80,6 +80,18 @@ def test_from_nodes_only_a_subscriber_exports(tmp_path: Path) -> None:
     assert "the role of the certificate cannot hold messages back" in found.stderr
 
 
+def test_a_target_that_is_a_file_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no Java"))
+    Feeds(tmp_path).close()
+    (tmp_path / "target").touch()
+    found = run(tmp_path / "target", "--path", tmp_path / "merged", "--once")
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr.startswith("rt: this path cannot be used, while listing a directory")
+    assert f"{tmp_path}/target is not a directory." in found.stderr
+
+
 def test_a_spark_that_does_not_start_is_one_line(tmp_path: Path) -> None:
     Feeds(tmp_path).close()
     program = "import sys; from rt.cli.main import main; sys.exit(main())"

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,22 @@ def test_the_log_of_a_session_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LogNotFound, match="no log directory"):
         RangeReader(tmp_path, 0, 1, on_loss=refuse)
     feeds.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Path.touch, "is not a directory"),
+        (lambda path: path.symlink_to("gone"), "is a link to gone, where nothing is"),
+    ],
+)
+def test_what_stands_in_the_place_of_a_log_is_named(
+    tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    make(tmp_path / "log")
+    for open_log in (lambda path: RangeReader(path, 0, 1, on_loss=refuse), rt.LogReader):
+        with pytest.raises(rt.StorageFailed, match=f"{tmp_path}/log {words}"):
+            open_log(tmp_path / "log")
 
 
 def test_a_torn_tail_after_the_range_does_not_matter(tmp_path: Path) -> None:

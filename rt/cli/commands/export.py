@@ -201,9 +201,12 @@ def _target(
     from rt.spark.export.filesystem import is_local, open_storage
     from rt.spark.export.target import ExportTarget
 
-    if is_local(target) and not must_have_spark:
-        yield ExportTarget(open_storage(target, None)), None
-        return
+    if is_local(target):
+        found = ExportTarget(open_storage(target, None))
+        if not must_have_spark:
+            yield found, None
+            return
+        found.last()  # A target that cannot be read is an error before Spark starts.
     spark = spark_session("rt export", master, settings)
     hint = "What was exported before is complete. See the log of Spark."
     with spark_errors("the export has failed in Spark", target, hint):

@@ -48,18 +48,24 @@ def merged_directory(root: str | os.PathLike[str], stream: str) -> str:
 def is_log_directory(disk: Disk, path: str) -> bool:
     """Whether there is a log at `path`: a segments table, or a segment."""
     try:
-        names = disk.list_directory(path)
+        return _holds_log(disk, path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise storage_error(error, path, "listing a directory") from error
-    return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
 
 
 def check_log_directory(disk: Disk, path: str) -> None:
-    """Raise `rt.LogNotFound` if there is no log at `path`."""
-    if not is_log_directory(disk, path):
-        raise _no_log(path)
+    """`rt.LogNotFound` if there is no log at `path`; `rt.StorageFailed` if a file is in its place."""
+    with contextlib.suppress(LogNotFound), storage_errors(path, "opening a log"):
+        if _holds_log(disk, path):
+            return
+    raise _no_log(path)
+
+
+def _holds_log(disk: Disk, path: str) -> bool:
+    names = disk.list_directory(path)
+    return TABLE_FILE in names or any(parse_segment_name(name) for name in names)
 
 
 def _no_log(path: str) -> LogNotFound:

@@ -206,6 +206,14 @@ def test_a_directory_holds_one_cluster(root: Path) -> None:
         DevCluster(root)
 
 
+def test_a_directory_in_place_of_a_log_is_named(root: Path) -> None:
+    (root / "n1.log").mkdir(parents=True)
+    result = CliRunner().invoke(dev, ["--directory", str(root), "--nodes", "1"])
+    error = result.stderr.splitlines()[1]
+    assert error.startswith("rt: this path cannot be used, while opening the log of a node (at ")
+    assert f"{root}/n1.log): got EISDIR Is a directory. Choose another path" in error
+
+
 def test_usual_ports_that_are_in_use_are_not_chosen(root: Path) -> None:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # Another program has it already.
