@@ -280,8 +280,18 @@ class CatchUp:
         logger.info("caught_up to_position=%d", merger.position)
 
     async def _may_arrive(self, position: int) -> bool:
-        """Whether a peer has merged more than `position`."""
-        return any(end > position for end in (await self._merged_ends()).values())
+        """Whether a peer has merged more than `position`. Others may be silent once one has."""
+        asked = [asyncio.ensure_future(self._merged_end(endpoint)) for endpoint in self._peers.all()]
+        try:
+            for answer in asyncio.as_completed(asked):
+                found = await answer
+                if found is not None and found[1] > position:
+                    return True
+            return False
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
     def _is_done(
         self,

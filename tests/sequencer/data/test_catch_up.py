@@ -450,6 +450,31 @@ def test_merged_bytes_are_copied_only_as_long_as_a_peer_may_have_more(
     assert asked.count(bench.count) == 1
 
 
+def test_a_copy_goes_on_without_waiting_for_a_silent_peer_if_another_one_has_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = bench.config.members["n3"].data
+    cancelled: list[str] = []
+
+    async def merged_end(channel: Channel, *_: object) -> int:
+        if channel.target == silent:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(channel.target)
+        return 7
+
+    async def play() -> None:
+        bench.give("n2", range(bench.segments))
+        async with bench.serving("n2"), bench.running() as data:
+            await bench.merged_whole(data)
+            monkeypatch.setattr(catch_up_module, "merged_end", merged_end)
+            assert await data.catch_up._may_arrive(6)
+
+    asyncio.run(play())
+    assert cancelled == [silent]
+
+
 def test_a_copy_that_is_followed_gets_what_comes_to_the_peer_until_nothing_more_does(
     bench: Bench, pki: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
